@@ -1,0 +1,5 @@
+"""Run, watch and compare .pte programs in Python."""
+
+from lowerdeck.runner.errors import RunnerError
+
+__all__ = ["RunnerError"]
