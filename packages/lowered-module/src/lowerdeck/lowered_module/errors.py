@@ -3,3 +3,35 @@
 
 class LoweringError(Exception):
     """Base of every error that ``lowerdeck.lowered_module`` raises on purpose."""
+
+
+class BackendNotFoundError(LoweringError, NotImplementedError):
+    """No backend of the wanted name is registered, subclassed or installed."""
+
+
+class AmbiguousBackendError(LoweringError):
+    """Two different backends claim the same name."""
+
+
+class PartitionError(LoweringError):
+    """A partitioner broke its contract: an edited graph, a missing or an impossible tag."""
+
+
+class OwnershipError(PartitionError):
+    """A delegate was told to own data that it cannot own."""
+
+
+class PreprocessError(LoweringError):
+    """A backend failed on one partition, or returned something that is no result."""
+
+
+class SignatureError(LoweringError, ValueError):
+    """A graph and the signature that should describe it do not fit each other."""
+
+
+class DelegateMappingError(LoweringError, ValueError):
+    """An entry of a delegate debug map was refused; the map is as it was before."""
+
+
+class UnsupportedOperatorError(LoweringError, NotImplementedError):
+    """A backend was given an operator that it cannot compile."""

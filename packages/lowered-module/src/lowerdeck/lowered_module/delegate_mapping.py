@@ -1,0 +1,124 @@
+"""The map from what a delegate logs at run time back to the nodes it was compiled from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from torch.fx import Node
+
+from lowerdeck.lowered_module.errors import DelegateMappingError
+
+Nodes = Node | Iterable[Node]
+Handles = int | Iterable[int | None]
+
+
+class DelegateMappingBuilder:
+    """Collects, for each debug identifier of a delegate, the debug handles it stands for.
+
+    A refused entry leaves the builder as it was: no identifier is burnt.
+
+    Args:
+        generated_identifiers: Number the entries 0, 1, 2, ... instead of asking for identifiers.
+
+    Example:
+        >>> builder = DelegateMappingBuilder(generated_identifiers=True)
+        >>> builder.insert_delegate_mapping_entry(handles=[7, 3])
+        0
+        >>> builder.get_delegate_mapping()
+        {0: (3, 7)}
+    """
+
+    def __init__(self, generated_identifiers: bool = False) -> None:
+        self._generated = generated_identifiers
+        self._entries: dict[int | str, tuple[int, ...]] = {}
+
+    def get_delegate_mapping(self) -> dict[int, tuple[int, ...]] | dict[str, tuple[int, ...]]:
+        """Return a copy of the map: each identifier with its handles in ascending order."""
+        return cast("dict[int, tuple[int, ...]]", dict(self._entries))
+
+    def insert_delegate_mapping_entry(
+        self,
+        nodes: Nodes | None = None,
+        handles: Handles | None = None,
+        identifier: int | str | None = None,
+    ) -> int | str:
+        """Add one entry and return its identifier.
+
+        Args:
+            nodes: A node or an iterable of nodes, whose ``meta["debug_handle"]`` is taken. Nodes
+                without a handle are skipped.
+            handles: A handle or an iterable of handles, None among them being skipped. Exactly
+                one of ``nodes`` and ``handles`` is given.
+            identifier: The identifier of the entry; only for builders that do not generate them.
+
+        Returns:
+            The identifier, given or generated.
+
+        Raises:
+            DelegateMappingError: The identifier is missing, unwanted, of another type or already
+                there; not exactly one of ``nodes`` and ``handles`` is given; or no handle is left.
+        """
+        found = self._handles(nodes, handles)
+        key = self._identifier(identifier)
+        self._entries[key] = found
+        return key
+
+    def _identifier(self, identifier: int | str | None) -> int | str:
+        if self._generated:
+            if identifier is not None:
+                raise DelegateMappingError(
+                    f"identifier {identifier!r} was given to a builder that generates its own: "
+                    "leave it out, or make the builder with generated_identifiers=False"
+                )
+            return len(self._entries)
+        if isinstance(identifier, bool) or not isinstance(identifier, int | str):
+            raise DelegateMappingError(
+                f"an int or str identifier is needed, found {identifier!r}: give one, or make the "
+                "builder with generated_identifiers=True"
+            )
+        if identifier in self._entries:
+            raise DelegateMappingError(
+                f"identifier {identifier!r} stands for handles {self._entries[identifier]} "
+                "already: give every entry an identifier of its own"
+            )
+        kind = type(next(iter(self._entries), identifier))
+        if not isinstance(identifier, kind):
+            raise DelegateMappingError(
+                f"identifier {identifier!r} is no {kind.__name__} like those before it: a map has "
+                "either int or str identifiers"
+            )
+        return identifier
+
+    @staticmethod
+    def _handles(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]:
+        if (nodes is None) == (handles is None):
+            raise DelegateMappingError(
+                "exactly one of nodes and handles is needed, found "
+                + ("neither" if nodes is None else "both")
+            )
+        candidates: Iterable[object]
+        if nodes is not None:
+            several = [nodes] if isinstance(nodes, Node) else list(nodes)
+            for node in several:
+                if not isinstance(node, Node):
+                    raise DelegateMappingError(
+                        f"torch.fx nodes are needed, found {node!r} of type {type(node).__name__}"
+                    )
+            candidates = [node.meta.get("debug_handle") for node in several]
+            source = ", ".join(node.name for node in several)
+        else:
+            candidates = [handles] if isinstance(handles, int) else list(handles or ())
+            source = repr(handles)
+        found = {handle for handle in candidates if handle is not None}
+        for handle in found:
+            if isinstance(handle, bool) or not isinstance(handle, int):
+                raise DelegateMappingError(
+                    f"debug handles are ints, found {handle!r} of type {type(handle).__name__}"
+                )
+        if not found:
+            raise DelegateMappingError(
+                f"no debug handle among [{source}]: lower through to_backend, which gives every "
+                'node one, or set node.meta["debug_handle"]'
+            )
+        return tuple(sorted(cast("set[int]", found)))
