@@ -1,7 +1,7 @@
-"""Measure this project beside its peers in one run: CPU time, memory, ratios, growth over doubling sizes.
+"""Measure this project beside its peers in one run: CPU time, memory, ratios, growth.
 
-A shared machine drifts, so a figure is worth little and a ratio of two figures taken in turn is worth
-much: ``paired`` runs A B A B ... and compares medians of CPU time.
+A shared machine drifts, so a figure is worth little and a ratio of two figures taken in turn is
+worth much: ``paired`` runs A B A B ... and compares medians of CPU time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+_PRINT_PEAK = "import resource as _r\nprint('PEAK_KB', _r.getrusage(_r.RUSAGE_SELF).ru_maxrss)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,10 @@ def growth_exponent(series: Iterable[tuple[float, float]]) -> float:
 
 
 def fresh_process(code: str, *args: str, python: str = sys.executable) -> dict[str, float]:
-    """Run ``code`` in a new interpreter; return its CPU seconds, peak memory in MB and wall seconds."""
+    """Run ``code`` in a new interpreter; return its ``cpu`` s, ``peak_mb`` and ``wall`` s."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
-    program = (
-        f"{code}\nimport resource as _r\nprint('PEAK_KB', _r.getrusage(_r.RUSAGE_SELF).ru_maxrss)"
-    )
+    program = f"{code}\n{_PRINT_PEAK}"
     done = subprocess.run(
         [python, "-c", program, *args], check=True, capture_output=True, text=True, env=os.environ
     )
@@ -101,7 +101,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         ratio = "" if row.ratio is None else f"{row.ratio:.3g}x"
         met = {None: "", True: "yes", False: "**no**"}[row.met]
         case = f"{row.case} ({row.note})" if row.note else row.case
-        yield f"| {row.package} | {case} | {row.ours:.4g} {row.unit} | {peer} | {ratio} | {row.goal} | {met} |"
+        ours = f"{row.ours:.4g} {row.unit}"
+        cells = (row.package, case, ours, peer, ratio, row.goal, met)
+        yield f"| {' | '.join(cells)} |"
 
 
 def _once(action: Callable[[], object]) -> float:

@@ -1,0 +1,267 @@
+"""Every check and chore of the repository; ``nox -l`` is the menu, a bare ``nox`` what CI runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.8.10"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))
+
+from tools.workspace import (  # noqa: E402  (tools/ stands beside this file, not on the path)
+    PACKAGES,
+    TORCH_FREE,
+    import_name,
+    released_commit,
+    sibling_pins,
+    siblings,
+)
+
+# An unpinned torch resolves to gigabytes of CUDA: no session may forget the pin.
+os.environ["PIP_CONSTRAINT"] = str(ROOT / "constraints/torch-cpu.txt")
+# Two test processes that each start a thread per core only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+DIST = ROOT / "dist"
+OUT = ROOT / "out"
+DEV = ("-c", str(ROOT / "constraints/dev.txt"))
+EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
+TEST_TOOLS = ("pytest", "hypothesis")
+OFFICIAL_RUNTIME = os.environ.get("EXECUTORCH", "executorch==1.4.1")
+
+
+def _wheels(*packages: str) -> list[str]:
+    """Name wheels by path, so that no index can supply a package of the same name."""
+    return [
+        str(next(DIST.glob(f"lowerdeck_{import_name(package)}-*.whl"))) for package in packages
+    ]
+
+
+def _purelib(session: nox.Session) -> Path:
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(str(session.run("python", "-c", code, silent=True)).strip())
+
+
+@nox.session(default=False)
+def torch(session: nox.Session) -> None:
+    """Install torch once; the other sessions borrow it."""
+    session.install("torch", "numpy")
+    (ROOT / ".nox" / "torch-purelib.txt").write_text(f"{_purelib(session)}\n")
+
+
+def _borrow_torch(session: nox.Session) -> None:
+    """Put the shared torch on this environment's path (``OWN_TORCH=1`` installs a private one)."""
+    if os.environ.get("OWN_TORCH"):
+        session.install("torch", "numpy")
+    else:
+        shutil.copy(ROOT / ".nox" / "torch-purelib.txt", _purelib(session) / "borrowed_torch.pth")
+
+
+def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
+    """Split what stands after ``--`` into package names (all, if none) and other arguments."""
+    chosen = [arg for arg in session.posargs if arg in PACKAGES]
+    return chosen or list(PACKAGES), [arg for arg in session.posargs if arg not in PACKAGES]
+
+
+@nox.session(requires=["torch"], default=False)
+def demo(session: nox.Session) -> None:
+    """Do the main job: real models in, .pte files out, executed and compared with eager."""
+    _borrow_torch(session)
+    session.install(*EDITABLE, *DEV)
+    OUT.mkdir(exist_ok=True)
+    for name, factory in {
+        "resnet18": "examples.resnet18:example",
+        "conv_relu_tan": "lowerdeck.demo_backends"
+        ":BackendWithDelegateMappingDemo.get_test_model_and_inputs",
+    }.items():
+        session.run(
+            *("lowerdeck", "lower", factory, "--backend", "BackendWithDelegateMappingDemo"),
+            *("--output", str(OUT / f"{name}.pte"), "--check"),
+        )
+        session.run("lowerdeck", "inspect", str(OUT / f"{name}.pte"))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check formatting and style."""
+    session.install("ruff", *DEV)
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Fail when an import goes up the layers, closes a cycle or reaches behind a front door."""
+    session.install("import-linter", "editables", *DEV)
+    session.install("--no-deps", *EDITABLE)
+    session.run("lint-imports")
+
+
+@nox.session(requires=["torch"])
+def types(session: nox.Session) -> None:
+    """Type-check every package and its tests, strictly."""
+    _borrow_torch(session)
+    session.install("mypy", "nox", *TEST_TOOLS, *EDITABLE, *DEV)
+    chosen, _ = _chosen(session)
+    for package in chosen:
+        session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
+    session.run("mypy", "tools", "noxfile.py")
+
+
+@nox.session(requires=["torch"])
+def tests(session: nox.Session) -> None:
+    """Run the tests that span packages, or those of the packages named after ``--``."""
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    chosen, options = _chosen(session)
+    named = any(arg in PACKAGES for arg in session.posargs)
+    where = [f"packages/{package}/tests" for package in chosen] if named else ["tests/repository"]
+    session.run("pytest", *where, *options)
+
+
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Build each package's sdist, and a wheel from that sdist, into ``dist/``."""
+    session.install("build", "hatchling", *DEV)
+    shutil.rmtree(DIST, ignore_errors=True)
+    for package in PACKAGES:
+        session.run(
+            *("python", "-m", "build", "--no-isolation", "-o", str(DIST), f"packages/{package}"),
+            silent=True,
+        )
+
+
+@nox.session(requires=["build", "torch"], reuse_venv=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def alone(session: nox.Session, package: str) -> None:
+    """Install one built wheel, with nothing but what it declares, and pass its tests there."""
+    if package not in TORCH_FREE:
+        _borrow_torch(session)
+    session.install(*TEST_TOOLS, *DEV)
+    session.install(*_wheels(package, *siblings(package)))
+    session.run("python", "-m", "pip", "check")
+    here = Path(session.create_tmp()).resolve()
+    tests_copy = here / "tests"
+    shutil.rmtree(tests_copy, ignore_errors=True)
+    shutil.copytree(ROOT / "packages" / package / "tests", tests_copy)
+    with session.chdir(here):
+        session.run(
+            *("python", str(ROOT / "tools/check_alone.py"), package, *sorted(siblings(package)))
+        )
+        session.run(
+            *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tests_copy)),
+            *(str(tests_copy), *session.posargs),
+        )
+
+
+@nox.session(requires=["torch"])
+def interop(session: nox.Session) -> None:
+    """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1`` for another)."""
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.run("pytest", "tests/interop", *session.posargs)
+
+
+@nox.session(requires=["torch"], default=False)
+def nightly(session: nox.Session) -> None:
+    """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, "transformers", *EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    chosen, options = _chosen(session)
+    where = [f"packages/{package}/tests" for package in chosen]
+    if not any(arg in PACKAGES for arg in session.posargs):
+        where.append("tests/interop")
+    session.run("pytest", "-m", "heavy", *where, *options)
+
+
+@nox.session(requires=["torch"], default=False)
+def conformance(session: nox.Session) -> None:
+    """Emit every operator sample of torch's own test data and run it in the official runtime."""
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, "expecttest", *EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.run("pytest", "-m", "heavy or not heavy", "tests/conformance", *session.posargs)
+
+
+@nox.session(default=False)
+def peers(session: nox.Session) -> None:
+    """Compare with all of ExecuTorch, torch and transformers, in an environment of its own."""
+    session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate")
+    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    session.run("pytest", "-m", "heavy or not heavy", "tests/peers", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure every package beside its peers and write ``benchmarks/RESULTS.md``."""
+    session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate", "psutil")
+    session.install("matplotlib", *EDITABLE, *DEV)
+    session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session(requires=["torch"], reuse_venv=False, default=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def oldest(session: nox.Session, package: str) -> None:
+    """Test one package with the oldest siblings that it admits, built from their commits."""
+    pins = sibling_pins(package)
+    if not pins:
+        session.skip("it declares no sibling")
+    _borrow_torch(session)
+    session.install("build", "hatchling", *TEST_TOOLS, *DEV)
+    here = Path(session.create_tmp()).resolve()
+    shutil.rmtree(here / "old", ignore_errors=True)
+    for sibling, version in pins.items():
+        commit = released_commit(sibling, version)
+        if commit is None:
+            session.skip(f"{sibling} {version} is not in releases.toml: it has not been released")
+        source = here / sibling
+        shutil.rmtree(source, ignore_errors=True)
+        session.run("git", "worktree", "prune", external=True)
+        session.run(
+            *("git", "worktree", "add", "-f", "--detach", str(source), commit), external=True
+        )
+        session.run(
+            *("python", "-m", "build", "-w", "--no-isolation", "-o", str(here / "old")),
+            str(source / "packages" / sibling),
+            silent=True,
+        )
+        session.run("git", "worktree", "remove", "--force", str(source), external=True)
+    session.install(*(str(wheel) for wheel in (here / "old").glob("*.whl")))
+    session.install("--no-deps", f"./packages/{package}")
+    session.run("python", "-m", "pip", "check")
+    tests_copy = here / "tests"
+    shutil.rmtree(tests_copy, ignore_errors=True)
+    shutil.copytree(ROOT / "packages" / package / "tests", tests_copy)
+    with session.chdir(here):
+        session.run(
+            *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tests_copy)),
+            str(tests_copy),
+        )
+
+
+@nox.session(requires=["torch"])
+def docs(session: nox.Session) -> None:
+    """Build the pages with warnings as errors and run every code block in them."""
+    _borrow_torch(session)
+    session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *EDITABLE, *DEV)
+    session.run("mkdocs", "build", "--strict", "--quiet")
+    pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
+    session.run("pytest", "-p", "tools.run_code_blocks", *pages, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Say what still stands between one package and its tag (``nox -s release -- PACKAGE``)."""
+    session.install("griffe", "build", "hatchling", *DEV)
+    session.run("python", "-m", "tools.release", *session.posargs)

@@ -1,0 +1,119 @@
+"""The rules of the house that a machine can hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir())
+SOURCES = sorted((ROOT / "packages").glob("*/src/**/*.py"))
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def _public_definitions(
+    tree: ast.Module,
+) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [n for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
+    for node in list(found):
+        if isinstance(node, ast.ClassDef):
+            found += [n for n in node.body if isinstance(n, kinds) and not n.name.startswith("_")]
+    return found
+
+
+def test_there_are_seven_packages():
+    assert len(PACKAGES) == 7
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_stands_alone(package):
+    folder = ROOT / "packages" / package
+    for name in ("README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"):
+        assert (folder / name).is_file(), name
+    # A link would break the wheel that is built from the sdist.
+    assert not (folder / "LICENSE").is_symlink()
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert not (folder / "src/lowerdeck/__init__.py").exists(), "lowerdeck is a PEP 420 namespace"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:
+        if requirement.startswith("lowerdeck-"):
+            assert re.fullmatch(r"lowerdeck-[a-z-]+>=0\.\d+\.\d+,<0\.\d+", requirement)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_front_door_lists_what_it_offers_and_resolves(package):
+    door = ROOT / "packages" / package / "src/lowerdeck" / package.replace("-", "_")
+    tree = ast.parse((door / "__init__.py").read_text())
+    assert ast.get_docstring(tree)
+    assigned = [
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    ]
+    assert "__all__" in assigned
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "packages")))
+def test_modules_hold_one_idea_and_say_what_it_is(path):
+    if path.name == "__init__.py" and not path.read_text().strip():
+        return
+    assert _lines(path) <= 600, "split it: a module holds one idea"
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "the module's first line says what it is for"
+    bare = [n.name for n in _public_definitions(tree) if ast.get_docstring(n) is None]
+    if not path.name.startswith("_"):
+        assert not bare, f"public names without a docstring: {bare}"
+    assert path.stem not in {"utils", "common", "core", "helpers"}
+
+
+def test_the_median_module_is_short():
+    for package in PACKAGES:
+        sizes = [_lines(p) for p in (ROOT / "packages" / package / "src").rglob("*.py")]
+        assert statistics.median(sizes) <= 150, package
+
+
+def test_shipped_sources_never_import_executorch():
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not any(name.split(".")[0] == "executorch" for name in names), path
+
+
+def test_ci_runs_the_readme_test_command_and_nothing_else():
+    script = (ROOT / ".ci/run").read_text()
+    command = script.strip().splitlines()[-1]
+    readme = (ROOT / "README.md").read_text()
+    assert command in readme
+    ran = [
+        line
+        for line in script.splitlines()
+        if line and not line.startswith(("#", "set ", "cd ")) and line != command
+    ]
+    assert ran == []
+
+
+def test_no_committed_file_names_a_path_of_one_machine():
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    places = re.compile("/" + "work/|/" + "root/|/" + "opt/(venvs|wheels|pypi)")
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".toml", ".txt", ".yml", ".html", ".fbs", ".json"}:
+            assert not places.search(path.read_text(errors="replace")), name

@@ -1,0 +1,1 @@
+"""Chores of the repository; nothing here is shipped."""
