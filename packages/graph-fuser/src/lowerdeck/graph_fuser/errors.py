@@ -1,5 +1,54 @@
 """The errors that this package raises."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
 
 class GraphFuserError(Exception):
     """Base of every error that ``lowerdeck.graph_fuser`` raises on purpose."""
+
+
+class RegionError(GraphFuserError, ValueError):
+    """A list of nodes, or a tree of regions, cannot be outlined as it stands."""
+
+
+class ForeignNodeError(RegionError):
+    """A node belongs to another graph."""
+
+
+class ErasedNodeError(RegionError):
+    """A node was erased from its graph."""
+
+
+class DuplicateNodeError(RegionError):
+    """A node stands twice in one list."""
+
+
+class OverlapError(RegionError):
+    """A node stands in two regions."""
+
+
+class NameInUseError(RegionError):
+    """A submodule's name is taken by something that the graph still uses."""
+
+
+class CycleError(RegionError):
+    """Outlining would make a graph that depends on itself.
+
+    Attributes:
+        path: The offending path, node by node. It starts and ends in the same region. Two neighbours
+            are either an edge of the graph or two nodes of one region, which the submodule would
+            tie together.
+        regions: For each node of ``path`` the name of its region, or None where it is in none.
+    """
+
+    def __init__(
+        self, message: str, path: tuple[Node, ...], regions: tuple[str | None, ...]
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.regions = regions

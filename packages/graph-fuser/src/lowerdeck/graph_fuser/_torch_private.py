@@ -1,0 +1,85 @@
+"""Every use that this package makes of what is private in torch; each has a test of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+_DEFERRED = ("__reduce__", "__reduce_package__", "__str__", "code", "forward", "recompile")
+
+
+def lazy_graph_module(class_name: str) -> GraphModule:
+    """Return a graph module without nodes that generates its code at its first use."""
+    made: GraphModule = _LazyGraphModule({}, Graph(), class_name=class_name)
+    return made
+
+
+def share_codegen(source: Graph, target: Graph) -> None:
+    """Let ``target`` generate its signature as ``source`` does (pytree inputs and outputs)."""
+    target.set_codegen(source._codegen)
+
+
+def defer_code(module: GraphModule) -> None:
+    """Mark the code of ``module`` as stale: it is generated again at its next use, once.
+
+    torch gives each graph module a class of its own to carry its ``forward``. The same class carries
+    here what generates the code first, until ``recompile`` takes it away.
+
+    Args:
+        module: A graph module whose graph was edited.
+    """
+    if isinstance(module, _LazyGraphModule):
+        module.recompile()
+        return
+    own = type(module)
+    if "recompile" in vars(own):
+        return
+
+    def recompile(self: GraphModule) -> Any:
+        for name in _DEFERRED:
+            if name in vars(own):
+                delattr(own, name)
+        return self.recompile()
+
+    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        recompile(self)
+        return self.forward(*args, **kwargs)
+
+    def code(self: GraphModule) -> str:
+        recompile(self)
+        return self.code
+
+    def text(self: GraphModule) -> str:
+        recompile(self)
+        return str(self)
+
+    def reduce(self: GraphModule) -> Any:
+        recompile(self)
+        return self.__reduce__()
+
+    def reduce_package(self: GraphModule, exporter: Any) -> Any:
+        recompile(self)
+        return self.__reduce_package__(exporter)
+
+    namespace: dict[str, object] = {
+        "recompile": recompile,
+        "forward": forward,
+        "code": property(code),
+        "__str__": text,
+        "__reduce__": reduce,
+        "__reduce_package__": reduce_package,
+    }
+    for name, value in namespace.items():
+        setattr(own, name, value)
+
+
+def generate_code(module: torch.nn.Module) -> None:
+    """Generate the code of ``module`` and of every graph module in it, where that is still due."""
+    for inner in module.modules():
+        if isinstance(inner, _LazyGraphModule):
+            inner.real_recompile()
+        elif isinstance(inner, GraphModule) and "recompile" in vars(type(inner)):
+            inner.recompile()

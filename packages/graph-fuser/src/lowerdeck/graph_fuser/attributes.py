@@ -1,0 +1,53 @@
+"""Read and install attributes by their dotted path."""
+
+from __future__ import annotations
+
+import torch
+
+
+def attribute(module: torch.nn.Module, path: str) -> object:
+    """Return the attribute of ``module`` at a dotted path.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    value: object = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def has_attribute(module: torch.nn.Module, path: str) -> bool:
+    """Return whether ``module`` has an attribute at a dotted path."""
+    value: object = module
+    for name in path.split("."):
+        if not hasattr(value, name):
+            return False
+        value = getattr(value, name)
+    return True
+
+
+def install(module: torch.nn.Module, path: str, value: object) -> None:
+    """Set the attribute of ``module`` at a dotted path; tensors become buffers, nothing is copied.
+
+    Args:
+        module: The module to change.
+        path: Where; modules that are missing on the way are created.
+        value: What to set.
+    """
+    *holders, name = path.split(".")
+    for holder in holders:
+        inner = getattr(module, holder, None)
+        if not isinstance(inner, torch.nn.Module):
+            inner = torch.nn.Module()
+            module.add_module(holder, inner)
+        module = inner
+    # Two targets may lead through one shared module, which then has the attribute already.
+    if getattr(module, name, None) is value and value is not None:
+        return
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+        module.register_buffer(name, value)
+    elif isinstance(value, torch.nn.Module):
+        module.add_module(name, value)
+    else:
+        setattr(module, name, value)

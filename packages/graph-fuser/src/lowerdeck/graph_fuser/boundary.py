@@ -1,0 +1,183 @@
+"""What crosses each region's border, and which items of a body must precede which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch.fx import Node
+
+from lowerdeck.graph_fuser.errors import RegionError
+from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
+
+InputOrder: TypeAlias = Literal["parent", "first_use"]
+"""How a submodule's inputs are ordered: as in the parent's graph, or as the submodule reads them."""
+
+Item: TypeAlias = Node | int
+"""What stands in a body: a node, or the index of a region that the body calls."""
+
+AttributeName: TypeAlias = Callable[[Region | None, Node], str | None]
+"""Names an attribute as one region's module knows it; see ``outline``."""
+
+
+@dataclass(slots=True)
+class Boundary:
+    """The borders of every region, from one walk over the edges.
+
+    Attributes:
+        inputs: For each region the outer values it takes.
+        outputs: For each region the inner values it returns.
+        local: For each region the outer values it reads by an attribute of its own.
+        edges: For each region the precedences between items of its body of which at least one is a
+            region, each with an edge of the graph that causes it.
+    """
+
+    inputs: list[dict[Node, None]]
+    outputs: list[dict[Node, None]]
+    local: list[dict[Node, str]]
+    edges: list[dict[tuple[Item, Item], tuple[Node, Node]]]
+
+
+def find_boundary(
+    tree: RegionTree,
+    *,
+    order: Iterable[tuple[Node, Node]] = (),
+    input_order: InputOrder = "parent",
+    attribute_name: AttributeName | None = None,
+) -> Boundary:
+    """Return what crosses each border: O(edges at regions x depth).
+
+    Args:
+        tree: The regions.
+        order: Pairs of nodes that must stay in this order though no value flows between them.
+        input_order: How inputs are ordered.
+        attribute_name: See ``outline``.
+
+    Raises:
+        RegionError: A region asks for an input or an output that it cannot have.
+    """
+    size = len(tree.regions)
+    found = Boundary(
+        inputs=[{} for _ in range(size)],
+        outputs=[{} for _ in range(size)],
+        local=[{} for _ in range(size)],
+        edges=[{} for _ in range(size)],
+    )
+    _force(tree, found)
+    home = tree.home
+    for index in range(1, size):
+        region = tree.regions[index]
+        for node in tree.members[index]:
+            for source in node.all_input_nodes:
+                source_home = home.get(source, ROOT)
+                if source_home == index:
+                    continue
+                if attribute_name is not None and source.op in {"placeholder", "get_attr"}:
+                    name = attribute_name(region, source)
+                    if name is not None:
+                        found.local[index][source] = name
+                        continue
+                _cross(tree, found, source, source_home, node, index, carries=True)
+            for user in node.users:
+                if user not in home:
+                    _cross(tree, found, node, index, user, ROOT, carries=True)
+    for before, after in order:
+        first, second = home.get(before, ROOT), home.get(after, ROOT)
+        if first != second:
+            _cross(tree, found, before, first, after, second, carries=False)
+    _sort(tree, found, input_order)
+    return found
+
+
+def _cross(
+    tree: RegionTree,
+    found: Boundary,
+    source: Node,
+    left: int,
+    target: Node,
+    entered: int,
+    *,
+    carries: bool,
+) -> None:
+    """Record that an edge leaves ``left`` and enters ``entered``, up to their common ancestor."""
+    parent, depth = tree.parent, tree.depth
+    before: Item = source
+    after: Item = target
+    while left != entered:
+        if depth[left] >= depth[entered]:
+            if carries:
+                found.outputs[left][source] = None
+            before, left = left, parent[left]
+        else:
+            if carries:
+                found.inputs[entered][source] = None
+            after, entered = entered, parent[entered]
+    found.edges[left].setdefault((before, after), (source, target))
+
+
+def _force(tree: RegionTree, found: Boundary) -> None:
+    for index in range(1, len(tree.regions)):
+        region = tree.regions[index]
+        if region is None:
+            continue
+        for node in region.inputs:
+            if node not in tree.position or _within(tree, tree.home.get(node, ROOT), index):
+                raise RegionError(
+                    f"Region {region.name!r} asks for input {node.name!r}, which is not a node outside it."
+                )
+            found.inputs[index][node] = None
+            # The value must also reach the parent that makes the call.
+            _carry_in(tree, found, node, index)
+        for node in region.outputs:
+            if node not in tree.position or not _within(tree, tree.home.get(node, ROOT), index):
+                raise RegionError(
+                    f"Region {region.name!r} asks for output {node.name!r}, which is not a node inside it."
+                )
+            _carry_out(tree, found, node, index)
+
+
+def _within(tree: RegionTree, index: int, ancestor: int) -> bool:
+    while tree.depth[index] > tree.depth[ancestor]:
+        index = tree.parent[index]
+    return index == ancestor
+
+
+def _carry_in(tree: RegionTree, found: Boundary, node: Node, index: int) -> None:
+    parent = tree.parent[index]
+    source_home = tree.home.get(node, ROOT)
+    before: Item = node
+    while not _within(tree, source_home, parent):
+        found.inputs[parent][node] = None
+        index, parent = parent, tree.parent[parent]
+    while source_home != parent:
+        found.outputs[source_home][node] = None
+        before, source_home = source_home, tree.parent[source_home]
+    found.edges[parent].setdefault((before, index), (node, node))
+
+
+def _carry_out(tree: RegionTree, found: Boundary, node: Node, index: int) -> None:
+    current = tree.home[node]
+    while True:
+        found.outputs[current][node] = None
+        if current == index:
+            return
+        current = tree.parent[current]
+
+
+def _sort(tree: RegionTree, found: Boundary, input_order: InputOrder) -> None:
+    position = tree.position
+    for index in range(1, len(tree.regions)):
+        region = tree.regions[index]
+        if region is None:
+            continue
+        wanted_in, wanted_out = dict.fromkeys(region.inputs), dict.fromkeys(region.outputs)
+        if input_order == "parent":
+            found.inputs[index] = wanted_in | _by_position(found.inputs[index], position)
+        else:
+            found.inputs[index] = wanted_in | found.inputs[index]
+        found.outputs[index] = wanted_out | _by_position(found.outputs[index], position)
+
+
+def _by_position(nodes: dict[Node, None], position: dict[Node, int]) -> dict[Node, None]:
+    return dict.fromkeys(sorted(nodes, key=position.__getitem__))

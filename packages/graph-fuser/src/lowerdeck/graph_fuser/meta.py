@@ -1,0 +1,53 @@
+"""What a node's ``meta`` says about its value, as against how the value was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch.fx import Node
+
+OPERATION_KEYS = frozenset(
+    {
+        "ac_graph_id",
+        "autograd_backward",
+        "debug_handle",
+        "eager_input_vals",
+        "from_node",
+        "nn_module_stack",
+        "original_aten",
+        "partitioner_tag",
+        "recompute",
+        "seq_nr",
+        "source_fn_stack",
+        "source_fn",
+        "stack_trace",
+        "torch_fn",
+        "unbacked_bindings",
+    }
+)
+"""Keys that speak of the operation: false on a placeholder or getitem that only carries its value."""
+
+_VALUE_KEYS = ("val", "example_value")
+
+
+def value_meta(meta: Mapping[str, object]) -> dict[str, object]:
+    """Return the part of ``meta`` that stays true where only the value is handed on."""
+    return {key: value for key, value in meta.items() if key not in OPERATION_KEYS}
+
+
+def call_meta(outputs: Sequence[Node], *, bare: bool) -> dict[str, object]:
+    """Return the meta of a call that returns ``outputs``; keys that no output has are left out.
+
+    Args:
+        outputs: The nodes whose values are returned.
+        bare: Whether the call returns its one output itself and not a tuple.
+    """
+    if bare:
+        return value_meta(outputs[0].meta)
+    meta: dict[str, object] = {}
+    for key in _VALUE_KEYS:
+        if any(key in node.meta for node in outputs):
+            meta[key] = tuple(node.meta.get(key) for node in outputs)
+    if not outputs:
+        meta["val"] = ()
+    return meta

@@ -1,0 +1,192 @@
+"""What is to become a submodule: a tree of regions over the nodes of one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Graph, Node
+
+from lowerdeck.graph_fuser.errors import (
+    DuplicateNodeError,
+    ErasedNodeError,
+    ForeignNodeError,
+    OverlapError,
+    RegionError,
+)
+
+ROOT = 0
+"""Index of the implicit outermost region: every node that no region names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Nodes that become one submodule, and the regions nested in it.
+
+    Regions are compared by identity, so that they serve as keys of the result.
+
+    Attributes:
+        name: Attribute of the parent's module under which the submodule is installed; it may be a
+            dotted path. Siblings need different names.
+        nodes: The nodes that stand directly in this region, in any order; those of ``children`` are
+            not repeated here.
+        children: The regions that this one calls.
+        always_return_tuple: Return a tuple even for one output (the default returns it bare).
+        inputs: Outer nodes to take first and in this order, whether read inside or not; what else is
+            read follows. Use it to hold a signature still.
+        outputs: Inner nodes to return first and in this order, whether read outside or not.
+    """
+
+    name: str
+    nodes: Sequence[Node]
+    children: Sequence[Region] = ()
+    always_return_tuple: bool = False
+    inputs: Sequence[Node] = ()
+    outputs: Sequence[Node] = ()
+
+
+@dataclass(slots=True)
+class RegionTree:
+    """A tree of regions, flattened in preorder; index 0 is the implicit root.
+
+    Attributes:
+        regions: The regions; the first entry stands for the root and is None.
+        parent: Index of each region's parent; -1 for the root.
+        depth: Number of regions around each.
+        children: Indices of each region's children.
+        home: The region in which a node directly stands; nodes of the root are absent.
+        position: The place of every node of the graph.
+        members: The direct nodes of each region in the graph's order; empty for the root.
+        first: The smallest position of any node in or under each region.
+    """
+
+    regions: list[Region | None]
+    parent: list[int]
+    depth: list[int]
+    children: list[list[int]]
+    home: dict[Node, int]
+    position: dict[Node, int]
+    members: list[list[Node]] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+
+    def name(self, index: int) -> str | None:
+        """Return the name of a region, or None for the root."""
+        region = self.regions[index]
+        return None if region is None else region.name
+
+    def below(self, index: int, ancestor: int) -> int:
+        """Return the child of ``ancestor`` that holds region ``index``."""
+        while self.parent[index] != ancestor:
+            index = self.parent[index]
+        return index
+
+
+def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
+    """Return the checked, flattened tree of ``regions``.
+
+    Args:
+        graph: The graph whose nodes the regions name.
+        regions: The outermost regions.
+
+    Raises:
+        RegionError: A region is empty, names a placeholder or the output, or two siblings share a
+            name. Subclasses tell a foreign, an erased, a repeated and a shared node apart.
+    """
+    tree = RegionTree(
+        regions=[None],
+        parent=[-1],
+        depth=[0],
+        children=[[]],
+        home={},
+        position={node: place for place, node in enumerate(graph.nodes)},
+    )
+    for region, parent in _preorder(regions):
+        _enter(tree, region, parent)
+    for index in range(1, len(tree.regions)):
+        region = tree.regions[index]
+        if region is not None:
+            _claim(tree, graph, region, index)
+    _order_members(tree)
+    return tree
+
+
+def _preorder(regions: Sequence[Region]) -> Iterator[tuple[Region, int]]:
+    # An explicit stack: a model 300 modules deep must not meet the recursion limit.
+    stack = [(region, ROOT) for region in reversed(regions)]
+    count = 0
+    while stack:
+        region, parent = stack.pop()
+        count += 1
+        yield region, parent
+        stack.extend((child, count) for child in reversed(region.children))
+
+
+def _enter(tree: RegionTree, region: Region, parent: int) -> None:
+    index = len(tree.regions)
+    tree.regions.append(region)
+    tree.parent.append(parent)
+    tree.depth.append(tree.depth[parent] + 1)
+    tree.children.append([])
+    tree.children[parent].append(index)
+
+
+def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
+    home, position = tree.home, tree.position
+    if not region.nodes and not region.children:
+        raise RegionError(
+            f"Region {region.name!r} is empty: found no node and no child, expected at least one. "
+            "Leave it out."
+        )
+    for node in region.nodes:
+        if node not in position:
+            raise _stranger(node, graph, region.name)
+        if node.op in {"placeholder", "output"}:
+            raise RegionError(
+                f"Region {region.name!r} names {node.name!r}, a {node.op} node; only nodes that compute "
+                "may be outlined. Remove it from the list."
+            )
+        other = home.setdefault(node, index)
+        if other != index:
+            raise OverlapError(
+                f"Node {node.name!r} stands in regions {tree.name(other)!r} and {region.name!r}; "
+                "a node may stand in one only."
+            )
+    if len(set(region.nodes)) != len(region.nodes):
+        seen: set[Node] = set()
+        twice = next(node for node in region.nodes if node in seen or seen.add(node))  # type: ignore[func-returns-value]
+        raise DuplicateNodeError(
+            f"Region {region.name!r} names {twice.name!r} twice; name each node once."
+        )
+
+
+def _stranger(node: Node, graph: Graph, name: str) -> RegionError:
+    if node.graph is graph:
+        return ErasedNodeError(
+            f"Region {name!r} names {node.name!r}, which was erased from the graph; expected nodes that "
+            "are still in it. Collect the list again after edits."
+        )
+    return ForeignNodeError(
+        f"Region {name!r} names {node.name!r}, which belongs to another graph; expected nodes of the "
+        "graph module that was passed. Was the module copied after the list was made?"
+    )
+
+
+def _order_members(tree: RegionTree) -> None:
+    position = tree.position
+    tree.members = [[] for _ in tree.regions]
+    for node, index in tree.home.items():
+        tree.members[index].append(node)
+    far = len(position)
+    tree.first = [far] * len(tree.regions)
+    for index in range(len(tree.regions) - 1, 0, -1):
+        members = tree.members[index]
+        members.sort(key=position.__getitem__)
+        if members:
+            tree.first[index] = min(tree.first[index], position[members[0]])
+        parent = tree.parent[index]
+        tree.first[parent] = min(tree.first[parent], tree.first[index])
+
+
+def forced(nodes: Sequence[Node]) -> Mapping[Node, None]:
+    """Return ``nodes`` as an ordered set."""
+    return dict.fromkeys(nodes)

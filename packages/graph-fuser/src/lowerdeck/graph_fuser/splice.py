@@ -1,0 +1,157 @@
+"""Put calls into a graph in place of the nodes that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from lowerdeck.graph_fuser.boundary import Boundary
+from lowerdeck.graph_fuser.regions import ROOT, RegionTree
+from lowerdeck.graph_fuser.schedule import Schedule
+
+
+def splice_root(
+    graph: Graph,
+    tree: RegionTree,
+    boundary: Boundary,
+    plan: Schedule,
+    call: Callable[[int, Graph, dict[Node, Node]], None],
+    made_by: Callable[[int], tuple[Node, ...]],
+) -> dict[Node, Node]:
+    """Change ``graph``: call each outermost region in place of its nodes; return the map of values.
+
+    Args:
+        graph: The outermost graph.
+        tree: The regions.
+        boundary: Their borders.
+        plan: Where each call stands.
+        call: Creates the call of a region at the graph's insert point and notes its results.
+        made_by: Returns the nodes that ``call`` created for a region, in their order.
+    """
+    home = tree.home
+    env = {node: node for node in tree.position if node not in home}
+    _insert_calls(graph, tree, plan, call, made_by, env)
+    _rewire(tree, boundary, env)
+    _erase(graph, tree)
+    for low, high, items in plan.bodies[ROOT].windows:
+        del low, high
+        _arrange(
+            graph,
+            [
+                node
+                for item in items
+                for node in (made_by(item) if isinstance(item, int) else (item,))
+            ],
+        )
+    return env
+
+
+def _insert_calls(
+    graph: Graph,
+    tree: RegionTree,
+    plan: Schedule,
+    call: Callable[[int, Graph, dict[Node, Node]], None],
+    made_by: Callable[[int], tuple[Node, ...]],
+    env: dict[Node, Node],
+) -> None:
+    key = plan.bodies[ROOT].key
+    nodes = list(tree.position)
+    tail: dict[Node, Node] = {}
+    for child in _call_order(plan, key):
+        place, behind = divmod(key[child], plan.stride)
+        slot = nodes[place]
+        # Before what follows, not after the slot: each new node would push the last one back.
+        with graph.inserting_before(tail.get(slot, slot).next if behind else slot):
+            call(child, graph, env)
+        tail[slot] = made_by(child)[-1]
+
+
+def _call_order(plan: Schedule, key: dict[int, int]) -> list[int]:
+    """Return the called regions in an order in which each one's arguments exist."""
+    order = sorted(key, key=key.__getitem__)
+    windows = plan.bodies[ROOT].windows
+    if not windows:
+        return order
+    inside = {
+        item: (number, place)
+        for number, (_, _, items) in enumerate(windows)
+        for place, item in enumerate(items)
+        if isinstance(item, int)
+    }
+    starts = [low for low, _, _ in windows]
+
+    def rank(child: int) -> tuple[int, int]:
+        if child in inside:
+            number, place = inside[child]
+            return starts[number], place
+        return key[child], -1
+
+    return sorted(order, key=rank)
+
+
+def _rewire(tree: RegionTree, boundary: Boundary, env: dict[Node, Node]) -> None:
+    """Let every reader outside the regions read the calls' results."""
+    readers: dict[Node, dict[Node, Node]] = {}
+    home = tree.home
+    for child in tree.children[ROOT]:
+        for node in boundary.outputs[child]:
+            for user in node.users:
+                if user in env and user not in home:
+                    readers.setdefault(user, {})[node] = env[node]
+    for user, replacement in readers.items():
+        replace_inputs(user, replacement)
+
+
+def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
+    """Let ``user`` read ``replacement[node]`` wherever it read ``node``.
+
+    One input is replaced in place; several in one pass over the arguments, so that a reader of many
+    results costs its length once.
+
+    Args:
+        user: The node to change.
+        replacement: From old inputs to new ones.
+    """
+    hooks: Sequence[Callable[..., object]] = getattr(
+        user.graph.owning_module, "_replace_hooks", ()
+    )
+    if len(replacement) == 1:
+        ((old, new),) = replacement.items()
+        user.replace_input_with(old, new)
+        return
+    for hook in hooks:
+        for old, new in replacement.items():
+            hook(old=old, new=new.name, user=user)
+    user.args = map_arg(user.args, lambda node: replacement.get(node, node))
+    if user.kwargs:
+        user.kwargs = map_arg(user.kwargs, lambda node: replacement.get(node, node))
+
+
+def _erase(graph: Graph, tree: RegionTree) -> None:
+    """Erase the nodes that moved into regions, readers first."""
+    late: list[Node] = []
+    for node in sorted(tree.home, key=tree.position.__getitem__, reverse=True):
+        if node.users:
+            late.append(node)
+        else:
+            graph.erase_node(node)
+    # Only in a graph out of order does a reader stand before what it reads.
+    for node in late:
+        node.args, node.kwargs = (), {}
+    for node in late:
+        graph.erase_node(node)
+
+
+def _arrange(graph: Graph, nodes: Sequence[Node]) -> None:
+    """Relink ``nodes``, which stand in one stretch, into this order; touch only those out of place."""
+    members = set(nodes)
+    start = nodes[0]
+    while start.prev in members:
+        start = start.prev
+    cursor = start.prev
+    for node in nodes:
+        if cursor.next is not node:
+            cursor.append(node)
+        cursor = node

@@ -1,0 +1,86 @@
+"""Random graph modules for the tests: multi-output operators, constants, literals, lists."""
+
+from __future__ import annotations
+
+import operator
+import random
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+
+def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:
+    """Return a graph module of about ``size`` nodes that computes on vectors of four."""
+    rng = random.Random(seed)
+    root = torch.nn.Module()
+    graph = Graph()
+    values: list[Node] = [graph.placeholder(f"x{i}") for i in range(inputs)]
+    for place in range(size):
+        values.append(_random_node(rng, graph, root, values, place))
+    picks = rng.sample(values, k=min(len(values), rng.randint(1, 4)))
+    graph.output(tuple([values[-1], *picks]))
+    gm = GraphModule(root, graph)
+    annotate(gm)
+    return gm
+
+
+def example_inputs(gm: GraphModule) -> list[torch.Tensor]:
+    """Return fixed inputs for a random graph."""
+    count = sum(node.op == "placeholder" for node in gm.graph.nodes)
+    return [torch.linspace(-1.0, 1.0, 4) + i for i in range(count)]
+
+
+def annotate(gm: GraphModule) -> None:
+    """Give every node the value it had on the example inputs as ``val``."""
+    annotate_with(gm, example_inputs(gm))
+
+
+def annotate_with(gm: GraphModule, inputs: list[torch.Tensor]) -> None:
+    """Give every node the value it had on ``inputs`` as ``val``."""
+
+    class Annotator(torch.fx.Interpreter):
+        def run_node(self, n: Node) -> object:
+            result = super().run_node(n)
+            n.meta["val"] = result
+            return result
+
+    Annotator(gm).run(*inputs)
+
+
+def _random_node(
+    rng: random.Random, graph: Graph, root: torch.nn.Module, values: list[Node], place: int
+) -> Node:
+    def pick() -> Node:
+        # Recent values more often, so that graphs are deep as well as wide.
+        return (
+            values[-rng.randint(1, min(len(values), 6))]
+            if rng.random() < 0.7
+            else rng.choice(values)
+        )
+
+    kind = rng.randrange(8)
+    if kind == 0:
+        name = f"c{place}"
+        root.register_buffer(name, torch.full((4,), float(rng.randint(1, 3))))
+        return graph.get_attr(name)
+    if kind == 1:
+        split = graph.call_function(torch.ops.aten.split.Tensor, (pick(), 2))
+        first = graph.call_function(operator.getitem, (split, 0))
+        second = graph.call_function(operator.getitem, (split, 1))
+        return graph.call_function(torch.ops.aten.cat.default, ([second, first],))
+    if kind == 2:
+        return graph.call_function(
+            torch.ops.aten.stack.default, ([pick(), pick()],)
+        ).graph.call_function(torch.ops.aten.sum.dim_IntList, (next(reversed(graph.nodes)), [0]))
+    if kind == 3:
+        return graph.call_function(torch.ops.aten.add.Tensor, (pick(), pick()), {"alpha": 2})
+    if kind == 4:
+        return graph.call_function(
+            torch.ops.aten.clamp.default, (pick(),), {"min": None, "max": 5.0}
+        )
+    binary = rng.choice([torch.ops.aten.mul.Tensor, torch.ops.aten.sub.Tensor])
+    if kind in {5, 6}:
+        return graph.call_function(binary, (pick(), pick()))
+    return graph.call_function(
+        rng.choice([torch.ops.aten.sin.default, torch.ops.aten.neg.default]), (pick(),)
+    )
