@@ -1,5 +1,6 @@
 """Lower parts of an ExportedProgram to compiler backends."""
 
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
@@ -14,14 +15,33 @@ from lowerdeck.lowered_module.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
+from lowerdeck.lowered_module.lowering import to_backend
+from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.partitioner import (
     DELEGATION_TAG,
     DelegationSpec,
     Partitioner,
     PartitionResult,
 )
+from lowerdeck.lowered_module.registry import (
+    backend_names,
+    find_backend,
+    find_partitioner,
+    register_backend,
+    unregister_backend,
+)
+from lowerdeck.lowered_module.signature import (
+    arrange_graph_outputs,
+    arrange_graph_placeholders,
+    create_exported_program_from_submodule,
+)
+from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
 
 __all__ = [
+    # Lowering
+    "LoweredBackendModule",
+    "executorch_call_delegate",
+    "to_backend",
     # What a backend author writes
     "BackendDetails",
     "CompileSpec",
@@ -32,6 +52,18 @@ __all__ = [
     "DelegationSpec",
     "PartitionResult",
     "Partitioner",
+    "tag_constant_data",
+    "tag_mutated_buffer",
+    # Where backends are found
+    "backend_names",
+    "find_backend",
+    "find_partitioner",
+    "register_backend",
+    "unregister_backend",
+    # Surgery on graphs and signatures
+    "arrange_graph_outputs",
+    "arrange_graph_placeholders",
+    "create_exported_program_from_submodule",
     # Errors
     "AmbiguousBackendError",
     "BackendNotFoundError",

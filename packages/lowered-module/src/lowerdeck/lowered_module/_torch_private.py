@@ -1,0 +1,121 @@
+"""Everything private in torch that this package stands on, so that a new torch breaks one file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch._export.verifier import SpecViolationError
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry
+from torch.export.graph_signature import ExportGraphSignature
+
+__all__ = [
+    "FakeScriptObject",
+    "FakeTensor",
+    "FakeTensorMode",
+    "SpecViolationError",
+    "active_fake_mode",
+    "bare_program",
+    "executorch_call_delegate",
+    "fake_mode_of",
+    "lazy_clone",
+    "set_program_parts",
+]
+
+
+def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that shares memory until one side writes, where torch can share it.
+
+    Args:
+        tensor: Any tensor. One whose memory torch does not own alone (mapped from a file, lent by
+            numpy) or that has no storage (sparse) is truly copied; a fake one costs nothing.
+
+    Returns:
+        A tensor of the same class, also for parameters, with the same ``requires_grad``.
+    """
+    source = tensor.detach()
+    try:
+        copied = source.clone() if isinstance(tensor, FakeTensor) else torch._lazy_clone(source)
+    except (RuntimeError, NotImplementedError):
+        copied = source.clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
+
+
+def active_fake_mode() -> FakeTensorMode | None:
+    """Return the fake mode that the running operator is under, or None."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return cast("FakeTensorMode | None", mode)
+
+
+def fake_mode_of(values: object) -> FakeTensorMode | None:
+    """Return the fake mode that the fake tensors among ``values`` belong to, or None."""
+    for leaf in torch.utils._pytree.tree_leaves(values):
+        if isinstance(leaf, FakeTensor):
+            return leaf.fake_mode
+    return None
+
+
+def set_program_parts(
+    program: ExportedProgram,
+    *,
+    graph_module: torch.fx.GraphModule | None = None,
+    signature: ExportGraphSignature | None = None,
+    state_dict: dict[str, Any] | None = None,
+    constants: dict[str, Any] | None = None,
+    module_call_graph: list[ModuleCallEntry] | None = None,
+    verifiers: list[type] | None = None,
+) -> None:
+    """Replace parts of ``program`` in place; what is None stays."""
+    for name, value in {
+        "_graph_module": graph_module,
+        "_graph_signature": signature,
+        "_state_dict": state_dict,
+        "_constants": constants,
+        "_module_call_graph": module_call_graph,
+        "_verifiers": verifiers,
+    }.items():
+        if value is not None:
+            setattr(program, name, value)
+
+
+def bare_program(
+    graph_module: torch.fx.GraphModule,
+    signature: ExportGraphSignature,
+    *,
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+    range_constraints: Mapping[Any, Any],
+    module_call_graph: list[ModuleCallEntry],
+    verifiers: list[type],
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    cls: type[ExportedProgram] = ExportedProgram,
+) -> ExportedProgram:
+    """Return a program of exactly these parts, neither copied, nor generated anew, nor verified.
+
+    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
+    for a thousand partitions of one program that is work for nothing: the whole is verified once.
+    """
+    program = cls.__new__(cls)
+    program._graph_module = graph_module
+    program._graph_signature = signature
+    program._state_dict = state_dict
+    program._constants = constants
+    program._range_constraints = dict(range_constraints)
+    program._module_call_graph = module_call_graph
+    program._example_inputs = example_inputs
+    program._verifiers = verifiers
+    program._guards_code = []
+    return program
+
+
+def copy_program_shell(program: ExportedProgram) -> ExportedProgram:
+    """Return another ExportedProgram object with the very same parts."""
+    return copy.copy(program)

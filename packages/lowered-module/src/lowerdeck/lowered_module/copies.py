@@ -1,0 +1,121 @@
+"""Copies of programs that cost graphs, never weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx import GraphModule
+
+from lowerdeck.lowered_module._torch_private import (
+    bare_program,
+    executorch_call_delegate,
+    fake_mode_of,
+    lazy_clone,
+)
+from lowerdeck.lowered_module.debug_handles import attribute_of, graphs_of
+
+
+def copy_graph_module(graph_module: GraphModule) -> GraphModule:
+    """Return a copy of the graph and all nested graphs; tensors and delegates are shared."""
+    memo: dict[int, Any] = {}
+    for gm in graphs_of(graph_module):
+        for holder in (*gm.parameters(recurse=False), *gm.buffers(recurse=False)):
+            memo[id(holder)] = holder
+        for node in gm.graph.find_nodes(op="get_attr"):
+            value = attribute_of(gm, node)
+            if not isinstance(value, GraphModule):
+                memo[id(value)] = value
+    for call in _delegate_calls(graph_module):
+        memo[id(call)] = call
+    return copy.deepcopy(graph_module, memo)
+
+
+def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
+    """Return a copy for a partitioner to tag: own graphs, fake weights, the same constants."""
+    graph_module = copy_graph_module(program.graph_module)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    known = {
+        spec.target: node.meta.get("val")
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+    }
+    mode = fake_mode_of([node.meta.get("val") for node in placeholders])
+
+    def fake(name: str, tensor: Any) -> Any:
+        value = known.get(name)
+        if value is not None and mode is not None:
+            return value
+        return tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
+
+    return bare_program(
+        graph_module,
+        copy_signature(program.graph_signature),
+        state_dict={name: fake(name, tensor) for name, tensor in program.state_dict.items()},
+        constants=dict(program.constants),
+        range_constraints=program.range_constraints,
+        module_call_graph=copy_call_graph(program.module_call_graph),
+        verifiers=list(program.verifiers),
+        example_inputs=program.example_inputs,
+    )
+
+
+def backend_copy(program: ExportedProgram) -> ExportedProgram:
+    """Return a copy for a backend to change as it likes.
+
+    Its tensors share memory with the original's until one of them is written to.
+    """
+    return _with_values(program, _lazily)
+
+
+def shared_copy(program: ExportedProgram) -> ExportedProgram:
+    """Return a copy with its own graphs and the very same tensors."""
+    return _with_values(program, dict)
+
+
+def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
+    """Return a signature with its own lists; the specs are shared, being values."""
+    return ExportGraphSignature(list(signature.input_specs), list(signature.output_specs))
+
+
+def copy_call_graph(entries: Iterable[ModuleCallEntry]) -> list[ModuleCallEntry]:
+    """Return the entries of a call graph in a list of their own."""
+    return [ModuleCallEntry(entry.fqn, entry.signature) for entry in entries]
+
+
+def _with_values(
+    program: ExportedProgram, values: Callable[[dict[str, Any]], dict[str, Any]]
+) -> ExportedProgram:
+    return bare_program(
+        copy_graph_module(program.graph_module),
+        copy_signature(program.graph_signature),
+        state_dict=values(program.state_dict),
+        constants=values(program.constants),
+        range_constraints=program.range_constraints,
+        module_call_graph=copy_call_graph(program.module_call_graph),
+        verifiers=list(program.verifiers),
+        example_inputs=program.example_inputs,
+    )
+
+
+def _lazily(values: dict[str, Any]) -> dict[str, Any]:
+    # Names that share a tensor (tied weights) share its copy.
+    copies = {
+        id(value): lazy_clone(value)
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
+    }
+    return {name: copies.get(id(value), value) for name, value in values.items()}
+
+
+def _delegate_calls(graph_module: GraphModule) -> list[Any]:
+    found = []
+    for gm in graphs_of(graph_module):
+        for node in gm.graph.find_nodes(op="call_function", target=executorch_call_delegate):
+            found.append(attribute_of(gm, node.args[0]))
+    return found

@@ -1,0 +1,120 @@
+"""From tags on nodes to the groups of nodes that are cut out of one graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container
+
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from lowerdeck.lowered_module.debug_handles import attribute_of, graphs_of, is_getitem
+from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
+
+Groups = dict[str, list[Node]]
+
+
+def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
+    """Return the nodes of each tag in one graph, completed by what must come along.
+
+    Modifies the graph in place, but only by giving a group its own copy of a get_attr node that
+    others read too. Along come the getitems of a grouped node (one value cannot be picked apart
+    on the other side of a border) and the get_attrs that grouped nodes read: branch graphs,
+    earlier delegates, tree specs. A tensor attribute comes along if it is tagged.
+
+    Args:
+        graph_module: One graph; nested graphs have groups of their own.
+        tags: The tags that mean something; others are passed over.
+
+    Returns:
+        For each tag that computes something here its nodes, in the graph's order.
+
+    Raises:
+        PartitionError: An output or another node that cannot be delegated is tagged.
+    """
+    groups: Groups = {}
+    home: dict[Node, str] = {}
+    for node in graph_module.graph.nodes:
+        tag = node.meta.get(DELEGATION_TAG)
+        if is_getitem(node) and isinstance(node.args[0], Node) and node.args[0] in home:
+            tag = home[node.args[0]]
+        if tag is None or tag not in tags or node.op in ("placeholder", "get_attr"):
+            continue
+        if node.op != "call_function":
+            raise PartitionError(
+                f"{node.op} node {node.name!r} is tagged {tag!r}; only computing nodes and the "
+                "constants they read can be delegated: leave it untagged"
+            )
+        home[node] = tag
+        groups.setdefault(tag, []).append(node)
+    for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, home, tag)]:
+        # Nobody reads it: there is nothing to delegate, and a later pass removes the nodes.
+        for node in groups.pop(tag):
+            del home[node]
+    for nodes in groups.values():
+        _open_lists(nodes, home)
+    _adopt_attributes(graph_module, groups, home)
+    return groups
+
+
+def strip_tags(graph_module: GraphModule) -> None:
+    """Remove the tags from ``graph_module`` and all graphs nested in it, in place."""
+    for gm in graphs_of(graph_module):
+        for node in gm.graph.nodes:
+            node.meta.pop(DELEGATION_TAG, None)
+
+
+def _is_dead(nodes: list[Node], home: dict[Node, str], tag: str) -> bool:
+    return all(home.get(user) == tag for node in nodes for user in node.users)
+
+
+def _open_lists(nodes: list[Node], home: dict[Node, str]) -> None:
+    """Let readers outside take the single values of a node that returns a list, not the list."""
+    for node in list(nodes):
+        value = node.meta.get("val")
+        readers = [user for user in node.users if home.get(user) != home[node]]
+        if not isinstance(value, list | tuple) or not readers:
+            continue
+        parts = []
+        with node.graph.inserting_after(node):
+            for index in reversed(range(len(value))):
+                part = node.graph.call_function(operator.getitem, (node, index))
+                part.meta = {"val": value[index], DELEGATION_TAG: home[node]}
+                home[part] = home[node]
+                parts.insert(0, part)
+        nodes.extend(parts)
+        opened = dict.fromkeys(readers)
+        for reader in opened:
+            reader.args, reader.kwargs = map_arg(
+                (reader.args, reader.kwargs),
+                lambda arg, n=node, p=parts: list(p) if arg is n else arg,
+            )
+
+
+def _adopt_attributes(graph_module: GraphModule, groups: Groups, home: dict[Node, str]) -> None:
+    adopted: dict[str, list[Node]] = {}
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        readers: dict[str | None, list[Node]] = {}
+        for user in node.users:
+            readers.setdefault(home.get(user), []).append(user)
+        here = [tag for tag in readers if tag is not None]
+        if not here or (_is_data(graph_module, node) and DELEGATION_TAG not in node.meta):
+            continue
+        for tag in here:
+            own = node
+            if len(readers) > 1:
+                with graph_module.graph.inserting_after(node):
+                    own = graph_module.graph.node_copy(node)
+                for reader in readers[tag]:
+                    reader.replace_input_with(node, own)
+            adopted.setdefault(tag, []).append(own)
+        if not node.users:
+            graph_module.graph.erase_node(node)
+    for tag, attributes in adopted.items():
+        groups[tag] = attributes + groups[tag]
+
+
+def _is_data(graph_module: GraphModule, node: Node) -> bool:
+    # Imported attributes are modules or tree specs, except constants of a nested graph.
+    return hasattr(attribute_of(graph_module, node), "dtype")

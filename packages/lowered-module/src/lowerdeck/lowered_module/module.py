@@ -1,0 +1,130 @@
+"""The module that stands in a program where a backend's work is called."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module.errors import SignatureError
+from lowerdeck.lowered_module.prepared import PreparedProgram
+
+if TYPE_CHECKING:
+    from lowerdeck.serializer import NamedDataStoreOutput
+
+
+class LoweredBackendModule(torch.nn.Module):
+    """A partition as its backend compiled it.
+
+    torch knows a delegate by this class's name and by ``backend_id``, ``processed_bytes``,
+    ``compile_specs`` and ``original_module``. Calling it runs the original graph in eager, the
+    blob being for the device.
+
+    Args:
+        edge_program: The partition; the module keeps it, with flat inputs and outputs.
+        backend_id: Name of the backend.
+        processed_bytes: What the backend compiled.
+        compile_specs: What the backend was told.
+        named_data_store_output: The named data that the blob asks for, if any.
+
+    Attributes:
+        meta: What tools want to know: ``"debug_handle_map"`` at least.
+    """
+
+    meta: dict[str, Any]
+
+    def __init__(
+        self,
+        edge_program: ExportedProgram,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: list[Any],
+        named_data_store_output: NamedDataStoreOutput | None = None,
+    ) -> None:
+        super().__init__()
+        spec = edge_program.call_spec
+        self._in_spec, self._out_spec = spec.in_spec, spec.out_spec
+        self._program = PreparedProgram.of(edge_program)
+        self._backend_id = backend_id
+        self._processed_bytes = processed_bytes
+        self._compile_specs = compile_specs
+        self._named_data_store_output = named_data_store_output
+        self.meta = {"debug_handle_map": None}
+
+    @property
+    def backend_id(self) -> str:
+        """Name of the backend."""
+        return self._backend_id
+
+    @property
+    def processed_bytes(self) -> bytes:
+        """What the backend compiled, for its runtime half."""
+        return self._processed_bytes
+
+    @property
+    def compile_specs(self) -> list[Any]:
+        """What the backend was told, and its runtime half will be."""
+        return self._compile_specs
+
+    @property
+    def original_module(self) -> ExportedProgram:
+        """The partition as a program that takes and returns flat tuples.
+
+        Its graph is shared by deep copies of this module; treat it as read-only.
+        """
+        return self._program
+
+    @property
+    def named_data_store_output(self) -> NamedDataStoreOutput | None:
+        """The named data that the blob asks for, or None."""
+        return self._named_data_store_output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the original graph, in the calling convention of the program that was lowered.
+
+        Args:
+            *args: As the original program takes them.
+            **kwargs: As the original program takes them.
+
+        Returns:
+            What the original program returns.
+
+        Raises:
+            SignatureError: The arguments are not structured as the program's.
+        """
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        if self._in_spec is not None and spec != self._in_spec:
+            flat = self._reordered(args, kwargs)
+        outputs = executorch_call_delegate(self, *flat)
+        if self._out_spec is None:
+            return outputs
+        return pytree.tree_unflatten(outputs, self._out_spec)
+
+    def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        assert self._in_spec is not None
+        named = list(self._in_spec.child(1).context)
+        if sorted(named) == sorted(kwargs):
+            flat, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in named}))
+            if spec == self._in_spec:
+                return flat
+        raise SignatureError(
+            f"the delegate of {self._backend_id!r} was called with {pytree.tree_structure((args, kwargs))}, "
+            f"expected {self._in_spec}: call it as the program that was lowered"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
+        """Return a copy with its own state, maps and specs; constants, blob and graph are shared."""
+        copied = LoweredBackendModule.__new__(LoweredBackendModule)
+        memo[id(self)] = copied
+        torch.nn.Module.__init__(copied)
+        for name in ("_in_spec", "_out_spec", "_backend_id", "_processed_bytes"):
+            setattr(copied, name, getattr(self, name))
+        copied._named_data_store_output = self._named_data_store_output
+        copied._program = self._program.with_own_state()
+        copied._compile_specs = copy.deepcopy(self._compile_specs, memo)
+        copied.meta = copy.deepcopy(self.meta, memo)
+        return copied

@@ -1,0 +1,134 @@
+"""Which delegate owns which parameter, buffer, lifted constant or custom object."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx import Graph, Node
+
+from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
+from lowerdeck.lowered_module.grouping import Groups
+from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
+from lowerdeck.lowered_module.signature import OWNABLE_KINDS, STATE_MUTATIONS
+
+Owned = dict[str, list[Node]]
+
+
+def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[str]) -> Owned:
+    """Return the placeholders that each partition owns, in the program's order.
+
+    A tagged constant is owned by every partition that reads it (the tensor itself is shared, not
+    copied); the program keeps it too while something outside the partitions reads it. A tagged
+    buffer that the program mutates is owned by its tag's partition alone, which must compute the
+    new value; if anything else reads the old value, the partition returns that as well, for which
+    a clone is inserted into the graph and into the group, in place.
+
+    Args:
+        program: The outermost program, with tags on its placeholders.
+        groups: The nodes of each partition of the outermost graph.
+        tags: The tags that mean something.
+
+    Returns:
+        The owned placeholders of each partition.
+
+    Raises:
+        PartitionError: An input of the user is tagged.
+        OwnershipError: A constant that must not be shared would be, or a mutated buffer cannot
+            move into its partition.
+    """
+    graph = program.graph
+    home = {node: tag for tag, nodes in groups.items() for node in nodes}
+    new_values = _new_values(program)
+    owned: Owned = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        tag = node.meta.get(DELEGATION_TAG)
+        if tag is None or tag not in tags:
+            continue
+        if spec.kind == InputKind.USER_INPUT:
+            raise PartitionError(
+                f"input {node.name!r} of the program is tagged {tag!r}; a delegate owns "
+                "parameters, buffers and constants only: leave inputs of the user untagged"
+            )
+        if spec.kind not in OWNABLE_KINDS:
+            continue
+        if spec.target in new_values:
+            _own_state(graph, node, tag, new_values[spec.target], groups, home)
+            owned.setdefault(tag, []).append(node)
+        else:
+            for owner in _owners(node, spec, tag, groups, home):
+                owned.setdefault(owner, []).append(node)
+    return owned
+
+
+def _new_values(program: ExportedProgram) -> Mapping[str | None, object]:
+    values = program.graph.output_node().args[0]
+    specs = program.graph_signature.output_specs
+    return {
+        spec.target: value
+        for value, spec in zip(values, specs, strict=True)  # type: ignore[arg-type]
+        if spec.kind in STATE_MUTATIONS
+    }
+
+
+def _owners(
+    node: Node, spec: InputSpec, tag: str, groups: Groups, home: Mapping[Node, str]
+) -> list[str]:
+    if not node.users:
+        return [tag] if tag in groups else []
+    readers = {home.get(user) for user in node.users}
+    if node.meta.get("no_copy") and len(readers) > 1:
+        names = ", ".join(sorted(repr(r) if r else "the program itself" for r in readers))
+        raise OwnershipError(
+            f"constant {spec.target!r} ({node.name!r}) is marked no_copy and tagged {tag!r}, but "
+            f"is read by {names}: remove the mark (sharing copies no byte), or leave it untagged"
+        )
+    return [reader for reader in groups if reader in readers]
+
+
+def _own_state(
+    graph: Graph,
+    node: Node,
+    tag: str,
+    value: object,
+    groups: Groups,
+    home: dict[Node, str],
+) -> None:
+    if not isinstance(value, Node) or home.get(value) != tag:
+        where = home.get(value) if isinstance(value, Node) else None
+        raise OwnershipError(
+            f"buffer {node.name!r} is tagged {tag!r}, but its new value {value} is computed "
+            f"{f'by partition {where!r}' if where else 'outside of every partition'}: tag the "
+            "computation of the new value alike, or leave the buffer untagged"
+        )
+    foreign = [user for user in node.users if home.get(user) != tag]
+    if not foreign:
+        return
+    # After the call the buffer holds the new value, so that others need a copy of the old one.
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        old = graph.call_function(_clone_like(value), (node,))
+    old.meta = {"val": _cloned(node.meta["val"]), DELEGATION_TAG: tag}
+    for reader in foreign:
+        reader.replace_input_with(node, old)
+    groups[tag].insert(0, old)
+    home[old] = tag
+
+
+def _cloned(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _clone_like(value: Node) -> Any:
+    """Return the clone operator in the dialect of ``value``'s own operator."""
+    source = value.args[0] if not hasattr(value.target, "_schema") else value
+    target = source.target if isinstance(source, Node) else value.target
+    edge = sys.modules.get("executorch.exir.dialects._ops")
+    if edge is not None and type(target).__module__.startswith("executorch."):
+        return edge.ops.edge.aten.clone.default
+    return torch.ops.aten.clone.default

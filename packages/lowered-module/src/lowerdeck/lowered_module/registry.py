@@ -1,0 +1,166 @@
+"""Where backends and partitioners are found by name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from lowerdeck.lowered_module.backend import BackendDetails
+from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
+
+BACKENDS = "lowerdeck.backends"
+PARTITIONERS = "lowerdeck.partitioners"
+
+# Classes written for ExecuTorch derive from its own base. Whoever imported one has imported this
+# module too, so that looking is enough: this package never imports it.
+EXECUTORCH_BACKENDS = "executorch.exir.backend.backend_details"
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What a backend class must offer; deriving from ``BackendDetails`` is one way to have it."""
+
+    def preprocess(self, edge_program: Any, compile_specs: Any) -> Any:
+        """Compile one partition."""
+
+    def preprocess_multimethod(self, edge_programs: Any, compile_specs: Any) -> Any:
+        """Compile all partitions of all methods."""
+
+
+_registered: dict[str, Any] = {}
+
+
+def register_backend(backend: type, name: str | None = None) -> type:
+    """Make ``backend`` known under ``name``; usable as a class decorator.
+
+    Args:
+        backend: A class with ``preprocess``.
+        name: The backend id; the class's own ``backend_id`` or its name, if None.
+
+    Returns:
+        The class.
+
+    Raises:
+        AmbiguousBackendError: Another class is registered under that name.
+    """
+    wanted = name or backend_name(backend)
+    known = _registered.get(wanted)
+    if known is not None and not _same(known, backend):
+        raise AmbiguousBackendError(
+            f"backend {wanted!r} is {_describe(known)} already, found {_describe(backend)}: "
+            "choose another name, or call unregister_backend first"
+        )
+    _registered[wanted] = backend
+    return backend
+
+
+def unregister_backend(name: str) -> None:
+    """Forget what ``register_backend`` made known under ``name``; nothing happens without."""
+    _registered.pop(name, None)
+
+
+def backend_name(backend: type) -> str:
+    """Return the name that ``backend`` is found by: its ``backend_id``, or its class name."""
+    own = getattr(backend, "backend_id", None)
+    return own if isinstance(own, str) else backend.__name__
+
+
+def find_backend(name: str) -> Any:
+    """Return the backend class called ``name``.
+
+    Registered, imported (subclasses of ``BackendDetails``, and of ExecuTorch's where that is
+    imported) and installed ones (entry points ``lowerdeck.backends``) are looked through.
+
+    Args:
+        name: The backend id.
+
+    Returns:
+        The class.
+
+    Raises:
+        BackendNotFoundError: There is none.
+        AmbiguousBackendError: There are several different ones.
+    """
+    found: list[Any] = []
+    for candidate in _candidates(name):
+        # The same class made twice (a cell of a notebook run again) is one class: the newest.
+        found = [other for other in found if not _same(other, candidate)]
+        found.append(candidate)
+    if len(found) > 1:
+        listing = " and ".join(_describe(backend) for backend in found)
+        raise AmbiguousBackendError(
+            f"backend {name!r} is claimed by {listing}: rename one (class attribute backend_id), "
+            "or do not import both"
+        )
+    if not found:
+        raise BackendNotFoundError(
+            f"backend {name!r} was not found. Known: {', '.join(backend_names()) or 'none'}. "
+            f"Import its class, register it with register_backend, or install a distribution "
+            f"with an entry point of that name in the group {BACKENDS!r}"
+        )
+    return found[0]
+
+
+def backend_names() -> list[str]:
+    """Return the sorted names of all backends that can be found, without loading any."""
+    names = set(_registered) | {backend_name(cls) for cls in _subclasses()}
+    names.update(entry.name for entry in importlib.metadata.entry_points(group=BACKENDS))
+    return sorted(names)
+
+
+def find_partitioner(name: str) -> Any:
+    """Return a new instance of the installed partitioner called ``name``.
+
+    Args:
+        name: Name of an entry point in the group ``lowerdeck.partitioners``; by convention the
+            backend's.
+
+    Returns:
+        The instance, made without arguments.
+
+    Raises:
+        BackendNotFoundError: No distribution offers it.
+        AmbiguousBackendError: Several distributions offer different ones.
+    """
+    entries = importlib.metadata.entry_points(group=PARTITIONERS)
+    chosen = {entry.value: entry for entry in entries if entry.name == name}
+    if not chosen:
+        known = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        raise BackendNotFoundError(
+            f"partitioner {name!r} was not found. Installed: {known}. Install a distribution with "
+            f"an entry point of that name in the group {PARTITIONERS!r}"
+        )
+    if len(chosen) > 1:
+        raise AmbiguousBackendError(
+            f"partitioner {name!r} is offered as {' and '.join(chosen)}: uninstall one"
+        )
+    return next(iter(chosen.values())).load()()
+
+
+def _candidates(name: str) -> Iterator[Any]:
+    yield from (backend for known, backend in _registered.items() if known == name)
+    yield from (cls for cls in _subclasses() if backend_name(cls) == name)
+    for entry in importlib.metadata.entry_points(group=BACKENDS):
+        if entry.name == name:
+            yield entry.load()
+
+
+def _subclasses() -> Iterator[Any]:
+    waiting: list[Any] = list(BackendDetails.__subclasses__())
+    if EXECUTORCH_BACKENDS in sys.modules:
+        waiting.extend(sys.modules[EXECUTORCH_BACKENDS].BackendDetails.__subclasses__())
+    while waiting:
+        cls = waiting.pop(0)
+        waiting.extend(cls.__subclasses__())
+        if not getattr(cls, "__abstractmethods__", None):
+            yield cls
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _describe(backend: Any) -> str:
+    return f"{backend.__module__}.{backend.__qualname__}"

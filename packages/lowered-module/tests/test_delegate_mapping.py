@@ -1,0 +1,77 @@
+"""The map from debug identifiers to debug handles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.lowered_module import DelegateMappingBuilder, DelegateMappingError
+
+
+def nodes_with(*handles: int | None) -> list[Node]:
+    graph = Graph()
+    nodes = []
+    for handle in handles:
+        node = graph.call_function(torch.relu)
+        if handle is not None:
+            node.meta["debug_handle"] = handle
+        nodes.append(node)
+    return nodes
+
+
+def test_generated_identifiers_count_from_zero() -> None:
+    builder = DelegateMappingBuilder(generated_identifiers=True)
+    assert builder.insert_delegate_mapping_entry(handles=5) == 0
+    assert builder.insert_delegate_mapping_entry(nodes=nodes_with(9, 2, None)) == 1
+    assert builder.get_delegate_mapping() == {0: (5,), 1: (2, 9)}
+
+
+@pytest.mark.parametrize("collection", [list, tuple, dict.fromkeys, iter])
+def test_nodes_come_in_any_collection(collection: Any) -> None:
+    builder = DelegateMappingBuilder()
+    key = builder.insert_delegate_mapping_entry(nodes=collection(nodes_with(3, 1)), identifier="k")
+    assert key == "k"
+    assert builder.get_delegate_mapping() == {"k": (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"handles": 1, "identifier": 4}, "generates its own"),
+        ({}, "exactly one"),
+        ({"handles": 1, "nodes": []}, "exactly one"),
+        ({"nodes": []}, "no debug handle"),
+        ({"handles": [None]}, "no debug handle"),
+        ({"handles": ["a"]}, "handles are ints"),
+        ({"nodes": [3]}, "torch.fx nodes"),
+    ],
+)
+def test_a_refused_entry_burns_no_identifier(arguments: dict[str, Any], message: str) -> None:
+    builder = DelegateMappingBuilder(generated_identifiers=True)
+    builder.insert_delegate_mapping_entry(handles=7)
+    with pytest.raises(DelegateMappingError, match=message):
+        builder.insert_delegate_mapping_entry(**arguments)
+    assert builder.insert_delegate_mapping_entry(handles=8) == 1
+    assert builder.get_delegate_mapping() == {0: (7,), 1: (8,)}
+
+
+@pytest.mark.parametrize(
+    ("identifier", "message"),
+    [(None, "is needed"), (1.5, "is needed"), ("a", "already"), (3, "no str")],
+)
+def test_own_identifiers_are_checked(identifier: Any, message: str) -> None:
+    builder = DelegateMappingBuilder()
+    builder.insert_delegate_mapping_entry(handles=1, identifier="a")
+    with pytest.raises(DelegateMappingError, match=message):
+        builder.insert_delegate_mapping_entry(handles=2, identifier=identifier)
+    assert builder.get_delegate_mapping() == {"a": (1,)}
+
+
+def test_the_map_returned_is_a_copy() -> None:
+    builder = DelegateMappingBuilder(generated_identifiers=True)
+    builder.insert_delegate_mapping_entry(handles=1)
+    builder.get_delegate_mapping().clear()
+    assert builder.get_delegate_mapping() == {0: (1,)}
