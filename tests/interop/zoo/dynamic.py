@@ -1,0 +1,98 @@
+"""Models whose sizes vary: named dimensions, arithmetic on sizes, sizes that depend on data."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from tests.interop.zoo.language import GPT
+from tests.interop.zoo.model import Model, Of
+
+
+def _batches(*rest: int, sizes: tuple[int, ...] = (4, 1, 7)):
+    return lambda: [(torch.randn(size, *rest),) for size in sizes]
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.Softmax(-1))
+
+
+def _conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+
+def _arithmetic(x: torch.Tensor) -> torch.Tensor:
+    rows, columns = x.shape
+    y = x.reshape(rows * columns)[: rows * columns // 2]
+    return torch.cat([y, torch.ones(rows + 1) * columns]) * (rows / 2)
+
+
+def _split(x: torch.Tensor) -> torch.Tensor:
+    left, right = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
+    return left.sum(1) - right.sum(1)
+
+
+def _expand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x[:, None] * y[None, :]).transpose(0, 1).flatten() + torch.arange(
+        x.shape[0] * y.shape[0]
+    )
+
+
+def _nonzero(x: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(x > 0).to(torch.float32) * 2
+
+
+def _select(x: torch.Tensor) -> torch.Tensor:
+    return torch.masked_select(x, x > 0) + 1
+
+
+def _item(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    n = count.item()
+    torch._check(n >= 1)
+    torch._check(n <= 8)
+    return x[:n] * 2
+
+
+_BATCH = Dim("batch", min=1, max=8)
+
+MODELS = (
+    Model("dynamic_mlp", _mlp, _batches(6), ({0: _BATCH},)),
+    Model(
+        "dynamic_image",
+        _conv,
+        lambda: [(torch.randn(1, 3, size, 16),) for size in (16, 24, 9)],
+        ({2: Dim("height", min=8, max=32)},),
+    ),
+    Model(
+        "dynamic_gpt",
+        GPT,
+        lambda: [(torch.randint(0, 50, (1, n)),) for n in (8, 3, 16)],
+        ({1: Dim("length", min=2, max=16)},),
+    ),
+    Model(
+        "size_arithmetic",
+        lambda: Of(_arithmetic),
+        lambda: [(torch.randn(n, m),) for n, m in ((4, 3), (2, 6), (7, 5))],
+        (({0: Dim("rows", min=2, max=9), 1: Dim("columns", min=2, max=9)},),),
+    ),
+    Model(
+        "dynamic_halves",
+        lambda: Of(_split),
+        lambda: [(torch.randn(3, n),) for n in (6, 4, 10)],
+        (({1: 2 * Dim("half", min=1, max=6)},),),
+    ),
+    Model(
+        "two_dynamic_inputs",
+        lambda: Of(_expand),
+        lambda: [(torch.randn(n), torch.randn(m)) for n, m in ((3, 4), (5, 2))],
+        (({0: Dim("n", min=2, max=6)}, {0: Dim("m", min=2, max=6)}),),
+    ),
+    Model("nonzero", lambda: Of(_nonzero), lambda: [(torch.randn(4, 5),) for _ in range(3)]),
+    Model("masked_select", lambda: Of(_select), lambda: [(torch.randn(4, 5),) for _ in range(3)]),
+    Model(
+        "size_from_item",
+        lambda: Of(_item),
+        lambda: [(torch.randn(8, 2), torch.tensor(n)) for n in (3, 8, 1)],
+    ),
+)

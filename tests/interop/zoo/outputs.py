@@ -1,0 +1,75 @@
+"""Inputs and outputs of every structure."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.interop.zoo.model import Model, Of
+
+
+def _nested_inputs(x: dict[str, torch.Tensor], y: list[torch.Tensor]) -> torch.Tensor:
+    return x["a"] + x["b"] * y[0] - y[1]
+
+
+def _nested_outputs(x: torch.Tensor):
+    return {"twice": x * 2, "pair": (x + 1, [x - 1, x / 2])}
+
+
+def _odd_outputs(x: torch.Tensor):
+    return x.sin(), None, 7, 2.5, True, "text", x
+
+
+def _top(x: torch.Tensor):
+    return torch.topk(x, 2), torch.sort(x, descending=True), torch.max(x, 1)
+
+
+class Constants(nn.Module):
+    """Returns a weight and a buffer as they are, one value twice, and an input untouched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_buffer("table", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor):
+        y = x + 1
+        return self.weight, self.table, y, y, x
+
+
+class Shared(nn.Module):
+    """One layer called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.layer(self.layer(x)).relu())
+
+
+def _no_inputs() -> torch.Tensor:
+    return torch.arange(6).reshape(2, 3) * 2.5
+
+
+def _nothing_to_do(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+MODELS = (
+    Model(
+        "nested_inputs",
+        lambda: Of(_nested_inputs),
+        lambda: [
+            ({"a": torch.randn(3), "b": torch.randn(3)}, [torch.randn(3), torch.randn(3)])
+            for _ in range(2)
+        ],
+    ),
+    Model("nested_outputs", lambda: Of(_nested_outputs), lambda: [(torch.randn(3),)] * 2),
+    Model("none_and_constant_outputs", lambda: Of(_odd_outputs), lambda: [(torch.randn(3),)] * 2),
+    Model("named_tuples", lambda: Of(_top), lambda: [(torch.randn(3, 5),) for _ in range(2)]),
+    Model("constants_and_inputs_returned", Constants, lambda: [(torch.randn(3),)] * 2),
+    Model("shared_layer", Shared, lambda: [(torch.randn(2, 4),) for _ in range(2)]),
+    Model("no_inputs", lambda: Of(_no_inputs), lambda: [()]),
+    Model("nothing_to_do", lambda: Of(_nothing_to_do), lambda: [(torch.randn(2),)] * 2),
+)
