@@ -1,4 +1,4 @@
-"""Models of every kind that users export, as data: what to build, how to call it, what may vary."""
+"""Models of every kind that users export, as data: how to build, call and vary them."""
 
 from tests.interop.zoo import (
     control_flow,
