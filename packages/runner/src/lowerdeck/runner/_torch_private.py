@@ -1,0 +1,81 @@
+"""What this package uses of torch that torch does not promise to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaArgument:
+    """One argument of an operator.
+
+    Attributes:
+        name: Its name.
+        type: Its type as the schema spells it, such as ``Optional[List[int]]``.
+        keyword_only: Whether it stands behind the star.
+        is_out: Whether it is an ``out`` argument.
+        is_written: Whether the operator writes to it.
+    """
+
+    name: str
+    type: str
+    keyword_only: bool
+    is_out: bool
+    is_written: bool
+
+
+def find_overload(namespace: str, name: str, overload: str) -> torch._ops.OpOverload | None:
+    """Return the operator of torch of that name, or None when torch has none."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return None
+    wanted = overload or "default"
+    operator = getattr(packet, wanted, None)
+    return operator if isinstance(operator, torch._ops.OpOverload) else None
+
+
+def schema_arguments(operator: torch._ops.OpOverload) -> tuple[SchemaArgument, ...]:
+    """Return the arguments of ``operator`` in schema order."""
+    return tuple(
+        SchemaArgument(
+            argument.name,
+            str(argument.real_type).replace("SymInt", "int"),
+            argument.kwarg_only,
+            argument.is_out,
+            argument.alias_info is not None and argument.alias_info.is_write,
+        )
+        for argument in operator._schema.arguments
+    )
+
+
+def direct_call(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Return the function behind ``operator``, which saves a Python frame at each call."""
+    call: Callable[..., Any] = operator._op
+    return call
+
+
+def parse_treespec(text: str) -> _pytree.TreeSpec:
+    """Return the pytree structure that ``treespec_dumps`` wrote as ``text``."""
+    return _pytree.treespec_loads(text)
+
+
+def flatten_like(tree: object, spec: _pytree.TreeSpec) -> list[Any] | None:
+    """Return the leaves of ``tree``, or None unless it has the structure ``spec``."""
+    leaves, found = _pytree.tree_flatten(tree)
+    return leaves if found == spec else None
+
+
+def unflatten(leaves: list[Any], spec: _pytree.TreeSpec) -> Any:
+    """Return the tree of structure ``spec`` that holds ``leaves``."""
+    return _pytree.tree_unflatten(leaves, spec)
+
+
+def leaf_paths(spec: _pytree.TreeSpec) -> list[str]:
+    """Return a readable path to each leaf of ``spec``, such as ``[0][1]['mask']``."""
+    tree = _pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    return [_pytree.keystr(path) for path, _ in _pytree.tree_flatten_with_path(tree)[0]]

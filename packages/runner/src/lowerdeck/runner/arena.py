@@ -1,0 +1,80 @@
+"""Planned memory: one zeroed block of bytes for each memory id of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.layout import strides_of
+
+POISON = 0xFF  # every float type reads it as NaN, every signed integer as -1
+
+
+class Arena:
+    """The bytes behind one memory id, and the tensors that lie in them.
+
+    Args:
+        size: Size in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        try:
+            self.bytes = torch.zeros(size, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise ProgramError(f"planned memory of {size} bytes cannot be had: {error}") from error
+        self.size = size
+        self.initialised: set[int] = set()
+        """Offsets of the mutable tensors whose initial value has been written."""
+
+    def view(
+        self, dtype: torch.dtype, sizes: Sequence[int], dim_order: Sequence[int], offset: int
+    ) -> Tensor:
+        """Return a tensor on the bytes from ``offset`` on.
+
+        Args:
+            dtype: Element type.
+            sizes: Shape.
+            dim_order: Dimensions from the outermost in memory to the innermost.
+            offset: First byte.
+
+        Raises:
+            ProgramError: The tensor does not fit, or its offset does not suit its type.
+        """
+        count = 1
+        for size in sizes:
+            count *= size
+        end = offset + count * dtype.itemsize
+        if end > self.size:
+            raise ProgramError(
+                f"a tensor of shape {list(sizes)} at offset {offset} ends at byte {end} of a "
+                f"planned memory of {self.size} bytes; the file's memory plan is broken"
+            )
+        if offset % dtype.itemsize:
+            raise ProgramError(
+                f"a {dtype} tensor lies at offset {offset}, which is no multiple of its "
+                f"{dtype.itemsize} bytes; plan memory with an alignment of 16"
+            )
+        return torch.empty(0, dtype=dtype).set_(
+            self.bytes.untyped_storage(),
+            offset // dtype.itemsize,
+            tuple(sizes),
+            strides_of(sizes, dim_order),
+        )
+
+
+def make_arenas(sizes: Sequence[int]) -> list[Arena]:
+    """Return one arena per entry of ``non_const_buffer_sizes``; the first stays unused.
+
+    Args:
+        sizes: Sizes in bytes; a negative one is refused.
+
+    Raises:
+        ProgramError: A size is negative, or the memory cannot be had.
+    """
+    for number, size in enumerate(sizes):
+        if size < 0:
+            raise ProgramError(f"planned memory {number} has the size {size}")
+    return [Arena(size) for size in sizes]

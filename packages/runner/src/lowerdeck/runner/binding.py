@@ -1,0 +1,278 @@
+"""Instructions bound once to closures, so that running one costs little more than its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from lowerdeck.runner.errors import ExecutionError, ProgramError
+from lowerdeck.runner.frame import Frame
+from lowerdeck.runner.kernels import (
+    VIEW,
+    Kernel,
+    ScalarKernel,
+    TorchKernel,
+    ViewKernel,
+    accepts,
+    converter,
+)
+from lowerdeck.runner.layout import has_layout
+from lowerdeck.runner.prim_ops import in_range
+from lowerdeck.runner.tensors import TensorSpec
+from lowerdeck.runner.view_ops import check_shape, resize
+from lowerdeck.serializer import TensorList
+
+Step = Callable[[], int | None]
+"""Runs one instruction; returns where to go on, or None for the next one."""
+
+
+def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
+    """Return a function that runs ``kernel`` on the values ``args``.
+
+    Args:
+        kernel: The operator.
+        args: Value indices as the instruction lists them.
+        frame: The values of the method.
+
+    Raises:
+        ProgramError: The arguments do not fit the operator.
+    """
+    for position, index in enumerate(args):
+        frame.check(index, f"argument {position} of {kernel.name}")
+    if isinstance(kernel, ScalarKernel):
+        return _bind_scalar(kernel, args, frame)
+    if isinstance(kernel, ViewKernel):
+        return _bind_view(kernel, args, frame)
+    return _bind_torch(kernel, args, frame)
+
+
+def written_values(kernel: Kernel, args: Sequence[int], frame: Frame) -> list[int]:
+    """Return the values that ``kernel`` writes when it is called with ``args``, lists unfolded.
+
+    Args:
+        kernel: The operator.
+        args: Value indices as the instruction lists them, checked.
+        frame: The values of the method.
+    """
+    if isinstance(kernel, ScalarKernel):
+        return [args[kernel.arity]]
+    if isinstance(kernel, ViewKernel):
+        return [args[kernel.written]]
+    written = []
+    for argument, index in zip(kernel.arguments, args, strict=False):
+        if argument.is_written:
+            value = frame.values[index]
+            written += value.items if isinstance(value, TensorList) else [index]
+    return written
+
+
+def _count(kernel: Kernel, args: Sequence[int], expected: int) -> None:
+    if len(args) != expected:
+        raise ProgramError(f"{kernel.name} is called with {len(args)} values; it takes {expected}")
+
+
+def _bind_scalar(kernel: ScalarKernel, args: Sequence[int], frame: Frame) -> Step:
+    _count(kernel, args, kernel.arity + 1)
+    registers, call = frame.registers, kernel.call
+    target = args[kernel.arity]
+    if kernel.name.startswith("aten::"):
+        source, _ = frame.tensor(args[0], f"argument 0 of {kernel.name}")
+        if kernel.arity == 1 and args[0] not in frame.moving:
+
+            def read() -> None:
+                registers[target] = call(source)
+
+            return read
+    if kernel.arity == 1:
+        (one,) = args[:1]
+
+        def unary() -> None:
+            registers[target] = in_range(call(registers[one]))
+
+        return unary
+    if kernel.arity == 2:
+        left, right = args[:2]
+
+        def binary() -> None:
+            registers[target] = in_range(call(registers[left], registers[right]))
+
+        return binary
+    sources = list(args[: kernel.arity])
+
+    def many() -> None:
+        registers[target] = in_range(call(*[registers[index] for index in sources]))
+
+    return many
+
+
+def _bind_view(kernel: ViewKernel, args: Sequence[int], frame: Frame) -> Step:
+    _count(kernel, args, len(kernel.types) + kernel.returns)
+    _, spec = frame.tensor(args[kernel.written], f"the result of {kernel.name}")
+    call = kernel.call
+    if kernel.name != VIEW:
+        # A view only moves a pointer; the others write elements.
+        frame.require_writable(spec.index, f"the result of {kernel.name}")
+    _check_kinds(kernel.name, kernel.types, args, frame)
+    inputs = list(args[: len(kernel.types)])
+    if not any(frame.is_moving(index) for index in inputs):
+        values = [frame.registers[index] for index in inputs]
+        return partial(call, *values, spec)
+    fetchers = [frame.fetcher(index) for index in inputs]
+    return lambda: call(*[fetch() for fetch in fetchers], spec)
+
+
+def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
+    _count(kernel, args, len(kernel.arguments) + 1)
+    types = [argument.type for argument in kernel.arguments]
+    _check_kinds(kernel.name, types, args, frame)
+    outs: list[tuple[torch.Tensor, TensorSpec]] = []
+    for index in written_values(kernel, args, frame):
+        outs.append(frame.tensor(index, f"a result of {kernel.name}"))
+        frame.require_writable(index, f"a result of {kernel.name}")
+    indices = args[: len(kernel.arguments)]
+    if any(frame.is_moving(index) for index in indices):
+        return _bind_moving(kernel, indices, frame)
+    positional, keywords = _split(
+        kernel, [_converted(t, frame.registers[i]) for t, i in zip(types, indices, strict=True)]
+    )
+    call = partial(kernel.call, *positional, **keywords)
+    if not all(argument.is_out for argument in kernel.arguments if argument.is_written):
+        return call  # in place: the shape of the result is that of the argument
+    read = {id(value) for value in _flat(positional)} | {
+        id(keywords[a.name]) for a in kernel.arguments if a.keyword_only and not a.is_out
+    }
+    dynamic = [(out, spec) for out, spec in outs if spec.dynamic]
+    if not dynamic:
+        return _checked_static(call, outs)
+    return _checked_dynamic(call, outs, [out for out, _ in dynamic if id(out) not in read])
+
+
+def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, TensorSpec]]) -> Step:
+    if len(outs) == 1:
+        out, spec = outs[0]
+        sizes = spec.sizes
+
+        def single() -> None:
+            call()
+            if out.shape != sizes:
+                check_shape(out.shape, spec)
+
+        return single
+
+    def several() -> None:
+        call()
+        for out, spec in outs:
+            if out.shape != spec.sizes:
+                check_shape(out.shape, spec)
+
+    return several
+
+
+def _checked_dynamic(
+    call: Callable[[], Any],
+    outs: list[tuple[torch.Tensor, TensorSpec]],
+    emptied: list[torch.Tensor],
+) -> Step:
+    def step() -> None:
+        for out in emptied:
+            out.resize_(0)  # torch gives an empty out the shape of the result without a warning
+        call()
+        for out, spec in outs:
+            settle(out, spec)
+
+    return step
+
+
+def settle(out: torch.Tensor, spec: TensorSpec) -> None:
+    """Check the shape that a kernel gave ``out``, and bring it to the layout of the file.
+
+    Raises:
+        ExecutionError: The shape is beyond what the file allows.
+    """
+    check_shape(out.shape, spec)
+    if out.is_contiguous() if spec.contiguous else has_layout(out, spec.dim_order):
+        return
+    elements = out.clone()
+    resize(out, elements.shape, spec)
+    out.copy_(elements)
+
+
+def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> Step:
+    """Return a step that looks its arguments up each time, because some of them are rebound."""
+    fetchers = [
+        (frame.fetcher(index), converter(argument.type))
+        for index, argument in zip(indices, kernel.arguments, strict=True)
+    ]
+    written = [
+        (frame.fetcher(index), frame.values[index])
+        for index, argument in zip(indices, kernel.arguments, strict=True)
+        if argument.is_out
+    ]
+    specs_of: dict[int, TensorSpec] = {
+        id(tensor): spec
+        for tensor, spec in zip(frame.registers, frame.specs, strict=True)
+        if spec is not None
+    }
+
+    def step() -> None:
+        values = [fetch() if convert is None else convert(fetch()) for fetch, convert in fetchers]
+        positional, keywords = _split(kernel, values)
+        read = {id(value) for value in _flat(positional)}
+        outs = [(out, specs_of[id(out)]) for fetch, _ in written for out in _tensors(fetch())]
+        for out, spec in outs:
+            if spec.dynamic and id(out) not in read:
+                out.resize_(0)
+        kernel.call(*positional, **keywords)
+        for out, spec in outs:
+            settle(out, spec)
+
+    return step
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    found = []
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, torch.Tensor):
+            raise ExecutionError(f"the result would go to a {type(item).__name__}, not a tensor")
+        found.append(item)
+    return found
+
+
+def _check_kinds(name: str, types: Sequence[str], args: Sequence[int], frame: Frame) -> None:
+    for position, (type_name, index) in enumerate(zip(types, args, strict=False)):
+        value = frame.values[index]
+        if index not in frame.moving and not accepts(type_name, value):
+            raise ProgramError(
+                f"argument {position} of {name} is value {index}, a {type(value).__name__}; "
+                f"{type_name} was expected"
+            )
+
+
+def _converted(type_name: str, value: object) -> object:
+    convert = converter(type_name)
+    if convert is None:
+        return value
+    try:
+        return convert(value)
+    except KeyError as error:
+        raise ProgramError(f"{value} is no {type_name} that torch has") from error
+
+
+def _split(kernel: TorchKernel, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    positional, keywords = [], {}
+    for argument, value in zip(kernel.arguments, values, strict=True):
+        if argument.keyword_only:
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    return positional, keywords
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for value in values:
+        flat += value if isinstance(value, list) else [value]
+    return flat

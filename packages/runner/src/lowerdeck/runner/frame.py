@@ -1,0 +1,184 @@
+"""The registers of a method: one Python value for each value of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lowerdeck.runner.arena import Arena
+from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.tensors import DataSource, Origin, TensorSpec, make_tensor, read_spec
+from lowerdeck.serializer import (
+    Bool,
+    BoolList,
+    Double,
+    DoubleList,
+    ExecutionPlan,
+    Int,
+    IntList,
+    KernelTypes,
+    MoveCall,
+    Null,
+    OptionalTensorList,
+    String,
+    TensorList,
+)
+from lowerdeck.serializer import Tensor as TensorValue
+
+
+class Freed:
+    """What a register holds after its tensor was freed; any use of it is an error."""
+
+
+class Frame:
+    """The values of one method.
+
+    Tensors keep their identity for the life of the frame, so that instructions are bound to them
+    once. Only registers in ``moving`` are looked up at each call.
+
+    Attributes:
+        values: The values as the file describes them.
+        registers: The Python value of each: tensors, numbers, strings, lists, None.
+        specs: What the file says of each tensor value, None for other values.
+        moving: Registers that instructions rebind: targets of moves, results of scalar
+            operators, freed tensors.
+    """
+
+    def __init__(self, plan: ExecutionPlan, arenas: Sequence[Arena], source: DataSource) -> None:
+        self.values: list[KernelTypes] = [value.val for value in plan.values]
+        self.registers: list[object] = [None] * len(self.values)
+        self.specs: list[TensorSpec | None] = [None] * len(self.values)
+        self.moving: set[int] = set()
+        self._read_only: set[int] = set()
+        for index, value in enumerate(self.values):
+            if isinstance(value, TensorValue):
+                spec = read_spec(index, value)
+                self.specs[index] = spec
+                self.registers[index] = make_tensor(spec, value, arenas, source)
+                if spec.origin is Origin.CONSTANT:
+                    self._read_only.add(index)
+        for index, value in enumerate(self.values):
+            if not isinstance(value, TensorValue):
+                self.registers[index] = self._read(index, value)
+
+    def check(self, index: int, use: str) -> int:
+        """Return ``index`` if it names a value.
+
+        Args:
+            index: A value index from the file.
+            use: What the file uses it for, for the message.
+
+        Raises:
+            ProgramError: It is out of range.
+        """
+        if not 0 <= index < len(self.values):
+            raise ProgramError(f"{use} is value {index}; there are {len(self.values)} values")
+        return index
+
+    def mark_aliases(self, edges: Sequence[tuple[int, int]]) -> None:
+        """Remember that values share memory with others, so that constants stay unwritten.
+
+        Args:
+            edges: Pairs (from, to): ``to`` may come to stand on the memory of ``from``.
+        """
+        followers: dict[int, list[int]] = {}
+        for source, target in edges:
+            followers.setdefault(source, []).append(target)
+        pending = list(self._read_only)
+        while pending:
+            for target in followers.get(pending.pop(), ()):
+                if target not in self._read_only:
+                    self._read_only.add(target)
+                    pending.append(target)
+
+    def require_writable(self, index: int, use: str) -> None:
+        """Refuse a value that an instruction writes although it may be a constant.
+
+        Raises:
+            ProgramError: The value is a constant, or may share memory with one.
+        """
+        if index in self._read_only:
+            raise ProgramError(f"{use} is value {index}, which is a constant or shares its memory")
+
+    def is_moving(self, index: int) -> bool:
+        """Return whether the value ``index`` may change identity from call to call."""
+        value = self.values[index]
+        if isinstance(value, (IntList, TensorList, OptionalTensorList)):
+            return any(item in self.moving for item in value.items)
+        return index in self.moving
+
+    def fetcher(self, index: int) -> Callable[[], object]:
+        """Return a function that looks the value ``index`` up, lists item by item."""
+        registers = self.registers
+        value = self.values[index]
+        if isinstance(value, (IntList, TensorList)):
+            items = list(value.items)
+            return lambda: [registers[item] for item in items]
+        if isinstance(value, OptionalTensorList):
+            optional = list(value.items)
+            return lambda: [None if item < 0 else registers[item] for item in optional]
+        return lambda: registers[index]
+
+    def tensor(self, index: int, use: str) -> tuple[torch.Tensor, TensorSpec]:
+        """Return the tensor and the description of the value ``index``.
+
+        Args:
+            index: A value index from the file.
+            use: What the file uses it for, for the message.
+
+        Raises:
+            ProgramError: The value is no tensor.
+        """
+        self.check(index, use)
+        register, spec = self.registers[index], self.specs[index]
+        if spec is None or not isinstance(register, torch.Tensor):
+            kind = type(self.values[index]).__name__
+            raise ProgramError(f"{use} is value {index}, a {kind}; a Tensor was expected")
+        return register, spec
+
+    def _read(self, index: int, value: KernelTypes) -> object:
+        match value:
+            case Null():
+                return None
+            case Int(int_val):
+                return int(int_val)
+            case Bool(bool_val):
+                return bool(bool_val)
+            case Double(double_val):
+                return float(double_val)
+            case String(string_val):
+                return string_val
+            case DoubleList(items) | BoolList(items):
+                return list(items)
+            case IntList(items):
+                for item in items:
+                    if not isinstance(self.values[self.check(item, "an item of a list")], Int):
+                        raise ProgramError(f"list {index} names value {item}, which is no Int")
+                # Int values may stand behind the list that names them.
+                return [self._int(item) for item in items]
+            case TensorList(items):
+                return [self.tensor(item, f"an item of list {index}")[0] for item in items]
+            case OptionalTensorList(items):
+                return [self._optional(item, index) for item in items]
+            case _:
+                raise ProgramError(f"value {index} has the unknown kind {type(value).__name__}")
+
+    def _int(self, index: int) -> int:
+        value = self.values[index]
+        return int(value.int_val) if isinstance(value, Int) else 0
+
+    def _optional(self, item: int, index: int) -> torch.Tensor | None:
+        if item < 0 or (item < len(self.values) and isinstance(self.values[item], Null)):
+            return None
+        return self.tensor(item, f"an item of list {index}")[0]
+
+
+def rebound(plan: ExecutionPlan) -> set[int]:
+    """Return the targets of the moves of ``plan``."""
+    return {
+        instruction.instr_args.move_to
+        for chain in plan.chains
+        for instruction in chain.instructions
+        if isinstance(instruction.instr_args, MoveCall)
+    }

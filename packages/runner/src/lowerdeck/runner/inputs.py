@@ -1,0 +1,172 @@
+"""Inputs and outputs of a call: flattened, checked, handed over, and put back together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.runner._torch_private import flatten_like, leaf_paths, parse_treespec, unflatten
+from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.layout import dim_order_of, has_layout, strides_of
+from lowerdeck.runner.tensors import Origin, TensorSpec
+
+
+class Signature:
+    """The structure of the inputs and outputs of a method.
+
+    Args:
+        encoded_inputs: The pytree of ``(args, kwargs)`` as the file writes it; may be empty.
+        encoded_outputs: The pytree of the result; may be empty.
+        input_count: Number of inputs of the method.
+        output_count: Number of its outputs.
+    """
+
+    def __init__(
+        self, encoded_inputs: str, encoded_outputs: str, input_count: int, output_count: int
+    ) -> None:
+        self._inputs = _spec(encoded_inputs, input_count)
+        self._outputs = _spec(encoded_outputs, output_count)
+        self._count = input_count
+        self.names = [f"inputs[{index}]" for index in range(input_count)]
+        if self._inputs is not None:
+            self.names = [_argument_name(path) for path in leaf_paths(self._inputs)]
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the inputs in the order of the method.
+
+        Args:
+            args: The inputs by position: the flat ones, or those of the original function.
+            kwargs: The inputs of the original function by name.
+
+        Raises:
+            InputError: They have neither the number nor the structure that the method takes.
+        """
+        if not kwargs and len(args) == self._count and all(map(_is_leaf, args)):
+            return list(args)
+        if self._inputs is not None:
+            leaves = flatten_like((tuple(args), dict(kwargs)), self._inputs)
+            if leaves is not None:
+                return leaves
+        if not kwargs and len(args) == self._count:
+            return list(args)
+        raise InputError(
+            f"{len(args)} inputs by position and {len(kwargs)} by name ({', '.join(kwargs)}) are "
+            f"given; the method takes {self._count}: {', '.join(self.names) or 'none'}"
+        )
+
+    def unflatten(self, outputs: list[Any]) -> Any:
+        """Return ``outputs`` in the structure of the original result; a list when it is unknown.
+
+        Args:
+            outputs: The outputs in the order of the method.
+        """
+        return outputs if self._outputs is None else unflatten(outputs, self._outputs)
+
+
+def _spec(text: str, count: int) -> Any:
+    """Return the structure that ``text`` encodes if it has ``count`` leaves, else None."""
+    if not text:
+        return None
+    try:
+        spec = parse_treespec(text)
+    except Exception:
+        # The structure is a convenience that the file cannot be trusted for: the method still
+        # runs with flat inputs, for instance when a class of the original program is not here.
+        return None
+    return spec if spec.num_leaves == count else None
+
+
+def _is_leaf(value: object) -> bool:
+    return isinstance(value, (torch.Tensor, int, float, str)) or value is None
+
+
+def _argument_name(path: str) -> str:
+    """Return ``args[1]['x']`` or ``kwargs['mask']`` for a path in ``(args, kwargs)``."""
+    if path.startswith("[0]"):
+        return "args" + path[3:]
+    return "kwargs" + path[3:] if path.startswith("[1]") else "inputs" + path
+
+
+Check = Callable[[Any], None]
+
+
+def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check, Check]:
+    """Return a function that checks one tensor input, and one that hands it to the method.
+
+    Args:
+        name: Name of the argument, for messages.
+        tensor: The tensor of the method.
+        spec: What the file says of it.
+    """
+
+    def check(value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            _refuse(name, f"is a {type(value).__name__}; a tensor was expected")
+        if value.layout is not torch.strided or value.device.type != "cpu":
+            _refuse(name, f"is a {value.layout} tensor on {value.device}; move it to the CPU")
+        if value.dtype is not spec.dtype:
+            _refuse(name, f"is {value.dtype}; {spec.dtype} was expected")
+        if value.shape != spec.sizes:
+            _check_sizes(name, value, spec)
+        if not (value.is_contiguous() if spec.contiguous else has_layout(value, spec.dim_order)):
+            _refuse_layout(name, value, spec)
+        if value.is_conj() or value.is_neg():
+            _refuse(name, "is a lazy conjugate or negative; call resolve_conj() and resolve_neg()")
+
+    if spec.origin is Origin.CALLER:
+
+        def hand_over(value: torch.Tensor) -> None:
+            tensor.set_(
+                value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+            )
+
+        return check, hand_over
+
+    def copy_in(value: torch.Tensor) -> None:
+        if tensor.shape != value.shape:
+            tensor.as_strided_(value.shape, strides_of(value.shape, spec.dim_order))
+        tensor.copy_(value)
+
+    return check, copy_in
+
+
+def bind_fixed(name: str, expected: object) -> Check:
+    """Return a function that checks an input whose value was fixed when the program was exported.
+
+    Args:
+        name: Name of the argument, for messages.
+        expected: The value in the file.
+    """
+
+    def check(value: Any) -> None:
+        if type(value) is not type(expected) or value != expected:
+            _refuse(name, f"is {value!r}; the program was exported for {expected!r} only")
+
+    return check
+
+
+def _check_sizes(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
+    found, expected = list(value.shape), list(spec.sizes)
+    if not spec.dynamic:
+        _refuse(name, f"has shape {found}; {expected} was expected")
+    if len(found) != len(expected) or any(a > b for a, b in zip(found, expected, strict=True)):
+        _refuse(name, f"has shape {found}; at most {expected} was expected")
+
+
+def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
+    cure = (
+        "call .contiguous() on it"
+        if spec.contiguous
+        else "call .to(memory_format=torch.channels_last) on it"
+    )
+    _refuse(
+        name,
+        f"has strides {list(value.stride())} (dim order {list(dim_order_of(value))}); a dense "
+        f"tensor of dim order {list(spec.dim_order)} was expected: {cure}",
+    )
+
+
+def _refuse(name: str, problem: str) -> None:
+    raise InputError(f"{name} {problem}", argument=name)

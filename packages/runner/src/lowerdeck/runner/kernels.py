@@ -1,0 +1,166 @@
+"""Operators by the name that the file gives them: torch's own, scalar ones, view ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowerdeck.runner._torch_private import (
+    SchemaArgument,
+    direct_call,
+    find_overload,
+    schema_arguments,
+)
+from lowerdeck.runner.dtypes import DTYPES, MEMORY_FORMATS
+from lowerdeck.runner.prim_ops import SCALAR_OPERATORS
+from lowerdeck.runner.view_ops import VIEW_OPERATORS
+from lowerdeck.serializer import (
+    Bool,
+    BoolList,
+    Double,
+    DoubleList,
+    Int,
+    IntList,
+    KernelTypes,
+    Null,
+    OptionalTensorList,
+    String,
+    Tensor,
+    TensorList,
+)
+
+VIEW = "executorch_prim::et_view.default"
+"""The one operator that makes its result share memory instead of writing to it."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "Tensor": (Tensor,),
+    "int": (Int,),
+    "float": (Double,),
+    "bool": (Bool,),
+    "number": (Int, Double, Bool),
+    "str": (String,),
+    "ScalarType": (Int,),
+    "MemoryFormat": (Int,),
+    "Layout": (Int,),
+    "Device": (Int,),
+    "List[int]": (IntList,),
+    "List[float]": (DoubleList,),
+    "List[bool]": (BoolList,),
+    "List[Tensor]": (TensorList,),
+    "List[Optional[Tensor]]": (OptionalTensorList, TensorList),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKernel:
+    """An operator of torch.
+
+    Attributes:
+        name: Full name, such as ``aten::add.out``.
+        call: The function; out arguments by name.
+        arguments: The arguments in schema order.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arguments: tuple[SchemaArgument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarKernel:
+    """An operator whose result is a number, written to a value of its own.
+
+    Attributes:
+        name: Full name.
+        call: The function.
+        arity: Number of arguments.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arity: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewKernel:
+    """An operator of the runtime on tensors that torch does not have.
+
+    Attributes:
+        name: Full name.
+        call: The function; the description of the written tensor comes last.
+        types: Types of the arguments.
+        written: Position of the argument that is written.
+        returns: Whether the file adds one value for the result.
+    """
+
+    name: str
+    call: Callable[..., None]
+    types: tuple[str, ...]
+    written: int
+    returns: bool
+
+
+Kernel = TorchKernel | ScalarKernel | ViewKernel
+
+
+def find_kernel(name: str, overload: str) -> Kernel | None:
+    """Return the kernel that the runtime knows as ``name.overload``, or None.
+
+    Only operators that write to their arguments count, as the runtime has no others.
+
+    Args:
+        name: Namespace and name, such as ``aten::add``.
+        overload: Overload name; empty for the default one.
+    """
+    full_name = f"{name}.{overload}" if overload else name
+    if full_name in SCALAR_OPERATORS:
+        arity, function = SCALAR_OPERATORS[full_name]
+        return ScalarKernel(full_name, function, arity)
+    if full_name in VIEW_OPERATORS:
+        types, written, function = VIEW_OPERATORS[full_name]
+        prim = full_name.startswith("executorch_prim::")
+        return ViewKernel(full_name, function, types, written, returns=not prim)
+    namespace, separator, short = name.partition("::")
+    if not separator or not namespace.isidentifier() or not short.isidentifier():
+        return None
+    operator = find_overload(namespace, short, overload)
+    if operator is None:
+        return None
+    arguments = schema_arguments(operator)
+    if not any(argument.is_written for argument in arguments):
+        return None
+    return TorchKernel(full_name, direct_call(operator), arguments)
+
+
+def accepts(type_name: str, value: KernelTypes) -> bool:
+    """Return whether an argument of the type ``type_name`` takes ``value``.
+
+    Args:
+        type_name: A type as the schema spells it, such as ``Optional[List[int]]``.
+        value: The value as the file describes it.
+    """
+    if type_name.startswith("Optional[") and not type_name.startswith("Optional[Tensor]]"):
+        if isinstance(value, Null):
+            return True
+        type_name = type_name[len("Optional[") : -1]
+    return isinstance(value, _KINDS.get(type_name, (Null,)))
+
+
+def converter(type_name: str) -> Callable[[Any], Any] | None:
+    """Return what turns the number of an enumeration into torch's own value, or None.
+
+    Args:
+        type_name: A type as the schema spells it.
+    """
+    if "ScalarType" in type_name:
+        return lambda number: None if number is None else DTYPES[number]
+    if "MemoryFormat" in type_name:
+        return lambda number: None if number is None else MEMORY_FORMATS[number]
+    if "Layout" in type_name:
+        return lambda number: None if number is None else torch.strided
+    if "Device" in type_name:
+        return lambda number: None if number is None else torch.device("cpu")
+    return None

@@ -1,0 +1,49 @@
+"""Strides and dim orders: how the elements of a tensor lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def strides_of(sizes: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a dense tensor.
+
+    Args:
+        sizes: The shape.
+        dim_order: The dimensions from the outermost in memory to the innermost.
+    """
+    strides = [1] * len(sizes)
+    step = 1
+    for dim in reversed(dim_order):
+        strides[dim] = step
+        step *= max(sizes[dim], 1)
+    return tuple(strides)
+
+
+def is_contiguous_order(dim_order: Sequence[int]) -> bool:
+    """Return whether ``dim_order`` is that of a contiguous tensor."""
+    return all(dim == position for position, dim in enumerate(dim_order))
+
+
+def has_layout(tensor: Tensor, dim_order: Sequence[int]) -> bool:
+    """Return whether the elements of ``tensor`` lie densely in ``dim_order``.
+
+    Strides of dimensions of size 1 say nothing and are not looked at.
+    """
+    if tensor.numel() == 0:
+        return True
+    step = 1
+    for dim in reversed(dim_order):
+        size = int(tensor.shape[dim])
+        if size != 1 and tensor.stride(dim) != step:
+            return False
+        step *= int(size)
+    return True
+
+
+def dim_order_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the dim order of ``tensor``: dimensions by falling stride, ties by position."""
+    strides = tensor.stride()
+    return tuple(sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim)))

@@ -1,0 +1,142 @@
+"""One method of a program, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.runner.arena import Arena
+from lowerdeck.runner.delegates import Delegate
+from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.frame import Frame
+from lowerdeck.runner.inputs import Signature, bind_fixed, bind_input
+from lowerdeck.runner.linking import Linker
+from lowerdeck.runner.machine import run_chains
+from lowerdeck.runner.tensors import DataSource
+from lowerdeck.serializer import ExecutionPlan, FreeCall
+
+MAX_INSTRUCTIONS = 10_000_000
+"""How many instructions one run of a method may take, as in the official runtime."""
+
+
+class LoadedMethod:
+    """A method whose tensors are made and whose instructions are bound.
+
+    Made by :func:`lowerdeck.runner.load`. Not safe for use by several threads at once: all calls
+    work in the same planned memory.
+
+    Args:
+        plan: The method as the file describes it.
+        arenas: Its planned memory.
+        source: Finds the bytes of constants.
+        delegates: Its delegates, initialised.
+
+    Attributes:
+        name: Its name.
+        signature: The structure of its inputs and outputs.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        arenas: Sequence[Arena],
+        source: DataSource,
+        delegates: Sequence[Delegate],
+    ) -> None:
+        self.name = plan.name
+        self.signature = _read_signature(plan)
+        with torch.inference_mode():
+            # Inference tensors skip autograd's bookkeeping at every call.
+            self._frame = Frame(plan, arenas, source)
+            self._chains = Linker(plan, self._frame, delegates).link()
+            self._freed = _freed(plan, self._frame)
+            self._outputs = [self._frame.check(index, "an output") for index in plan.outputs]
+            self._checks: list[Callable[[Any], None]] = []
+            self._setters: list[Callable[[Any], None] | None] = []
+            self._bind_inputs(plan.inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of one call in its original structure.
+
+        Args:
+            *args: The inputs by position, flat or as the original function took them.
+            **kwargs: The inputs that the original function took by name.
+
+        Raises:
+            InputError: The inputs do not fit; nothing has run.
+            ExecutionError: An instruction failed.
+        """
+        outputs = self.run_flat(self.signature.flatten(args, kwargs))
+        return self.signature.unflatten(outputs)
+
+    def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of one call as a flat list of tensors, numbers and strings.
+
+        Args:
+            inputs: The flat inputs, in the order of the method.
+
+        Raises:
+            InputError: An input does not fit; nothing has run.
+            ExecutionError: An instruction failed.
+        """
+        with torch.inference_mode():
+            self._set_inputs(inputs)
+            run_chains(self._chains, self.name, MAX_INSTRUCTIONS)
+        with torch.no_grad():
+            # Copied outside inference mode: autograd refuses what is made inside.
+            return [_copied(self._frame.registers[index]) for index in self._outputs]
+
+    def _set_inputs(self, inputs: Sequence[Any]) -> None:
+        if len(inputs) != len(self._checks):
+            raise InputError(
+                f"{len(inputs)} inputs are given; the method takes {len(self._checks)}: "
+                f"{', '.join(self.signature.names) or 'none'}"
+            )
+        for check, value in zip(self._checks, inputs, strict=True):
+            check(value)
+        for index, register in self._freed:
+            self._frame.registers[index] = register
+        for setter, value in zip(self._setters, inputs, strict=True):
+            if setter is not None:
+                setter(value)
+
+    def _bind_inputs(self, indices: Sequence[int]) -> None:
+        for name, index in zip(self.signature.names, indices, strict=True):
+            self._frame.check(index, name)
+            spec, register = self._frame.specs[index], self._frame.registers[index]
+            if spec is None or not isinstance(register, torch.Tensor):
+                self._checks.append(bind_fixed(name, register))
+                self._setters.append(None)
+                continue
+            self._frame.require_writable(index, name)
+            check, setter = bind_input(name, register, spec)
+            self._checks.append(check)
+            self._setters.append(setter)
+
+
+def _read_signature(plan: ExecutionPlan) -> Signature:
+    meta = plan.container_meta_type
+    return Signature(
+        meta.encoded_inp_str if meta is not None else "",
+        meta.encoded_out_str if meta is not None else "",
+        len(plan.inputs),
+        len(plan.outputs),
+    )
+
+
+def _freed(plan: ExecutionPlan, frame: Frame) -> list[tuple[int, object]]:
+    """Return what each freed register held, so that the next call starts with it again."""
+    return [
+        (item.instr_args.value_index, frame.registers[item.instr_args.value_index])
+        for chain in plan.chains
+        for item in chain.instructions
+        if isinstance(item.instr_args, FreeCall)
+    ]
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,79 @@
+"""The scalar operators of the runtime: arithmetic on sizes, comparisons, rounding."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Scalar = int | float | bool
+
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
+
+
+def _if_else(condition: Scalar, then: Scalar, other: Scalar) -> Scalar:
+    return then if condition else other
+
+
+def _sym_size(tensor: torch.Tensor, dim: int) -> int:
+    return tensor.shape[dim]
+
+
+def _local_scalar(tensor: torch.Tensor) -> Scalar:
+    value: Scalar = tensor.item()
+    return value
+
+
+_BINARY: dict[str, Callable[..., Any]] = {
+    "add.Scalar": operator.add,
+    "sub.Scalar": operator.sub,
+    "mul.Scalar": operator.mul,
+    "floordiv.Scalar": operator.floordiv,
+    "floordiv.int": operator.floordiv,
+    "truediv.Scalar": operator.truediv,
+    "mod.Scalar": operator.mod,
+    "mod.int": operator.mod,
+    "eq.Scalar": operator.eq,
+    "ne.Scalar": operator.ne,
+    "lt.Scalar": operator.lt,
+    "le.Scalar": operator.le,
+    "gt.Scalar": operator.gt,
+    "ge.Scalar": operator.ge,
+    "sym_max.Scalar": max,
+    "sym_min.Scalar": min,
+}
+
+_UNARY: dict[str, Callable[..., Any]] = {
+    "neg.Scalar": operator.neg,
+    "ceil.Scalar": math.ceil,
+    "floor.Scalar": math.floor,
+    "round.Scalar": round,
+    "trunc.Scalar": math.trunc,
+    "sym_float.Scalar": float,
+    "sym_int.Scalar": int,
+    "sym_not.Scalar": operator.not_,
+}
+
+SCALAR_OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
+    **{f"executorch_prim::{name}": (2, function) for name, function in _BINARY.items()},
+    **{f"executorch_prim::{name}": (1, function) for name, function in _UNARY.items()},
+    "executorch_prim::sym_ite.Scalar": (3, _if_else),
+    "aten::sym_size.int": (2, _sym_size),
+    "aten::sym_numel": (1, torch.Tensor.numel),
+    "aten::_local_scalar_dense": (1, _local_scalar),
+}
+"""Full name -> (number of arguments, function). The result goes to one more value."""
+
+
+def in_range(value: Scalar) -> Scalar:
+    """Return ``value`` if a 64-bit integer or a double can hold it.
+
+    Raises:
+        OverflowError: It is an integer beyond 64 bits, which the runtime would wrap around.
+    """
+    if isinstance(value, int) and not _LEAST <= value <= _GREATEST:
+        raise OverflowError(f"{value} does not fit in 64 bits")
+    return value

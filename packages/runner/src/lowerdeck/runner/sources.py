@@ -1,0 +1,89 @@
+"""Where the bytes of constants come from: the program itself, and a ``.ptd`` beside it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+
+from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.tensors import TensorSpec
+from lowerdeck.serializer import FileRange, Program, Storage
+
+
+def as_view(storage: Storage) -> memoryview:
+    """Return the bytes of ``storage`` without copying them.
+
+    Args:
+        storage: A buffer, or a range of a file, which is mapped.
+
+    Raises:
+        ProgramError: The file cannot be read, or is shorter than the range.
+    """
+    if not isinstance(storage, FileRange):
+        view = memoryview(storage)
+        return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    if storage.length == 0:
+        return memoryview(b"")
+    try:
+        with Path(storage.path).open("rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise ProgramError(f"{storage.path} cannot be mapped: {error}") from error
+    part = whole[storage.offset : storage.offset + storage.length]
+    if part.nbytes != storage.length:
+        raise ProgramError(f"{storage.path} ends before byte {storage.offset + storage.length}")
+    return part
+
+
+class ProgramData:
+    """Finds the constants and initial values of one program.
+
+    Args:
+        program: The program.
+        external: The tensors of the ``.ptd`` by name; empty without one.
+    """
+
+    def __init__(self, program: Program, external: Mapping[str, memoryview]) -> None:
+        self._program = program
+        self._external = external
+
+    def constant(self, index: int) -> memoryview:
+        """Return the bytes of the constant ``index``.
+
+        Raises:
+            ProgramError: There is no such constant.
+        """
+        buffers = self._program.constant_buffer
+        if not 0 < index < len(buffers):
+            raise ProgramError(f"constant {index} is missing; the file has {len(buffers) - 1}")
+        return as_view(buffers[index].storage)
+
+    def initial(self, index: int) -> memoryview:
+        """Return the bytes of the initial value ``index`` of a mutable buffer.
+
+        Raises:
+            ProgramError: There is no such value.
+        """
+        buffers = self._program.mutable_data
+        if not 0 < index < len(buffers):
+            raise ProgramError(
+                f"initial value {index} is missing; the file has {len(buffers) - 1}"
+            )
+        return as_view(buffers[index].storage)
+
+    def external(self, name: str, spec: TensorSpec) -> memoryview:
+        """Return the bytes of the external tensor ``name``.
+
+        Raises:
+            ProgramError: No ``.ptd`` was given, or it lacks the tensor.
+        """
+        if name not in self._external:
+            known = (
+                f"{len(self._external)} other tensors" if self._external else "no external data"
+            )
+            raise ProgramError(
+                f"value {spec.index} needs the external tensor {name!r}; {known} given: "
+                "pass the .ptd as load(..., data=path)"
+            )
+        return self._external[name]

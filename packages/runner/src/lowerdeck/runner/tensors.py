@@ -1,0 +1,198 @@
+"""The tensors of a method: constants on the file, planned ones in arenas, others of their own."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from lowerdeck.runner.arena import Arena
+from lowerdeck.runner.dtypes import DTYPES
+from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.layout import is_contiguous_order, strides_of
+from lowerdeck.serializer import Tensor as TensorValue
+from lowerdeck.serializer import TensorDataLocation, TensorShapeDynamism
+
+_MAX_RANK = 16  # a limit of the runtime
+
+
+class Origin(enum.Enum):
+    """Where the bytes of a tensor are.
+
+    ``CONSTANT``: in the file or the ``.ptd``, read only. ``PLANNED``: in an arena.
+    ``CALLER``: wherever the caller, a move or a view says; this runner lends memory meanwhile.
+    """
+
+    CONSTANT = "constant"
+    PLANNED = "planned"
+    CALLER = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What the file says of one tensor.
+
+    Attributes:
+        index: Value index in its method.
+        dtype: Element type.
+        sizes: Shape, or its upper bound.
+        dim_order: Dimensions from the outermost in memory to the innermost.
+        contiguous: Whether the dim order is the contiguous one.
+        dynamic: Whether the shape may change from call to call.
+        capacity: Number of elements there is room for.
+        origin: Where the bytes are.
+        memory_id: Arena of a planned tensor, else 0.
+        offset: First byte of a planned tensor in its arena.
+        name: Fully qualified name of a parameter or buffer, where the file tells it.
+        has_state: Whether a planned tensor keeps a value from call to call, as the file tells:
+            it has an initial value or a name.
+    """
+
+    index: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...]
+    contiguous: bool
+    dynamic: bool
+    capacity: int
+    origin: Origin
+    memory_id: int
+    offset: int
+    name: str
+    has_state: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes of the tensor at its upper bound."""
+        return self.capacity * self.dtype.itemsize
+
+
+class DataSource(Protocol):
+    """Finds the bytes of constants and of initial values."""
+
+    def constant(self, index: int) -> memoryview:
+        """Return the bytes of the constant ``index``."""
+        ...
+
+    def initial(self, index: int) -> memoryview:
+        """Return the bytes of the initial value ``index`` of a mutable buffer."""
+        ...
+
+    def external(self, name: str, spec: TensorSpec) -> memoryview:
+        """Return the bytes of the external tensor ``name``, which must suit ``spec``."""
+        ...
+
+
+def read_spec(index: int, value: TensorValue) -> TensorSpec:
+    """Return what the file says of the tensor ``value``, checked.
+
+    Args:
+        index: Its value index.
+        value: The table of the file.
+
+    Raises:
+        ProgramError: The table contradicts itself, or asks for what this runner cannot do.
+    """
+    if value.scalar_type not in DTYPES:
+        raise ProgramError(
+            f"value {index} has the element type {value.scalar_type!r}, which torch lacks"
+        )
+    if value.storage_offset:
+        raise ProgramError(f"value {index} has a storage offset, which no runtime supports")
+    if value.shape_dynamism == TensorShapeDynamism.DYNAMIC_UNBOUND:
+        raise ProgramError(f"value {index} has no upper bound of its shape; export it with a max")
+    sizes, dim_order = tuple(value.sizes), tuple(value.dim_order)
+    if len(sizes) > _MAX_RANK or min(sizes, default=0) < 0:
+        raise ProgramError(f"value {index} has the shape {list(sizes)}")
+    if sorted(dim_order) != list(range(len(sizes))):
+        raise ProgramError(
+            f"value {index} has the dim order {list(dim_order)}, which is no permutation of its "
+            f"{len(sizes)} dimensions"
+        )
+    info, extra = value.allocation_info, value.extra_tensor_info
+    external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
+    if info is not None:
+        origin = Origin.PLANNED
+    elif external or value.data_buffer_idx > 0:
+        origin = Origin.CONSTANT
+    else:
+        origin = Origin.CALLER
+    name = (extra.fully_qualified_name or "") if extra is not None else ""
+    return TensorSpec(
+        index=index,
+        dtype=DTYPES[value.scalar_type],
+        sizes=sizes,
+        dim_order=dim_order,
+        contiguous=is_contiguous_order(dim_order),
+        dynamic=value.shape_dynamism == TensorShapeDynamism.DYNAMIC_BOUND,
+        capacity=math.prod(sizes),
+        origin=origin,
+        memory_id=info.memory_id if info is not None else 0,
+        offset=info.memory_offset if info is not None else 0,
+        name=name,
+        has_state=info is not None and bool(name or external or value.data_buffer_idx),
+    )
+
+
+def make_tensor(
+    spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: DataSource
+) -> torch.Tensor:
+    """Return the tensor that ``spec`` describes, on the memory that it names.
+
+    Args:
+        spec: The checked description of ``value``.
+        value: The table of the file.
+        arenas: The arenas of the method.
+        source: Finds constants and initial values.
+
+    Raises:
+        ProgramError: The bytes are missing, too few, or outside their arena.
+    """
+    extra = value.extra_tensor_info
+    external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
+    if spec.origin is Origin.CALLER:
+        try:
+            return torch.zeros(spec.capacity, dtype=spec.dtype).as_strided(
+                spec.sizes, strides_of(spec.sizes, spec.dim_order)
+            )
+        except RuntimeError as error:
+            raise ProgramError(
+                f"value {spec.index} of shape {list(spec.sizes)}: {error}"
+            ) from error
+    data: memoryview | None = None
+    if external:
+        data = source.external(spec.name, spec)
+    elif value.data_buffer_idx > 0:
+        planned = spec.origin is Origin.PLANNED
+        data = (source.initial if planned else source.constant)(value.data_buffer_idx)
+    if spec.origin is Origin.CONSTANT:
+        return _from_bytes(spec, data if data is not None else memoryview(b""))
+    if not 0 < spec.memory_id < len(arenas):
+        raise ProgramError(
+            f"value {spec.index} lies in memory {spec.memory_id}; the method has "
+            f"{len(arenas) - 1} (they count from 1)"
+        )
+    arena = arenas[spec.memory_id]
+    tensor = arena.view(spec.dtype, spec.sizes, spec.dim_order, spec.offset)
+    if data is not None and spec.offset not in arena.initialised:
+        tensor.copy_(_from_bytes(spec, data))
+        arena.initialised.add(spec.offset)
+    return tensor
+
+
+def _from_bytes(spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    """Return a tensor on ``data`` itself: nothing is copied."""
+    if data.nbytes < spec.nbytes:
+        raise ProgramError(
+            f"value {spec.index} of shape {list(spec.sizes)} needs {spec.nbytes} bytes; "
+            f"the file has {data.nbytes} for it"
+        )
+    strides = strides_of(spec.sizes, spec.dim_order)
+    if spec.capacity == 0:
+        return torch.empty(0, dtype=spec.dtype).as_strided(spec.sizes, strides)
+    flat = torch.frombuffer(data, dtype=spec.dtype, count=spec.capacity)
+    return flat.as_strided(spec.sizes, strides)

@@ -1,0 +1,136 @@
+"""The tensor operators that torch does not have: dim-order copies, views and row copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lowerdeck.runner.errors import ExecutionError
+from lowerdeck.runner.layout import strides_of
+from lowerdeck.runner.tensors import TensorSpec
+
+
+def resize(out: torch.Tensor, sizes: Sequence[int], spec: TensorSpec) -> None:
+    """Give ``out`` the shape ``sizes`` in place, in the layout of ``spec``.
+
+    Args:
+        out: A tensor on memory of at least ``spec.capacity`` elements.
+        sizes: The new shape.
+        spec: What the file says of it.
+
+    Raises:
+        ExecutionError: The shape is beyond what the file allows.
+    """
+    check_shape(sizes, spec)
+    out.as_strided_(tuple(sizes), strides_of(sizes, spec.dim_order))
+
+
+def check_shape(sizes: Sequence[int], spec: TensorSpec) -> None:
+    """Refuse a shape that the file does not allow for a value.
+
+    Raises:
+        ExecutionError: A static value would get another shape, or a dynamic one more elements or
+            another rank than planned.
+    """
+    if not spec.dynamic:
+        if tuple(sizes) != spec.sizes:
+            raise ExecutionError(
+                f"value {spec.index} came out with shape {list(sizes)}; the program says "
+                f"{list(spec.sizes)}"
+            )
+        return
+    if len(sizes) != len(spec.sizes) or math.prod(sizes) > spec.capacity:
+        raise ExecutionError(
+            f"value {spec.index} came out with shape {list(sizes)}; the program has room for "
+            f"{list(spec.sizes)} at most"
+        )
+
+
+def dim_order_copy(
+    source: torch.Tensor,
+    non_blocking: bool,  # noqa: ARG001 - part of the operator's signature
+    dim_order: Sequence[int] | None,  # noqa: ARG001 - the layout of out says the same
+    out: torch.Tensor,
+    spec: TensorSpec,
+) -> None:
+    """Copy ``source`` into ``out``, whose element type and layout may differ."""
+    if out.shape != source.shape:
+        resize(out, source.shape, spec)
+    out.copy_(source)
+
+
+def device_copy(source: torch.Tensor, out: torch.Tensor, spec: TensorSpec) -> None:
+    """Copy ``source`` into ``out``; host and device are one here."""
+    dim_order_copy(source, False, None, out, spec)
+
+
+def empty_dim_order(
+    sizes: Sequence[int],
+    dim_order: Sequence[int] | None,  # noqa: ARG001 - the layout of out says the same
+    out: torch.Tensor,
+    spec: TensorSpec,
+) -> None:
+    """Give ``out`` the shape ``sizes`` and leave its elements as they are."""
+    resize(out, sizes, spec)
+
+
+def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: TensorSpec) -> None:
+    """Make ``out`` a view of the memory of ``source``, of shape ``sizes`` (one may be -1)."""
+    known = math.prod(size for size in sizes if size != -1)
+    unknown = list(sizes).count(-1)
+    if unknown > 1 or any(size < -1 for size in sizes):
+        raise ExecutionError(f"a view cannot have the shape {list(sizes)}")
+    if unknown and known:
+        sizes = [source.numel() // known if size == -1 else size for size in sizes]
+    if math.prod(sizes) != source.numel() or (unknown and not known):
+        raise ExecutionError(f"{list(source.shape)} cannot be viewed as {list(sizes)}")
+    if source.dtype != out.dtype:
+        raise ExecutionError(f"a view of {source.dtype} cannot be {out.dtype}")
+    check_shape(sizes, spec)
+    out.set_(
+        source.untyped_storage(),
+        source.storage_offset(),
+        tuple(sizes),
+        strides_of(sizes, spec.dim_order),
+    )
+
+
+def copy_index(out: torch.Tensor, row: torch.Tensor, index: int, spec: TensorSpec) -> None:
+    """Write ``row`` as the row ``index`` of ``out``, which grows to hold that many rows."""
+    if index < 0:
+        raise ExecutionError(f"row {index} cannot be written")
+    if spec.dynamic:
+        resize(out, (index + 1, *row.shape), spec)
+    if out.dim() == 0 or index >= out.shape[0] or out.shape[1:] != row.shape:
+        raise ExecutionError(
+            f"row {index} of shape {list(row.shape)} does not fit in {list(out.shape)}"
+        )
+    out[index].copy_(row)
+
+
+ViewKernel = Callable[..., None]
+
+VIEW_OPERATORS: dict[str, tuple[tuple[str, ...], int, ViewKernel]] = {
+    "dim_order_ops::_to_dim_order_copy.out": (
+        ("Tensor", "bool", "Optional[List[int]]", "Tensor"),
+        3,
+        dim_order_copy,
+    ),
+    "dim_order_ops::_clone_dim_order.out": (
+        ("Tensor", "bool", "Optional[List[int]]", "Tensor"),
+        3,
+        dim_order_copy,
+    ),
+    "dim_order_ops::_empty_dim_order.out": (
+        ("List[int]", "Optional[List[int]]", "Tensor"),
+        2,
+        empty_dim_order,
+    ),
+    "et_copy::_h2d_copy.out": (("Tensor", "Tensor"), 1, device_copy),
+    "et_copy::_d2h_copy.out": (("Tensor", "Tensor"), 1, device_copy),
+    "executorch_prim::et_view.default": (("Tensor", "List[int]", "Tensor"), 2, view),
+    "executorch_prim::et_copy_index.tensor": (("Tensor", "Tensor", "int"), 0, copy_index),
+}
+"""Full name -> (types of the arguments, which of them is written, function)."""

@@ -1,0 +1,245 @@
+"""What a program computes: kernels, scalars, jumps, lists, dynamic shapes and state."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.runner import ExecutionError, InputError, ProgramError, load
+
+
+def add(m: Any, left: int, right: int, out: int) -> None:
+    m.call("aten::add.out", left, right, m.integer(1), out, out)
+
+
+def test_kernel_writes_into_planned_memory(method: Any) -> None:
+    x, y, out = method.tensor([2]), method.tensor([2]), method.tensor([2])
+    add(method, x, y, out)
+    program = load(method.ends([x, y], [out]))
+    (result,) = program.method().run_flat([torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])])
+    assert result.tolist() == [11.0, 22.0]
+    assert not result.is_inference()
+
+
+def test_results_are_copies_that_later_calls_leave_alone(method: Any) -> None:
+    x, out = method.tensor([1]), method.tensor([1])
+    add(method, x, x, out)
+    forward = load(method.ends([x], [out])).method()
+    first = forward.run_flat([torch.ones(1)])[0]
+    forward.run_flat([torch.zeros(1)])
+    assert first.item() == 2.0
+
+
+def test_constants_are_read_where_they_lie(method: Any) -> None:
+    x, out = method.tensor([2]), method.tensor([2])
+    c = method.constant(torch.tensor([1.0, -1.0]))
+    add(method, x, c, out)
+    assert load(method.ends([x], [out])).run("forward", torch.zeros(2))[0].tolist() == [1.0, -1.0]
+
+
+def test_a_program_that_writes_a_constant_is_refused(method: Any) -> None:
+    x, c = method.tensor([2]), method.constant(torch.zeros(2))
+    add(method, x, x, c)
+    with pytest.raises(ProgramError, match="is a constant"):
+        load(method.ends([x], [c])).method()
+
+
+def test_a_program_that_writes_a_constant_through_a_view_or_move_is_refused(build: Any) -> None:
+    m = build.method("view")
+    x, view, c = m.tensor([2]), m.tensor([2], planned=False), m.constant(torch.zeros(2))
+    m.call("executorch_prim::et_view.default", c, m.ints([2]), view)
+    add(m, x, x, view)
+    m.ends([x], [view])
+    m = build.method("move")
+    x, target, c = m.tensor([2]), m.tensor([2]), m.constant(torch.zeros(2))
+    m.move(c, target)
+    add(m, x, x, target)
+    program = load(m.ends([x], [target]))
+    for name in ("view", "move"):
+        with pytest.raises(ProgramError, match="shares its memory"):
+            program.method(name)
+
+
+def test_dynamic_results_take_the_shape_of_each_call(method: Any) -> None:
+    x, out = method.tensor([4, 2], dynamic=True), method.tensor([4, 2], dynamic=True)
+    add(method, x, x, out)
+    forward = load(method.ends([x], [out])).method()
+    for rows in (3, 1, 0, 4):
+        value = torch.randn(rows, 2)
+        assert torch.equal(forward.run_flat([value])[0], value + value)
+
+
+def test_a_result_beyond_its_bound_is_an_error(method: Any) -> None:
+    x, out = method.tensor([4]), method.tensor([2], dynamic=True)
+    add(method, x, x, out)
+    with pytest.raises(ExecutionError, match=r"instruction 0 \(aten::add.out\).*room for \[2\]"):
+        load(method.ends([x], [out])).run("forward", torch.zeros(4))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_static_result_of_another_shape_is_an_error(method: Any) -> None:
+    x, out = method.tensor([4]), method.tensor([2])
+    add(method, x, x, out)
+    with pytest.raises(ExecutionError, match=r"shape \[4\]; the program says \[2\]"):
+        load(method.ends([x], [out])).run("forward", torch.zeros(4))
+
+
+def test_channels_last_results_keep_the_layout_of_the_file(method: Any) -> None:
+    order = [0, 2, 3, 1]
+    x = method.tensor([1, 3, 4, 4], dim_order=order)
+    out = method.tensor([2, 3, 4, 4], dim_order=order, dynamic=True)
+    add(method, x, x, out)
+    value = torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    (result,) = load(method.ends([x], [out])).method().run_flat([value])
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(result, value + value)
+
+
+def test_scalar_operators_feed_kernels(method: Any) -> None:
+    x, out = method.tensor([4], dynamic=True), method.tensor([], torch.float32)
+    size, twice = method.integer(-1), method.integer(-1)
+    method.call("aten::sym_size.int", x, method.integer(0), size)
+    method.call("executorch_prim::mul.Scalar", size, method.integer(2), twice)
+    method.call("aten::full.out", method.ints([]), twice, out, out)
+    forward = load(method.ends([x], [out, twice])).method()
+    assert forward.run_flat([torch.zeros(3)]) == [torch.tensor(6.0), 6]
+    assert forward.run_flat([torch.zeros(2)])[1] == 4
+
+
+def test_a_list_of_sizes_may_hold_computed_ones(method: Any) -> None:
+    x, out = method.tensor([4], dynamic=True), method.tensor([4], dynamic=True)
+    size = method.integer(-1)
+    method.call("aten::sym_size.int", x, method.integer(0), size)
+    from_list = method.ints([0])
+    method.plan.values[from_list].val.items[0] = size
+    method.call("aten::full.out", from_list, method.double(0.5), out, out)
+    forward = load(method.ends([x], [out])).method()
+    assert forward.run_flat([torch.zeros(3)])[0].tolist() == [0.5] * 3
+    assert forward.run_flat([torch.zeros(1)])[0].tolist() == [0.5]
+
+
+def test_a_false_condition_jumps(method: Any) -> None:
+    condition = method.tensor([], torch.bool)
+    x, left, right = method.tensor([1]), method.tensor([1]), method.tensor([1])
+    out = method.tensor([1], planned=False)
+    method.jump(condition, 4)
+    add(method, x, x, left)
+    method.move(left, out)
+    method.jump(method.boolean(False), 6)
+    method.call("aten::mul.out", x, x, right, right)
+    method.move(right, out)
+    forward = load(method.ends([condition, x], [out])).method()
+    three = torch.tensor([3.0])
+    assert forward.run_flat([torch.tensor(True), three])[0].item() == 6.0
+    assert forward.run_flat([torch.tensor(False), three])[0].item() == 9.0
+
+
+def test_a_loop_counts_and_copies_rows(method: Any) -> None:
+    x, row = method.tensor([4, 2], dynamic=True), method.tensor([2])
+    out = method.tensor([4, 2], dynamic=True)
+    index, size, done = method.integer(0), method.integer(0), method.boolean(False)
+    zero = method.integer(0)
+    method.call("executorch_prim::add.Scalar", zero, zero, index)
+    method.call("aten::sym_size.int", x, zero, size)
+    head = method.call("aten::select_copy.int_out", x, zero, index, row, row)
+    add(method, row, row, row)
+    method.call("executorch_prim::et_copy_index.tensor", out, row, index)
+    method.call("executorch_prim::add.Scalar", index, method.integer(1), index)
+    method.call("executorch_prim::eq.Scalar", index, size, done)
+    method.jump(done, head)
+    forward = load(method.ends([x], [out])).method()
+    for rows in (3, 1, 4):
+        value = torch.randn(rows, 2)
+        assert torch.equal(forward.run_flat([value])[0], value * 2)
+
+
+def test_an_endless_loop_ends_in_an_error(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 1000)
+    method.jump(method.boolean(False), 0)
+    with pytest.raises(ExecutionError, match="endless loop"):
+        load(method.ends([], [])).run("forward")
+
+
+def test_list_results_and_optional_tensors(method: Any) -> None:
+    x = method.tensor([2, 4])
+    parts = [method.tensor([2, 1]), method.tensor([2, 3])]
+    outs = method.tensors(parts)
+    split = "aten::split_with_sizes_copy.out"
+    method.call(split, x, method.ints([1, 3]), method.integer(1), outs, outs)
+    picked, rows = method.tensor([1, 4]), method.constant(torch.tensor([1]))
+    method.call("aten::index.Tensor_out", x, method.optional_tensors([rows, -1]), picked, picked)
+    value = torch.randn(2, 4)
+    results = load(method.ends([x], [*parts, picked])).method().run_flat([value])
+    assert torch.equal(torch.cat(results[:2], 1), value)
+    assert torch.equal(results[2], value[1:])
+
+
+def test_state_lives_from_call_to_call_and_starts_at_its_initial_value(method: Any) -> None:
+    state = method.tensor([2], initial=torch.tensor([1.0, 2.0]))
+    x, out = method.tensor([2]), method.tensor([2])
+    add(method, state, x, out)
+    method.call("aten::copy_", state, out, method.boolean(False), state)
+    program = method.ends([x], [out])
+    forward = load(program).method()
+    for expected in ([2.0, 3.0], [3.0, 4.0]):
+        assert forward.run_flat([torch.ones(2)])[0].tolist() == expected
+    assert load(program).method().run_flat([torch.ones(2)])[0].tolist() == [2.0, 3.0]
+
+
+def test_methods_without_code_return_their_constants(build: Any) -> None:
+    for name, maker, value in (
+        ("an_int", "integer", 7),
+        ("a_double", "double", float("inf")),
+        ("a_bool", "boolean", True),
+        ("a_string", "string", "text"),
+    ):
+        m = build.method(name)
+        m.ends([], [getattr(m, maker)(value)])
+    m = build.method("a_null")
+    program = load(m.ends([], [m.null()]))
+    assert program.methods == ["an_int", "a_double", "a_bool", "a_string", "a_null"]
+    found = [program.method(name).run_flat([]) for name in program.methods]
+    assert found == [[7], [float("inf")], [True], ["text"], [None]]
+
+
+def test_unknown_operators_are_all_named_when_the_method_is_loaded(method: Any) -> None:
+    x = method.tensor([1])
+    method.call("aten::no_such.out", x, x)
+    method.call("their::op.out", x, x)
+    with pytest.raises(ProgramError, match=r"aten::no_such.out, their::op.out"):
+        load(method.ends([x], [x])).method()
+
+
+def test_wrong_arity_and_kinds_are_refused_when_the_method_is_loaded(build: Any) -> None:
+    m = build.method("arity")
+    x = m.tensor([1])
+    m.call("aten::relu.out", x, x)
+    m.ends([x], [x])
+    m = build.method("kind")
+    x = m.tensor([1])
+    m.call("aten::relu.out", m.string("x"), x, x)
+    program = load(m.ends([x], [x]))
+    with pytest.raises(ProgramError, match="called with 2 values; it takes 3"):
+        program.method("arity")
+    with pytest.raises(ProgramError, match="a String; Tensor was expected"):
+        program.method("kind")
+
+
+def test_wrong_inputs_name_the_argument(method: Any) -> None:
+    x, flag = method.tensor([2, 3], dynamic=True), method.integer(5)
+    forward = load(method.ends([x, flag], [x])).method()
+    good = torch.zeros(2, 3)
+    for inputs, message in (
+        ([good], "1 inputs are given; the method takes 2"),
+        ([good.int(), 5], r"inputs\[0\] is torch.int32; torch.float32 was expected"),
+        ([torch.zeros(3, 3), 5], r"inputs\[0\] has shape \[3, 3\]; at most \[2, 3\]"),
+        ([torch.zeros(3), 5], r"inputs\[0\] has shape \[3\]"),
+        ([torch.zeros(3, 2).t(), 5], r"inputs\[0\] has strides .*contiguous\(\)"),
+        ([None, 5], r"inputs\[0\] is a NoneType; a tensor"),
+        ([good, 6], r"inputs\[1\] is 6; the program was exported for 5"),
+        ([good, True], r"inputs\[1\] is True"),
+        ([good.to("meta"), 5], r"inputs\[0\] .*meta"),
+        ([good.to_sparse(), 5], r"inputs\[0\] .*sparse"),
+    ):
+        with pytest.raises(InputError, match=message):
+            forward.run_flat(inputs)
