@@ -173,6 +173,14 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session(requires=["torch"], default=False)
+def browser(session: nox.Session) -> None:
+    """Open our HTML reports in headless Chromium (skips with the reason where there is none)."""
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, "selenium", *EDITABLE, *DEV)
+    session.run("pytest", "tests/browser", *session.posargs)
+
+
+@nox.session(requires=["torch"], default=False)
 def nightly(session: nox.Session) -> None:
     """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""
     _borrow_torch(session)
