@@ -5,6 +5,9 @@ Partitions (flat groups of nodes) go through ``fuse_partitions``:
     fused = fuse_partitions(gm, {"first": nodes_a, "second": nodes_b})
     fused["first"].module, fused["first"].call_node, fused["first"].inputs, fused["first"].outputs
 
+``propose_partitions(gm, is_supported)`` chooses the groups; ``fuse_partitions(gm, proposal.named())`` fuses
+them.
+
 Hierarchies (groups in groups) go through ``outline``, on which everything else stands:
 
     inner = Region("linear", nodes_of_linear)
@@ -42,6 +45,7 @@ from lowerdeck.graph_fuser.partition import (
     fuse_partitions,
     validate_partition,
 )
+from lowerdeck.graph_fuser.propose import LeftOut, Proposal, Reason, propose_partitions
 from lowerdeck.graph_fuser.regions import Region
 
 __all__ = [
@@ -54,8 +58,12 @@ __all__ = [
     "outline",
     # Partitions
     "FusedPartition",
+    "LeftOut",
+    "Proposal",
+    "Reason",
     "create_submodule_from_nodes",
     "fuse_partitions",
+    "propose_partitions",
     "topo_sort",
     "validate_partition",
     # Errors

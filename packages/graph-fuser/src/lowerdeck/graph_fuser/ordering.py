@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser.errors import CycleError
 
@@ -43,6 +43,24 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
     if len(done) != len(place):
         raise _circle([node for node, count in waits.items() if count])
     return done
+
+
+def legal_order(graph: Graph) -> list[Node]:
+    """Return the nodes of ``graph``, moved only where one stands before what it reads.
+
+    Args:
+        graph: The graph; not changed.
+
+    Raises:
+        CycleError: The graph reads its own results in a circle.
+    """
+    nodes = list(graph.nodes)
+    seen: set[Node] = set()
+    for node in nodes:
+        if not seen.issuperset(node.all_input_nodes):
+            return topo_sort(nodes)
+        seen.add(node)
+    return nodes
 
 
 def _circle(stuck: Sequence[Node]) -> CycleError:

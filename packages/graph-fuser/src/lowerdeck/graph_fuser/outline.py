@@ -19,6 +19,7 @@ from lowerdeck.graph_fuser.boundary import (
     find_boundary,
 )
 from lowerdeck.graph_fuser.errors import NameInUseError, RegionError
+from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.meta import call_meta, value_meta
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree, region_tree
 from lowerdeck.graph_fuser.schedule import Schedule, body_order, schedule
@@ -127,8 +128,11 @@ def outline(
         ((relu,), (add,))
     """
     tree = region_tree(gm.graph, regions)
-    boundary = find_boundary(tree, input_order=input_order, attribute_name=attribute_name)
-    plan = schedule(tree, boundary)
+    hazards = order_hazards(gm.graph, gm)
+    boundary = find_boundary(
+        tree, order=hazards, input_order=input_order, attribute_name=attribute_name
+    )
+    plan = schedule(tree, boundary, hazards)
     _check_names(gm, tree, in_place=in_place)
     _check_attributes(gm, tree, boundary, attribute_name, own_modules=make_module is None)
     builder = _Builder(gm, tree, boundary, plan, attribute_name, make_module)

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser.boundary import InputOrder, find_boundary
 from lowerdeck.graph_fuser.errors import CycleError
+from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.outline import Outline, OutlinedRegion, outline
 from lowerdeck.graph_fuser.regions import Region, region_tree
 from lowerdeck.graph_fuser.schedule import schedule
@@ -53,9 +54,11 @@ def validate_partition(partition: Iterable[Node]) -> bool:
     nodes = list(dict.fromkeys(partition))
     if not nodes:
         return True
-    tree = region_tree(nodes[0].graph, [Region("partition", nodes)])
+    graph = nodes[0].graph
+    tree = region_tree(graph, [Region("partition", nodes)])
+    hazards = order_hazards(graph, graph.owning_module)
     try:
-        schedule(tree, find_boundary(tree))
+        schedule(tree, find_boundary(tree, order=hazards), hazards)
     except CycleError:
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
@@ -102,10 +102,9 @@ def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
     )
     for region, parent in _preorder(regions):
         _enter(tree, region, parent)
-    for index in range(1, len(tree.regions)):
-        region = tree.regions[index]
-        if region is not None:
-            _claim(tree, graph, region, index)
+    for index, entered in enumerate(tree.regions):
+        if entered is not None:
+            _claim(tree, graph, entered, index)
     _order_members(tree)
     return tree
 
@@ -185,8 +184,3 @@ def _order_members(tree: RegionTree) -> None:
             tree.first[index] = min(tree.first[index], position[members[0]])
         parent = tree.parent[index]
         tree.first[parent] = min(tree.first[parent], tree.first[index])
-
-
-def forced(nodes: Sequence[Node]) -> Mapping[Node, None]:
-    """Return ``nodes`` as an ordered set."""
-    return dict.fromkeys(nodes)

@@ -48,19 +48,22 @@ class Schedule:
 
 
 def schedule(
-    tree: RegionTree, boundary: Boundary, order: Mapping[Node, Sequence[Node]] | None = None
+    tree: RegionTree, boundary: Boundary, order: Sequence[tuple[Node, Node]] = ()
 ) -> Schedule:
     """Return an order for every body in which each value is made before it is read.
 
     Args:
         tree: The regions.
         boundary: What crosses their borders.
-        order: For a node those that must stay behind it though no value flows between them.
+        order: Pairs of nodes that must keep their order though no value flows between them.
 
     Raises:
         CycleError: A region would depend on itself.
     """
-    planner = _Planner(tree, boundary, order or {})
+    behind: dict[Node, list[Node]] = {}
+    for before, after in order:
+        behind.setdefault(before, []).append(after)
+    planner = _Planner(tree, boundary, behind)
     return Schedule(planner.stride, [planner.plan(index) for index in range(len(tree.regions))])
 
 
