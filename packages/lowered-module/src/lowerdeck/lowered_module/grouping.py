@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container
+from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -19,9 +20,9 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     """Return the nodes of each tag in one graph, completed by what must come along.
 
     Modifies the graph in place, but only by giving a group its own copy of a get_attr node that
-    others read too. Along come the getitems of a grouped node (one value cannot be picked apart
-    on the other side of a border) and the get_attrs that grouped nodes read: branch graphs,
-    earlier delegates, tree specs. A tensor attribute comes along if it is tagged.
+    others read too. A getitem stands where its source stands, whatever its tag: a border carries
+    single values. Along come the get_attrs that grouped nodes read: branch graphs, earlier
+    delegates, tree specs; a tensor attribute if it is tagged.
 
     Args:
         graph_module: One graph; nested graphs have groups of their own.
@@ -37,8 +38,9 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     home: dict[Node, str] = {}
     for node in graph_module.graph.nodes:
         tag = node.meta.get(DELEGATION_TAG)
-        if is_getitem(node) and isinstance(node.args[0], Node) and node.args[0] in home:
-            tag = home[node.args[0]]
+        if is_getitem(node) and isinstance(node.args[0], Node):
+            # A border carries single values, so that a list is opened where it is made.
+            tag = home.get(node.args[0])
         if tag is None or tag not in tags or node.op in ("placeholder", "get_attr"):
             continue
         if node.op != "call_function":
@@ -76,7 +78,7 @@ def _open_lists(nodes: list[Node], home: dict[Node, str]) -> None:
         readers = [user for user in node.users if home.get(user) != home[node]]
         if not isinstance(value, list | tuple) or not readers:
             continue
-        parts = []
+        parts: list[Node] = []
         with node.graph.inserting_after(node):
             for index in reversed(range(len(value))):
                 part = node.graph.call_function(operator.getitem, (node, index))
@@ -84,12 +86,15 @@ def _open_lists(nodes: list[Node], home: dict[Node, str]) -> None:
                 home[part] = home[node]
                 parts.insert(0, part)
         nodes.extend(parts)
-        opened = dict.fromkeys(readers)
-        for reader in opened:
-            reader.args, reader.kwargs = map_arg(
-                (reader.args, reader.kwargs),
-                lambda arg, n=node, p=parts: list(p) if arg is n else arg,
-            )
+        for reader in readers:
+            _replace_by_list(reader, node, parts)
+
+
+def _replace_by_list(reader: Node, node: Node, parts: list[Node]) -> None:
+    def opened(argument: Node) -> Any:
+        return list(parts) if argument is node else argument
+
+    reader.args, reader.kwargs = map_arg((reader.args, reader.kwargs), opened)
 
 
 def _adopt_attributes(graph_module: GraphModule, groups: Groups, home: dict[Node, str]) -> None:

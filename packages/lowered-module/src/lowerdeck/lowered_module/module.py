@@ -9,12 +9,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.errors import SignatureError
 from lowerdeck.lowered_module.prepared import PreparedProgram
+from lowerdeck.lowered_module.single_call import single_call_program
 
 if TYPE_CHECKING:
-    from lowerdeck.serializer import NamedDataStoreOutput
+    from lowerdeck.serializer import NamedDataStoreOutput, Program
 
 
 class LoweredBackendModule(torch.nn.Module):
@@ -112,12 +114,53 @@ class LoweredBackendModule(torch.nn.Module):
             if spec == self._in_spec:
                 return flat
         raise SignatureError(
-            f"the delegate of {self._backend_id!r} was called with {pytree.tree_structure((args, kwargs))}, "
-            f"expected {self._in_spec}: call it as the program that was lowered"
+            f"the delegate of {self._backend_id!r} was called with arguments like "
+            f"{pytree.tree_structure((args, kwargs))}, expected {self._in_spec}: call it as the "
+            "program that was lowered"
         )
 
+    def program(self, *, config: EmitConfig | None = None) -> Program:
+        """Return a whole program for the runtime that does nothing but call this delegate.
+
+        Its inputs and outputs are those of the program that was lowered, in the same structure;
+        what the delegate owns is inside its blob and named data.
+
+        Args:
+            config: Settings of the emission.
+        """
+        return self._emitted(config).program
+
+    def buffer(
+        self,
+        extract_delegate_segments: bool = False,
+        segment_alignment: int = 128,
+        constant_tensor_alignment: int | None = None,
+        delegate_alignment: int | None = None,
+        memory_planning: EmitConfig | None = None,
+    ) -> bytes:
+        """Return ``program()`` as the bytes of a ``.pte`` file.
+
+        Args:
+            extract_delegate_segments: Put the blob into a segment of its own, which a runtime can
+                free once the backend has read it.
+            segment_alignment: Alignment of segments in bytes.
+            constant_tensor_alignment: Alignment of constant tensors in bytes; 16 if None.
+            delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
+            memory_planning: Settings of the emission, its memory plan among them.
+        """
+        emitted = self._emitted(memory_planning)
+        return emitted.to_bytes(
+            extract_delegate_segments=extract_delegate_segments,
+            segment_alignment=segment_alignment,
+            constant_tensor_alignment=constant_tensor_alignment or 16,
+            delegate_alignment=delegate_alignment or 16,
+        )
+
+    def _emitted(self, config: EmitConfig | None) -> EmittedProgram:
+        return emit(single_call_program(self, self._in_spec, self._out_spec), config=config)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """Return a copy with its own state, maps and specs; constants, blob and graph are shared."""
+        """Return a copy with its own state, maps and specs that shares all that is constant."""
         copied = LoweredBackendModule.__new__(LoweredBackendModule)
         memo[id(self)] = copied
         torch.nn.Module.__init__(copied)

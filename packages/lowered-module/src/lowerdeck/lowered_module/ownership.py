@@ -71,7 +71,7 @@ def _new_values(program: ExportedProgram) -> Mapping[str | None, object]:
     specs = program.graph_signature.output_specs
     return {
         spec.target: value
-        for value, spec in zip(values, specs, strict=True)  # type: ignore[arg-type]
+        for value, spec in zip(values, specs, strict=True)
         if spec.kind in STATE_MUTATIONS
     }
 

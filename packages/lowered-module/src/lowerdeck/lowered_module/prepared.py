@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -43,14 +43,14 @@ class PreparedProgram(ExportedProgram):
         return prepared
 
     def with_own_state(self) -> PreparedProgram:
-        """Return another program on the same graph and constants whose mutable state is its own."""
+        """Return a program on the same graph and constants whose mutable state is its own."""
         copied = PreparedProgram.of(self)
         copied._state_dict = dict(self.state_dict)
         copied._constants = dict(self.constants)
         for target in mutated_targets(self):
             for holder in (copied._state_dict, copied._constants):
                 if target in holder:
-                    holder[target] = lazy_clone(holder[target])
+                    holder[target] = lazy_clone(cast("torch.Tensor", holder[target]))
         return copied
 
     def module(self, check_guards: bool = True) -> torch.fx.GraphModule:

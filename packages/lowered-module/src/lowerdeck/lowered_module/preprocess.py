@@ -42,7 +42,7 @@ def make_delegate(
             f"backend {backend_id!r} returned {_kind(result)} for partition {place}, whose "
             f"processed_bytes is {_kind(blob)}: return a PreprocessResult with bytes"
         )
-    # State that the delegate changes is its own from now on: the caller's program keeps its values.
+    # What the delegate changes is its own from now on: the caller's program keeps its values.
     set_program_parts(
         program,
         state_dict=own_mutable_state(program, program.state_dict),
@@ -65,7 +65,7 @@ def preprocess_each(cuts: Sequence[Cut], progress: Progress) -> Iterator[Lowered
         BackendNotFoundError: A partition goes to no known backend.
         PreprocessError: A backend raised or returned no result.
     """
-    backends = {cut.backend_id: find_backend(cut.backend_id) for cut in cuts}
+    backends = {name: find_backend(name) for name in dict.fromkeys(c.backend_id for c in cuts)}
     for number, cut in enumerate(cuts):
         program = cut.part.program
         try:

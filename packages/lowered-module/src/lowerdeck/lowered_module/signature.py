@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -62,7 +62,7 @@ class SignatureIndex:
         outputs: dict[str, list[OutputSpec]] = {}
         values = program.graph.output_node().args[0]
         specs = program.graph_signature.output_specs
-        for value, spec in zip(values, specs, strict=True):  # type: ignore[arg-type]
+        for value, spec in zip(values, specs, strict=True):
             if isinstance(value, Node):
                 outputs.setdefault(value.name, []).append(spec)
         return cls(
@@ -208,7 +208,7 @@ def sub_program(
     index: SignatureIndex,
     range_constraints: Mapping[Any, Any] | None = None,
 ) -> SubProgram:
-    """Return a partition as a program; ``create_exported_program_from_submodule`` with an index."""
+    """Return a partition as a program, asking an index that serves all partitions."""
     graph = submodule.graph
     outer = {
         inner.name: source.name
@@ -230,15 +230,16 @@ def sub_program(
         if spec is None or spec.kind not in OWNABLE_KINDS or node.meta.get(DELEGATION_TAG) != tag:
             input_specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
             continue
-        if spec.target not in index.values:
+        target = spec.target
+        if target is None or target not in index.values:
             raise OwnershipError(
                 f"placeholder {outer[node.name]!r} is tagged {tag!r} but its target "
                 f"{spec.target!r} is neither in the state dict nor among the constants"
             )
         input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
         owned[outer[node.name]] = spec
-        persistent = spec.target in owning_program.state_dict
-        (state if persistent else constants)[spec.target] = index.values[spec.target]
+        holder = state if target in owning_program.state_dict else constants
+        holder[target] = index.values[target]
     output_specs, mutated = _outputs(graph, call, index, {s.target for s in owned.values()})
     signature = ExportGraphSignature(input_specs, output_specs)
     program = bare_program(
@@ -267,7 +268,9 @@ def _outputs(
     """
     output = graph.output_node()
     values = list(output.args[0])  # type: ignore[arg-type]
-    getitems = {user.args[1]: user for user in call.users if user.target is operator.getitem}
+    getitems = {
+        cast("int", user.args[1]): user for user in call.users if user.target is operator.getitem
+    }
     mutations: list[tuple[Any, OutputSpec]] = []
     kept: list[tuple[int, Any]] = []
     mutated: dict[str, list[OutputSpec]] = {}
@@ -286,9 +289,9 @@ def _outputs(
     for offset, (position, _) in enumerate(kept):
         positions[position] = len(mutations) + offset
     output.args = (tuple([value for value, _ in mutations] + [value for _, value in kept]),)
-    for position, reader in getitems.items():
-        if positions[position] != position:  # type: ignore[index]
-            reader.args = (call, positions[position])  # type: ignore[index]
+    for position, user in getitems.items():
+        if positions[position] != position:
+            user.args = (call, positions[position])
     specs_in_order = [
         OutputSpec(spec.kind, TensorArgument(value.name), spec.target) for value, spec in mutations
     ]

@@ -68,7 +68,7 @@ def _take_mutations(cut: CutProgram) -> list[tuple[Any, OutputSpec]]:
     specs = cut.program.graph_signature.output_specs
     kept = [
         (value, spec)
-        for value, spec in zip(output.args[0], specs, strict=True)  # type: ignore[arg-type]
+        for value, spec in zip(output.args[0], specs, strict=True)
         if id(spec) not in taken
     ]
     output.args = (tuple(value for value, _ in kept),)
@@ -98,7 +98,7 @@ def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
     outputs = delegate.original_module.graph.output_node().args[0]
     specs = delegate.original_module.graph_signature.output_specs
     skipped = sum(spec.kind in STATE_MUTATIONS for spec in specs)
-    new.meta["val"] = [_value(output) for output in outputs[skipped:]]  # type: ignore[index]
+    new.meta["val"] = [_value(output) for output in outputs[skipped:]]
     for reader in list(old.users):
         reader.args = (new, cast("int", reader.args[1]) - skipped)
         reader.meta.pop("nn_module_stack", None)
@@ -145,7 +145,7 @@ def _without(
     values: Mapping[str, Any], owned: set[str | None], still: set[str | None]
 ) -> dict[str, Any]:
     """Return ``values`` less what is owned, under whatever name nobody else knows it by."""
-    gone = {id(values[name]) for name in owned if name in values}
+    gone = {id(values[name]) for name in owned if name is not None and name in values}
     return {
         name: value
         for name, value in values.items()
@@ -156,7 +156,7 @@ def _without(
 def _call_graph(
     entries: Iterable[ModuleCallEntry], nodes: Iterable[Node]
 ) -> list[ModuleCallEntry]:
-    """Return the call graph less the signatures of modules whose nodes are inside delegates now."""
+    """Return the call graph less the signatures of modules whose nodes went into delegates."""
     names = {node.name for node in nodes}
     return [
         ModuleCallEntry(entry.fqn, entry.signature if _is_whole(entry, names) else None)

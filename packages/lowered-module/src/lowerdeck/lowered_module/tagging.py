@@ -48,10 +48,7 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
     """
     outputs = edge_program.graph.output_node().args[0]
     specs = edge_program.graph_signature.output_specs
-    new_values = {
-        spec.target: value
-        for value, spec in zip(outputs, specs, strict=True)  # type: ignore[arg-type]
-    }
+    new_values = {spec.target: value for value, spec in zip(outputs, specs, strict=True)}
     changed = set(mutated_targets(edge_program))
     for node, spec in _data(edge_program):
         value = new_values.get(spec.target) if spec.target in changed else None

@@ -1,0 +1,1 @@
+"""Try backends and partitioners on generated programs."""
