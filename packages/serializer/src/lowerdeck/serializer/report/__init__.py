@@ -1,0 +1,5 @@
+"""Pictures of `.pte` files: one HTML page that needs no network, for one file or for two."""
+
+from lowerdeck.serializer.report.documents import html_diff, html_report
+
+__all__ = ["html_diff", "html_report"]

@@ -1,0 +1,156 @@
+// The data of the page, read by the questions that its parts ask.
+
+const KINDS = { m: "move", j: "jump if false", f: "free" };
+const ROLES = {
+  i: "input",
+  o: "output",
+  b: "input and output",
+  c: "constant",
+  x: "external constant",
+  s: "state",
+  t: "intermediate",
+  l: "list of tensors",
+  "-": "value",
+};
+
+class Method {
+  constructor(file, data) {
+    this.file = file;
+    this.data = data;
+    this.name = data.name;
+    this.length = data.instructions.kind.length;
+    this.searchable = [];
+  }
+
+  /** What one instruction does, in a word. */
+  label(index) {
+    const { kind, target } = this.data.instructions;
+    if (kind[index] === "k") return this.data.operators[target[index]]?.name ?? `operator ${target[index]}?`;
+    if (kind[index] === "d") return `delegate ${this.data.delegates[target[index]]?.id ?? target[index]}`;
+    return KINDS[kind[index]];
+  }
+
+  isDelegate(index) {
+    return this.data.instructions.kind[index] === "d";
+  }
+
+  arguments(index) {
+    return this.data.instructions.args[index];
+  }
+
+  text(value) {
+    return this.file.texts[this.data.values.text[value]] ?? "?";
+  }
+
+  valueName(value) {
+    const name = this.data.values.name[value];
+    return name >= 0 ? this.file.texts[name] : null;
+  }
+
+  note(value) {
+    const note = this.data.values.note[value];
+    return note >= 0 ? this.file.texts[note] : null;
+  }
+
+  role(value) {
+    return this.data.values.role[value] ?? "-";
+  }
+
+  nbytes(value) {
+    return this.data.values.nbytes[value] ?? 0;
+  }
+
+  /** A value in a few letters: tensors by number, everything else as it is. */
+  short(value) {
+    return this.role(value) === "-" ? this.text(value) : `%${value}`;
+  }
+
+  long(value) {
+    const name = this.valueName(value);
+    return `%${value} ${this.text(value)}${name ? ` ${name}` : ""}`;
+  }
+
+  /** Values that an instruction makes and those that it reads, as far as the file tells. */
+  split(index) {
+    const args = this.arguments(index);
+    const kind = this.data.instructions.kind[index];
+    if (kind === "m") return { made: [args[1]], read: [args[0]] };
+    if (kind !== "k") return { made: [], read: args };
+    const result = args[args.length - 1];
+    const made = result === undefined ? [] : [result];
+    return { made, read: args.slice(0, -1).filter((value) => value !== result) };
+  }
+
+  summary(index) {
+    const { made, read } = this.split(index);
+    const list = read.slice(0, 24).map((value) => this.short(value)).join(", ");
+    const more = read.length > 24 ? ", …" : "";
+    if (this.data.instructions.kind[index] === "j") {
+      return `${list} → ${this.data.instructions.target[index]}`;
+    }
+    const result = made.length ? `%${made[0]} ${this.text(made[0])} ← ` : "";
+    return `${result}(${list}${more})`;
+  }
+
+  stack(index) {
+    const number = this.data.instructions.stack[index];
+    if (number < 0) return [];
+    return this.data.instructions.stacks[number].map((frame) => this.file.frames[frame]);
+  }
+
+  /** The innermost line of the model that an instruction comes from. */
+  source(index) {
+    const frame = this.stack(index).at(-1);
+    return frame ? `${frame[0].split(/[\\/]/).at(-1)}:${frame[1]}` : "";
+  }
+
+  get hasSources() {
+    return this.data.instructions.stacks.length > 0;
+  }
+
+  /** All that a search looks through, in lower case; made when it is first asked for. */
+  haystack(index) {
+    this.searchable[index] ??= [
+      index,
+      this.label(index),
+      ...this.arguments(index).slice(0, 64).map((value) => this.long(value)),
+      ...this.stack(index).map((frame) => `${frame[0]}:${frame[1]} ${frame[2]} ${frame[3]}`),
+    ]
+      .join(" ")
+      .toLowerCase();
+    return this.searchable[index];
+  }
+
+  get planned() {
+    return sum(this.data.arenas.map((arena) => arena.size));
+  }
+
+  get delegateCalls() {
+    return sum(this.data.delegates.map((delegate) => delegate.calls));
+  }
+}
+
+class FileModel {
+  constructor(data) {
+    Object.assign(this, data);
+    this.methods = data.methods.map((method) => new Method(this, method));
+  }
+
+  storedBytes(kind) {
+    return sum(this.stored.filter((item) => item.kind === kind).map((item) => item.nbytes));
+  }
+
+  facts() {
+    return {
+      size: this.size,
+      methods: this.methods.length,
+      instructions: sum(this.methods.map((method) => method.length)),
+      operators: new Set(this.methods.flatMap((method) => method.data.operators.map((o) => o.name))).size,
+      delegates: sum(this.methods.map((method) => method.data.delegates.length)),
+      delegateBytes: this.storedBytes("delegate") + this.storedBytes("named"),
+      constantBytes: this.storedBytes("constants"),
+      // The official runtime gives all methods the same arenas, each as large as any needs.
+      planned: Math.max(0, ...this.methods.map((method) => method.planned)),
+    };
+  }
+}

@@ -1,0 +1,174 @@
+// The page of one file.
+
+function operatorsSection(method) {
+  const table = sortableTable(
+    "Operators",
+    [
+      { title: "operator", value: (row) => row.name },
+      { title: "calls", value: (row) => row.calls, show: (row) => count(row.calls), number: true, bar: true },
+      { title: "bytes written", value: (row) => row.written, show: (row) => bytes(row.written), number: true, bar: true },
+      { title: "bytes read", value: (row) => row.read, show: (row) => bytes(row.read), number: true },
+    ],
+    method.data.operators,
+    1,
+  );
+  return {
+    filter: table.filter,
+    element: section("operators", "Operators", "How often each kernel is called, and how many bytes its tensors hold, over one run without loops.", table.element),
+  };
+}
+
+function delegatesSection(method) {
+  const { delegates } = method.data;
+  const inside = (delegate) => {
+    const specs = delegate.specs.length
+      ? h("ul", {}, delegate.specs.map((spec) => h("li", {}, named(spec.key), " = ", h("code", {}, spec.value))))
+      : "no compile specs";
+    const preview = delegate.preview.text ?? delegate.preview.hex;
+    return [
+      delegate.ops.length ? h("p", {}, "operators inside: ", named(delegate.ops.map(([name, times]) => `${times} × ${name}`).join(", "))) : null,
+      h("p", {}, specs),
+      preview ? h("pre", { tabindex: "0" }, preview + (delegate.preview.more ? "\n…" : "")) : null,
+    ];
+  };
+  const items = delegates.slice(0, 500).map((delegate, index) =>
+    h(
+      "details",
+      {},
+      h("summary", {}, `${index} `, named(delegate.id, { class: "op" }), h("span", { class: "size" }, `${bytes(delegate.nbytes)} · ${plural(delegate.calls, "call")}`)),
+      ...inside(delegate),
+    ),
+  );
+  const none = delegates.length ? null : h("p", { class: "none" }, "Nothing of this method is delegated.");
+  const more = delegates.length > 500 ? h("p", { class: "none" }, `and ${delegates.length - 500} more`) : null;
+  return {
+    filter: (query) => {
+      items.forEach((item, index) => {
+        const text = `${delegates[index].id} ${delegates[index].ops.join(" ")} ${delegates[index].preview.text ?? ""}`;
+        item.hidden = !query.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word));
+      });
+    },
+    element: section("delegates", "Delegates", delegates.length ? "Open one for its settings, its operators where its blob tells them, and its first bytes." : null, ...items, none, more),
+  };
+}
+
+function searchBox(found) {
+  let timer = null;
+  const box = h("input", {
+    type: "search",
+    id: "search",
+    placeholder: "Search  ( / )",
+    "aria-label": "Search instructions, values, operators, delegates, stored names and source lines",
+    autocomplete: "off",
+    spellcheck: "false",
+    oninput: () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => found(box.value), 80);
+    },
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    if (event.key === "/" && !typing) {
+      box.focus();
+      event.preventDefault();
+    } else if (event.key === "Escape" && event.target === box && box.value) {
+      box.value = "";
+      found("");
+    }
+  });
+  return box;
+}
+
+function topBar(title, methods, chosen, search, links) {
+  const choice = h(
+    "select",
+    { "aria-label": "Method", id: "method", onchange: () => chosen(Number(choice.value)) },
+    methods.map((name, index) => h("option", { value: index }, name)),
+  );
+  return h(
+    "header",
+    { class: "bar" },
+    h("h1", {}, title),
+    methods.length > 1 ? h("label", { class: "choice" }, "method ", choice) : null,
+    h("nav", { "aria-label": "Parts of this page" }, links.map(([id, text]) => h("a", { href: `#${id}` }, text))),
+    search,
+  );
+}
+
+const PARTS = [
+  ["memory", "Memory"],
+  ["instructions", "Instructions"],
+  ["operators", "Operators"],
+  ["delegates", "Delegates"],
+  ["file", "File"],
+];
+
+function signature(method) {
+  const list = (values) => values.map((value) => method.long(value)).join(", ") || "nothing";
+  return h(
+    "p",
+    { class: "signature" },
+    named(method.name, { class: "op" }),
+    ": ",
+    named(list(method.data.inputs)),
+    " → ",
+    named(list(method.data.outputs)),
+  );
+}
+
+function showReport(data) {
+  const file = new FileModel(data.file);
+  const map = fileMapSection(file);
+  const facts = file.facts();
+  const place = h("main", { id: "method-parts" });
+  let parts = null;
+
+  function show(index) {
+    const method = file.methods[index];
+    if (!method) {
+      place.replaceChildren(h("p", { class: "none" }, "This file has no method."), map.element);
+      return;
+    }
+    const instructions = new InstructionsView(method, (chosen) => memory.views.forEach((view) => view.markTime(chosen)));
+    const memory = memoryViews(method, (chosen) => instructions.open(chosen));
+    const operators = operatorsSection(method);
+    const delegates = delegatesSection(method);
+    parts = { method, instructions, memory, operators, delegates };
+    place.replaceChildren(
+      signature(method),
+      section("memory", "Memory over time", MEMORY_ABOUT, ...memory.elements),
+      instructions.element,
+      operators.element,
+      delegates.element,
+      map.element,
+    );
+    search(box.value);
+  }
+
+  function search(query) {
+    map.filter(query);
+    if (!parts) return;
+    const kept = parts.instructions.filter(query);
+    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    parts.operators.filter((row) => words.every((word) => row.name.toLowerCase().includes(word)));
+    parts.delegates.filter(query);
+    const touched = words.length ? new Set(kept.flatMap((index) => parts.method.split(index).made.concat(parts.method.isDelegate(index) ? parts.method.arguments(index) : []))) : null;
+    parts.memory.views.forEach((view) => view.highlight(touched));
+  }
+
+  const box = searchBox(search);
+  document.getElementById("page").append(
+    topBar(named(file.title), file.methods.map((method) => method.name), show, box, PARTS),
+    tiles([
+      ["file", facts.size === null ? "not written" : bytes(facts.size)],
+      ["methods", count(facts.methods)],
+      ["instructions", count(facts.instructions)],
+      ["operators", count(facts.operators)],
+      ["delegates", count(facts.delegates), facts.delegates ? bytes(facts.delegateBytes) : null],
+      ["constants", bytes(facts.constantBytes)],
+      ["planned memory", bytes(facts.planned)],
+    ]),
+    place,
+  );
+  show(0);
+}

@@ -1,0 +1,35 @@
+"""Everything that a page shows of one file, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowerdeck.serializer.report.embed import clip
+from lowerdeck.serializer.report.file_map import Placement, sections_entry, stored_entry
+from lowerdeck.serializer.report.methods import method_entry
+from lowerdeck.serializer.report.texts import Interned
+from lowerdeck.serializer.schema import Frame, Program
+
+
+def file_entry(program: Program, placement: Placement | None, title: str) -> dict[str, Any]:
+    """Return all that the page shows of one program.
+
+    Args:
+        program: The program.
+        placement: Where its parts stand in its file, None if it is in no file.
+        title: What to call it.
+    """
+    texts, frames = Interned[str](), Interned[Frame]()
+    methods = [method_entry(program, plan, texts, frames) for plan in program.execution_plan]
+    return {
+        "title": title,
+        "size": placement.file_size if placement is not None else None,
+        "methods": methods,
+        "texts": texts.items,
+        "frames": [
+            [clip(frame.filename), frame.lineno, clip(frame.name), clip(frame.context)]
+            for frame in frames.items
+        ],
+        "sections": sections_entry(placement) if placement is not None else [],
+        "stored": stored_entry(program, placement),
+    }

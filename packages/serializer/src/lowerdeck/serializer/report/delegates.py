@@ -1,0 +1,117 @@
+"""Delegates: what can be said of a blob that only its backend understands."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+from lowerdeck.serializer.report.embed import clip
+from lowerdeck.serializer.report.xnnpack import xnnpack_nodes
+from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program, Storage
+from lowerdeck.serializer.storage import FileRange
+
+_PREVIEW_TEXT = 4096
+_PREVIEW_BYTES = 256
+
+
+def delegate_entry(program: Program, delegate: BackendDelegate, calls: int) -> dict[str, Any]:
+    """Return what the page shows of one delegate.
+
+    Args:
+        program: The program that holds its bytes.
+        delegate: The delegate.
+        calls: How many instructions call it.
+
+    Returns:
+        Backend, size, calls, compile specs, the operators inside where the blob tells them, and
+        the beginning of the blob as text or as a hex dump.
+    """
+    index = delegate.processed.index
+    blobs = program.backend_delegate_data
+    blob = blobs[index].data if 0 <= index < len(blobs) else b""
+    view = storage_view(blob)
+    return {
+        "id": clip(delegate.id),
+        "calls": calls,
+        "nbytes": storage_size(blob),
+        "specs": [
+            {"key": clip(spec.key), "value": _spec_text(spec)} for spec in delegate.compile_specs
+        ],
+        "ops": xnnpack_nodes(view),
+        "preview": blob_preview(view),
+    }
+
+
+def storage_size(storage: Storage) -> int:
+    """Return the number of bytes of a buffer or a range of a file.
+
+    Args:
+        storage: The bytes of a program.
+    """
+    return storage.length if isinstance(storage, FileRange) else memoryview(storage).nbytes
+
+
+def storage_view(storage: Storage) -> memoryview:
+    """Return a buffer as a view of bytes; a range of a file is left unread and gives none.
+
+    Args:
+        storage: The bytes of a program.
+    """
+    if isinstance(storage, FileRange):
+        return memoryview(b"")
+    view = memoryview(storage)
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def blob_preview(view: memoryview) -> dict[str, Any]:
+    """Return the beginning of a blob: ``text`` if it is text, else a ``hex`` dump.
+
+    Args:
+        view: The blob.
+    """
+    shown = _text_start(view)
+    if shown is not None:
+        return {"text": shown, "more": view.nbytes > _PREVIEW_TEXT}
+    head = bytes(view[:_PREVIEW_BYTES])
+    return {"hex": hex_dump(head), "more": view.nbytes > len(head)}
+
+
+def hex_dump(data: bytes) -> str:
+    """Return lines of offset, sixteen bytes in hex, and the same bytes as ASCII.
+
+    Args:
+        data: The bytes to show.
+
+    Example:
+        >>> print(hex_dump(b"ET12 eh00"))
+        00000000  45 54 31 32 20 65 68 30  30                       |ET12 eh00|
+    """
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        halves = [row[:8].hex(" "), row[8:].hex(" ")]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:08x}  {halves[0]:<23}  {halves[1]:<23}  |{letters}|")
+    return "\n".join(lines)
+
+
+def _text_start(view: memoryview) -> str | None:
+    head = bytes(view[:_PREVIEW_TEXT])
+    # A cut may fall inside a character of up to four bytes.
+    for cut in range(4):
+        try:
+            text = head[: len(head) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        is_text = all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in text)
+        return text if is_text and text else None
+    return None
+
+
+def _spec_text(spec: CompileSpec) -> str:
+    value = bytes(storage_view(spec.value)[:_PREVIEW_BYTES])
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex(" ")
+    return clip(text) if text.isprintable() else value.hex(" ")

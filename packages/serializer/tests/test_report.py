@@ -1,0 +1,221 @@
+"""The pages of `.pte` files, read as text; tests/browser opens them in a browser."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowerdeck.serializer import (
+    AllocationDetails,
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Buffer,
+    Chain,
+    CompileSpec,
+    DataLocation,
+    DelegateCall,
+    Double,
+    EValue,
+    ExecutionPlan,
+    ExtraTensorInfo,
+    Frame,
+    FrameList,
+    Instruction,
+    Int,
+    IntList,
+    KernelCall,
+    NamedData,
+    Operator,
+    Program,
+    ScalarType,
+    String,
+    Tensor,
+)
+from lowerdeck.serializer.report import html_diff, html_report
+from lowerdeck.serializer.report.delegates import blob_preview, hex_dump
+
+HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\u202e\ud800'\"&"
+
+
+def data_of(page: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', page)
+    data: dict[str, Any] = json.loads(found)
+    return data
+
+
+def tensor(sizes: Sequence[int], name: str | None = None, **fields: Any) -> EValue:
+    extra = ExtraTensorInfo(fully_qualified_name=name) if name else None
+    return EValue(
+        Tensor(
+            ScalarType.FLOAT,
+            sizes=list(sizes),
+            dim_order=list(range(len(sizes))),
+            extra_tensor_info=extra,
+            **fields,
+        )
+    )
+
+
+def small_program(word: str = "weight", blob: bytes = b"inputs 1\nsin,0") -> Program:
+    """A convolution and a delegate, with ``word`` wherever a file can hold a text."""
+    values = [
+        tensor([1, 3, 8, 8], allocation_info=AllocationDetails.at(1, 0)),
+        tensor([4, 3, 3, 3], name=word, data_buffer_idx=1),
+        EValue(Int(2**62)),
+        EValue(Double(float("nan"))),
+        EValue(IntList([2, 99])),
+        EValue(String(word)),
+        tensor([1, 4, 8, 8], allocation_info=AllocationDetails.at(1, 768)),
+        tensor([1, 4, 8, 8], allocation_info=AllocationDetails.at(1, 1792)),
+    ]
+    plan = ExecutionPlan(
+        word,
+        values=values,
+        inputs=[0],
+        outputs=[7],
+        chains=[
+            Chain(
+                instructions=[
+                    Instruction(KernelCall(0, [0, 1, 2, 3, 4, 5, 6, 6])),
+                    Instruction(DelegateCall(0, [6, 7])),
+                ],
+                stacktrace=[FrameList([Frame(word, 3, word, word)]), FrameList([])],
+            )
+        ],
+        operators=[Operator(word, "out")],
+        delegates=[
+            BackendDelegate(
+                word,
+                BackendDelegateDataReference(DataLocation.INLINE, 0),
+                [CompileSpec(word, word.encode(errors="replace")), CompileSpec("k", b"\xff\x00")],
+            )
+        ],
+        non_const_buffer_sizes=[0, 2816],
+    )
+    return Program(
+        execution_plan=[plan],
+        constant_buffer=[Buffer(b""), Buffer(bytes(432))],
+        backend_delegate_data=[BackendDelegateInlineData(blob)],
+        named_data=[NamedData(word, b"1234")],
+    )
+
+
+def test_a_page_stands_alone() -> None:
+    page = html_report(small_program(), title="model.pte")
+    assert "<title>model.pte</title>" in page
+    links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page)
+    assert links == ["data:,"]
+    assert not re.findall(r"https?://|@import|url\(", page)
+
+
+def test_a_page_admits_only_its_own_script() -> None:
+    page = html_report(small_program())
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert "default-src &#x27;none&#x27;" in policy
+    assert "unsafe" not in policy
+
+
+def test_hostile_names_cannot_leave_the_data() -> None:
+    honest = html_report(small_program(), title="t")
+    hostile = html_report(small_program(HOSTILE), title=HOSTILE)
+    assert hostile.count("<script") == honest.count("<script") == 2
+    assert "<img" not in hostile
+    assert "<!--" not in hostile
+    hostile.encode()
+    assert data_of(hostile)["file"]["methods"][0]["name"] == HOSTILE
+
+
+def test_what_is_in_the_program_is_in_the_page() -> None:
+    file = data_of(html_report(small_program()))["file"]
+    (method,) = file["methods"]
+    assert method["instructions"]["kind"] == "kd"
+    assert method["operators"] == [
+        {"name": "weight.out", "calls": 1, "written": 1024, "read": 768 + 432}
+    ]
+    assert method["arenas"][0]["blocks"] == [
+        [0, 0, 768, 0, 0],
+        [6, 768, 1024, 0, 1],
+        [7, 1792, 1024, 1, 1],
+    ]
+    texts = [file["texts"][number] for number in method["values"]["text"]]
+    assert texts[0] == "float32[1, 3, 8, 8]"
+    assert texts[2:6] == [str(2**62), "nan", f"[{2**62}, %99]", '"weight"']
+    assert method["values"]["role"] == "ic----to"
+    assert [item["nbytes"] for item in file["stored"]] == [432, 14, 4]
+
+
+def test_a_delegate_tells_its_settings_and_its_text() -> None:
+    (method,) = data_of(html_report(small_program()))["file"]["methods"]
+    (delegate,) = method["delegates"]
+    assert delegate["preview"] == {"text": "inputs 1\nsin,0", "more": False}
+    assert delegate["specs"][1] == {"key": "k", "value": "ff 00"}
+
+
+def test_a_page_of_two_programs_tells_what_changed() -> None:
+    old, new = small_program(), small_program(blob=b"other")
+    new.constant_buffer[1] = Buffer(b"\1" + bytes(431))
+    data = data_of(html_diff(old, new, titles=("a", "b")))
+    assert data["methods"][0]["rows"] == [[0, 0], [1, 1]]
+    assert [(c["kind"], c["change"]) for c in data["stored"]] == [
+        ("constants", "changed"),
+        ("delegate", "changed"),
+    ]
+    assert data_of(html_diff(old, small_program()))["stored"] == []
+
+
+def test_methods_of_one_side_only_are_shown() -> None:
+    old, new = small_program("a"), small_program("b")
+    methods = data_of(html_diff(old, new))["methods"]
+    assert [(m["old"], m["new"]) for m in methods] == [(0, -1), (-1, 0)]
+    assert methods[0]["rows"] == [[0, -1], [1, -1]]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program(),
+        Program(execution_plan=[ExecutionPlan("empty")]),
+        Program(
+            execution_plan=[
+                ExecutionPlan(
+                    "wild",
+                    values=[tensor([2**31] * 16)],
+                    inputs=[7],
+                    outputs=[-9],
+                    chains=[Chain(instructions=[Instruction(KernelCall(5, [99, -3]))])],
+                    delegates=[
+                        BackendDelegate("x", BackendDelegateDataReference(DataLocation.INLINE, 4))
+                    ],
+                )
+            ]
+        ),
+    ],
+    ids=["no method", "no instruction", "indices that lead nowhere"],
+)
+def test_a_strange_program_has_a_page(program: Program) -> None:
+    assert data_of(html_report(program))["mode"] == "report"
+    assert data_of(html_diff(program, small_program()))["mode"] == "diff"
+
+
+@given(st.binary(max_size=5000))
+def test_any_blob_has_a_preview(blob: bytes) -> None:
+    preview = blob_preview(memoryview(blob))
+    assert ("text" in preview) != ("hex" in preview)
+    html_report(small_program(blob=blob))
+
+
+@given(st.binary(min_size=32, max_size=200))
+def test_a_broken_xnnpack_blob_has_no_operators(tail: bytes) -> None:
+    html_report(small_program(blob=b"\0\0\0\0XH00" + tail))
+
+
+def test_a_hex_dump_shows_offset_bytes_and_letters() -> None:
+    assert hex_dump(bytes(range(60, 80))).splitlines() == [
+        "00000000  3c 3d 3e 3f 40 41 42 43  44 45 46 47 48 49 4a 4b  |<=>?@ABCDEFGHIJK|",
+        "00000010  4c 4d 4e 4f                                       |LMNO|",
+    ]

@@ -1,0 +1,203 @@
+"""Programs to show, and a headless browser to show them in."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lowerdeck.serializer import (
+    AllocationDetails,
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Buffer,
+    Chain,
+    CompileSpec,
+    DataLocation,
+    DelegateCall,
+    Double,
+    EValue,
+    ExecutionPlan,
+    ExtraTensorInfo,
+    Frame,
+    FrameList,
+    Instruction,
+    Int,
+    IntList,
+    KernelCall,
+    Operator,
+    Program,
+    ScalarType,
+    Tensor,
+)
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+_KERNELS = [
+    Operator("aten::convolution", "out"),
+    Operator("aten::relu", "out"),
+    Operator("aten::add", "out"),
+]
+_BLOB = b"DemoBackend 1 0badc0de\ninputs 1\nconv_relu_op,0,x=%0\nsin_op,1,x=%1\noutputs %2\n"
+
+
+def layered_program(
+    layers: int, *, prefix: str = "block", marked: str = "", delegate: bool = True
+) -> Program:
+    """Return a program of ``layers`` kernel calls, planned in two alternating places.
+
+    Every eighth result is kept for a sum much later, so the picture of memory is not a zebra.
+    """
+    values = [
+        EValue(Int(1)),
+        EValue(Double(float("inf"))),
+        EValue(IntList([0, 0])),
+        EValue(_tensor([1, 16, 32, 32], AllocationDetails.at(1, 0))),
+        EValue(_tensor([1, 16, 1, 1], AllocationDetails.at(1, 65536), name="state.running_mean")),
+    ]
+    constants = [Buffer(b"")]
+    instructions: list[Instruction] = []
+    traces: list[FrameList] = []
+    source = 3
+    kept: list[int] = []
+    for layer in range(layers):
+        channels = 8 << (layer // 5 % 2)
+        place = (
+            65600 + 65536 * (layer % 2) + (131072 * (1 + len(kept) % 3) if layer % 8 == 0 else 0)
+        )
+        if layer % 2 == 0:
+            constants.append(Buffer(bytes(36 * channels)))
+            name = f"{prefix}.{layer}.conv{marked}.weight"
+            weight = _tensor([channels, 1, 3, 3], None, name=name, index=len(constants) - 1)
+            values.append(EValue(weight))
+        result = len(values) + 0
+        values.append(EValue(_tensor([1, channels, 32, 32], AllocationDetails.at(1, place))))
+        if layer % 8 == 7 and kept:
+            operator, args = 2, [source, kept.pop(0), 0, result, result]
+        elif layer % 2 == 0:
+            operator, args = 0, [source, result - 1, 0, 2, 1, result, result]
+        else:
+            operator, args = 1, [source, result, result]
+        if layer % 8 == 0:
+            kept.append(result)
+        instructions.append(Instruction(KernelCall(operator, args)))
+        traces.append(
+            FrameList(
+                [
+                    Frame("models/train.py", 12, "main", "net(images)"),
+                    Frame(f"models/net{marked}.py", 40 + layer, "forward", "x = self.block(x)"),
+                ]
+            )
+        )
+        source = result
+    output = len(values)
+    values.append(EValue(_tensor([1, 10], AllocationDetails.at(1, 600_000))))
+    delegates, blobs = [], []
+    if delegate:
+        reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
+        delegates = [BackendDelegate("DemoBackend", reference, [CompileSpec("mode", b"fast")])]
+        blobs = [BackendDelegateInlineData(_BLOB)]
+        instructions.append(Instruction(DelegateCall(0, [source, output])))
+        traces.append(FrameList([Frame("models/net.py", 9, "forward", "self.head(x)")]))
+    plan = ExecutionPlan(
+        "forward",
+        values=values,
+        inputs=[3],
+        outputs=[output],
+        chains=[Chain(instructions=instructions, stacktrace=traces)],
+        operators=list(_KERNELS),
+        delegates=delegates,
+        non_const_buffer_sizes=[0, 720_000],
+    )
+    return Program(execution_plan=[plan], constant_buffer=constants, backend_delegate_data=blobs)
+
+
+def _tensor(
+    sizes: list[int],
+    allocation: AllocationDetails | None,
+    *,
+    name: str | None = None,
+    index: int = 0,
+) -> Tensor:
+    return Tensor(
+        ScalarType.FLOAT,
+        sizes=sizes,
+        dim_order=list(range(len(sizes))),
+        data_buffer_idx=index,
+        allocation_info=allocation,
+        extra_tensor_info=ExtraTensorInfo(fully_qualified_name=name) if name else None,
+    )
+
+
+@pytest.fixture(scope="session")
+def program() -> Callable[..., Program]:
+    """A maker of programs with any number of instructions."""
+    return layered_program
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Chrome]:
+    """A headless Chromium; the tests are skipped where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("chromium or chromedriver is missing (Debian: chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=driver)
+    chrome = webdriver.Chrome(options=options, service=service)
+    yield chrome
+    chrome.quit()
+
+
+class Page:
+    """A page in the browser, with what the tests ask of it."""
+
+    def __init__(self, browser: Chrome) -> None:
+        self.browser = browser
+
+    def ask(self, script: str, *args: object) -> Any:
+        """Return what a piece of JavaScript gives."""
+        return self.browser.execute_script(script, *args)
+
+    def settle(self) -> None:
+        """Wait until searches and redraws that were started are done."""
+        self.browser.execute_async_script(
+            "const done = arguments[0];"
+            "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 120);"
+        )
+
+    def keys(self, *keys: str) -> None:
+        """Press keys where the focus is, one after the other."""
+        for key in keys:
+            self.browser.switch_to.active_element.send_keys(key)
+        self.settle()
+
+    def complaints(self) -> list[str]:
+        """Return what the browser wrote to its console."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+@pytest.fixture
+def show(browser: Chrome, tmp_path: Path) -> Callable[[str], Page]:
+    """Write a page to a file and open it."""
+
+    def _show(text: str) -> Page:
+        path = tmp_path / "page.html"
+        path.write_text(text, encoding="utf-8")
+        browser.get_log("browser")
+        browser.get(path.as_uri())
+        page = Page(browser)
+        page.settle()
+        return page
+
+    return _show

@@ -1,0 +1,54 @@
+"""The page of two files side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowerdeck.serializer import Program
+from lowerdeck.serializer.report import html_diff
+
+COUNTER = "return document.querySelector('#instructions .counter').textContent"
+
+
+def test_it_shows_what_changed_and_nothing_else_on_demand(program, show):
+    page = show(html_diff(program(60), program(64, marked="2"), titles=("old.pte", "new.pte")))
+    assert page.complaints() == []
+    assert page.ask("return document.querySelector('h1').textContent") == "old.pte → new.pte"
+    counter = page.ask(COUNTER)
+    assert counter == "5 differences, 65 of 65 rows shown"
+    page.ask("document.getElementById('only-differences').click()")
+    page.settle()
+    assert page.ask(COUNTER) == "5 differences, 5 of 65 rows shown"
+    assert page.ask("return document.querySelectorAll('.sides .row.added').length") == 4
+    assert page.ask("return document.querySelectorAll('.sides .row.changed').length") == 1
+
+
+def test_the_same_file_twice_has_no_difference(program, show):
+    page = show(html_diff(program(20), program(20)))
+    assert page.ask(COUNTER).startswith("0 differences")
+    assert "same bytes" in page.ask("return document.querySelector('#stored').textContent")
+
+
+def test_a_choice_is_explained_on_both_sides(program, show):
+    page = show(html_diff(program(20), program(20)))
+    page.ask("document.querySelectorAll('.sides .row')[2].click()")
+    halves = page.ask(
+        "return [...document.querySelectorAll('#instructions .pair h3')].map(e => e.textContent)"
+    )
+    assert halves == ["2 aten::convolution.out"] * 2
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_empty_side_is_no_trouble(program, show, swapped):
+    sides = [program(10), Program()]
+    page = show(html_diff(*(reversed(sides) if swapped else sides)))
+    assert page.complaints() == []
+    assert page.ask("return document.documentElement.dataset.ready") == "true"
+
+
+def test_twenty_thousand_rows_draw_only_what_one_can_see(program, show):
+    nodes = "return document.querySelectorAll('*').length"
+    few = show(html_diff(program(200), program(201))).ask(nodes)
+    page = show(html_diff(program(20_000), program(20_001)))
+    assert page.ask(nodes) < few + 300
+    assert page.complaints() == []

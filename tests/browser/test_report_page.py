@@ -1,0 +1,194 @@
+"""The report of one file, used as a person would use it."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowerdeck.serializer.report import html_report
+
+keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")
+Keys = keys.Keys
+
+SELECTED = (
+    "return document.querySelector('.instructions [aria-selected=true] .index')?.textContent"
+)
+DETAIL = "return document.querySelector('#instructions .detail h3')?.textContent"
+COUNTER = "return document.querySelector('#instructions .counter').textContent"
+PICKED = "return document.querySelector('#memory .picked').textContent"
+NODES = "return document.querySelectorAll('*').length"
+
+
+def test_it_loads_without_a_complaint_and_asks_nothing_of_the_network(program, show):
+    page = show(html_report(program(60), title="net.pte"))
+    assert page.complaints() == []
+    assert page.ask("return document.documentElement.dataset.ready") == "true"
+    assert page.ask("return performance.getEntriesByType('resource').length") == 0
+    assert page.ask("return document.title") == "net.pte"
+    assert page.ask("return document.querySelector('h1').textContent") == "net.pte"
+
+
+def test_search_finds_operators_values_and_source_lines(program, show):
+    page = show(html_report(program(60)))
+    page.keys("/")
+    page.keys("relu")
+    assert page.ask(COUNTER) == "23 of 61 instructions"
+    page.ask("document.getElementById('search').value = ''")
+    page.keys("net.py:47")
+    assert page.ask(COUNTER) == "1 of 61 instructions"
+    assert page.ask("return document.querySelectorAll('#operators tbody tr').length") == 1
+    page.keys(Keys.ESCAPE)
+    assert page.ask(COUNTER) == "61 instructions"
+    page.keys("block.8.conv.weight")
+    assert page.ask(COUNTER) == "1 of 61 instructions"
+    assert page.ask("return document.querySelector('#file .counter').textContent").startswith(
+        "1 of 31"
+    )
+
+
+def test_the_list_is_walked_by_keyboard(program, show):
+    page = show(html_report(program(60)))
+    page.ask("document.querySelector('.instructions').focus()")
+    page.keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    assert page.ask(SELECTED) == "1"
+    assert page.ask(DETAIL) == "1 aten::relu.out"
+    assert "net.py:41" in page.ask("return document.querySelector('.detail').textContent")
+    page.keys(Keys.END)
+    assert page.ask(SELECTED) == "60"
+    assert page.ask(DETAIL) == "60 delegate DemoBackend"
+    page.keys(Keys.PAGE_UP, Keys.HOME)
+    assert page.ask(SELECTED) == "0"
+    active = page.ask(
+        "const list = document.querySelector('.instructions');"
+        "return document.getElementById(list.getAttribute('aria-activedescendant'))?.textContent"
+    )
+    assert active.startswith("0aten::convolution.out")
+
+
+def test_memory_is_walked_by_keyboard_and_leads_to_its_instruction(program, show):
+    page = show(html_report(program(60)))
+    page.ask("document.querySelector('canvas.memory').focus()")
+    page.keys(Keys.ARROW_RIGHT)
+    first = page.ask(PICKED)
+    assert "float32[1, 16, 32, 32] · 64.0 KiB · input" in first
+    assert "born at 0" in first
+    page.keys(Keys.END)
+    last = page.ask(PICKED)
+    assert "float32[1, 10]" in last
+    assert "output" in last
+    assert "born at 60 delegate DemoBackend" in last
+    page.keys(Keys.ENTER)
+    assert page.ask(SELECTED) == "60"
+
+
+def test_hover_tells_name_type_bytes_and_life(program, show):
+    page = show(html_report(program(60)))
+    page.ask(
+        """
+        const canvas = document.querySelector("canvas.memory");
+        canvas.scrollIntoView();
+        const box = canvas.getBoundingClientRect();
+        // The first result, at instructions 0 to 8 in the picture of 61 instructions.
+        const x = box.left + 74 + (4.5 / 61) * (box.width - 82);
+        const tall = box.height - 64 - 38;
+        const y = box.top + 8 + tall - (210000 / 720000) * tall;
+        canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y }));
+        """
+    )
+    page.settle()
+    told = page.ask("return document.getElementById('tooltip').innerText")
+    assert "%6" in told
+    assert "float32[1, 8, 32, 32] · 32.0 KiB · intermediate" in told
+    assert "born at 0 aten::convolution.out" in told
+    assert "dies at" in told
+
+
+def test_a_frame_drawn_with_the_mouse_zooms(program, show, browser):
+    actions = pytest.importorskip("selenium.webdriver").ActionChains
+    page = show(html_report(program(60)))
+    canvas = page.ask("return document.querySelector('canvas.memory')")
+    before = page.ask("return document.querySelector('canvas.memory').toDataURL()")
+    drag = actions(browser).move_to_element(canvas).click_and_hold()
+    drag.move_by_offset(120, 60).release().perform()
+    page.settle()
+    zoomed = page.ask("return document.querySelector('canvas.memory').toDataURL()")
+    assert zoomed != before
+    page.ask("document.querySelector('canvas.memory').focus()")
+    page.keys("0")
+    assert page.ask("return document.querySelector('canvas.memory').toDataURL()") != zoomed
+
+
+def test_columns_sort_both_ways(program, show):
+    page = show(html_report(program(60)))
+    cells = "document.querySelectorAll('#operators tbody td:first-child')"
+    names = f"return [...{cells}].map((cell) => cell.textContent)"
+    by_calls = page.ask(names)
+    assert by_calls[0] == "aten::convolution.out"
+    page.ask("document.querySelectorAll('#operators th button')[0].click()")
+    assert page.ask(names) == sorted(by_calls)
+    page.ask("document.querySelectorAll('#operators th button')[0].click()")
+    assert page.ask(names) == sorted(by_calls, reverse=True)
+
+
+def test_twenty_thousand_instructions_draw_only_what_one_can_see(program, show):
+    few = show(html_report(program(60))).ask(NODES)
+    page = show(html_report(program(20_000)))
+    assert page.complaints() == []
+    assert page.ask(NODES) < few + 150
+    page.ask("document.querySelector('.instructions').focus()")
+    page.keys(Keys.END)
+    assert page.ask(SELECTED) == "20,000"
+    page.keys("/")
+    page.keys("block.19992.")
+    assert page.ask(COUNTER) == "1 of 20,001 instructions"
+    assert page.ask(NODES) < few + 150
+
+
+HOSTILE = "</script><img src=x onerror=document.title='owned'><script>document.title='owned'//"
+
+
+def test_hostile_names_are_shown_and_do_nothing(program, show):
+    page = show(html_report(program(16, prefix=HOSTILE, marked=HOSTILE), title=HOSTILE))
+    assert page.complaints() == []
+    assert page.ask("return document.title") == HOSTILE
+    assert page.ask("return document.images.length") == 0
+    page.ask("document.querySelector('.instructions').focus()")
+    page.keys(Keys.HOME)
+    assert HOSTILE in page.ask("return document.querySelector('.detail').textContent")
+    assert page.ask("return document.scripts.length") == 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(program, show, browser, scheme):
+    page = show(html_report(program(60)))
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    page.settle()
+    ratios = page.ask(
+        """
+        const style = getComputedStyle(document.documentElement);
+        const curve = (p) => (p <= 0.03928 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
+        const light = (name) => {
+          const hex = style.getPropertyValue("--" + name).trim().slice(1);
+          const parts = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
+          const [r, g, b] = parts.map(curve);
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const contrast = (name) => {
+          const [low, high] = [light(name), light("surface")].sort((a, b) => a - b);
+          return (high + 0.05) / (low + 0.05);
+        };
+        const texts = ["text", "muted", "accent"].map(contrast);
+        const marks = ["input", "output", "intermediate", "state", "delegate"].map(contrast);
+        return [Math.min(...texts), Math.min(...marks)];
+        """
+    )
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert ratios[0] >= 4.5, "text"
+    assert ratios[1] >= 3, "marks"
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(program, show, browser):
+    browser.set_window_size(500, 900)
+    page = show(html_report(program(60)))
+    assert page.ask("return document.documentElement.scrollWidth <= innerWidth")
+    browser.set_window_size(1400, 1000)
