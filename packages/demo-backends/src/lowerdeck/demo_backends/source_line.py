@@ -1,0 +1,26 @@
+"""Where in the user's source a node came from."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+
+def source_line(node: Node) -> str:
+    """Return the innermost line of source that made a node, as ``file.py:12``.
+
+    Args:
+        node: Any node.
+
+    Returns:
+        The file and the line from the recorded stack, or ``"an unknown line"``.
+    """
+    frames = [line for line in (node.stack_trace or "").splitlines() if 'File "' in line]
+    if not frames:
+        return "an unknown line"
+    file, _, rest = frames[-1].partition('File "')[2].partition('", line ')
+    return f"{file}:{rest.split(',')[0].strip()}"
+
+
+def describe(node: Node) -> str:
+    """Return a node's operator, name and source line, for an error message."""
+    return f"{node.target} (node {node.name!r}, from {source_line(node)})"

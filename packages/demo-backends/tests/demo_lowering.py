@@ -1,0 +1,54 @@
+"""How the tests of this package lower a module and run the delegates in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from lowerdeck.lowered_module import LoweredBackendModule, Partitioner, to_backend
+
+
+def lower(
+    module: nn.Module, inputs: tuple[Any, ...], partitioner: Partitioner, **options: Any
+) -> ExportedProgram:
+    """Return the module's program with its partitions lowered."""
+    return to_backend(torch.export.export(module.eval(), inputs, **options), partitioner)
+
+
+def delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
+    """Return the delegates of the outermost graph, in order."""
+    found = [getattr(program.graph_module, str(node.target)) for node in _reads(program)]
+    return [one for one in found if isinstance(one, LoweredBackendModule)]
+
+
+def _reads(program: ExportedProgram) -> list[torch.fx.Node]:
+    return [node for node in program.graph.nodes if node.op == "get_attr"]
+
+
+def named_data(delegate: LoweredBackendModule) -> dict[str, memoryview]:
+    """Return a delegate's named data as the runtime sees it."""
+    output = delegate.named_data_store_output
+    if output is None:
+        return {}
+    return {
+        key: memoryview(cast("bytes", output.buffers[entry.buffer_index])).cast("B")
+        for key, entry in output.pte_data.items()
+    }
+
+
+def run(
+    delegate: LoweredBackendModule, runtime: Any, inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run one delegate with its runtime half."""
+    return run_blob(delegate.processed_bytes, runtime, named_data(delegate), inputs)
+
+
+def run_blob(
+    blob: bytes, runtime: Any, data: Mapping[str, memoryview], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run a blob with a runtime half."""
+    return list(runtime.execute(runtime.init(memoryview(blob), [], data), inputs))

@@ -1,0 +1,273 @@
+"""The backend that fuses and decomposes: numbers, debug maps, refusals, damaged blobs."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import pytest
+import torch
+from demo_lowering import delegates, lower, named_data, run, run_blob
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lowerdeck.demo_backends import (
+    OWN_IDENTIFIERS,
+    BackendWithDelegateMappingDemo,
+    BlobError,
+    DelegateInputError,
+    DelegateMappingDemoPartitioner,
+    DelegateMappingDemoRuntime,
+    DelegateRunError,
+    UnsupportedNodeError,
+)
+from lowerdeck.lowered_module import LoweredBackendModule, to_backend
+
+# torch's own, from copying a tree spec inside run_decompositions
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
+RUNTIME = DelegateMappingDemoRuntime()
+
+
+@pytest.fixture(scope="module")
+def lowered() -> LoweredBackendModule:
+    model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
+    (delegate,) = delegates(lower(model, inputs, DelegateMappingDemoPartitioner()))
+    return delegate
+
+
+def instructions(delegate: LoweredBackendModule) -> list[str]:
+    lines = delegate.processed_bytes.decode().splitlines()
+    return [",".join(line.split(",")[:2]) for line in lines[3:-1]]
+
+
+def test_the_whole_test_model_is_one_delegate_that_equals_eager(
+    lowered: LoweredBackendModule,
+) -> None:
+    model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
+    (output,) = run(lowered, RUNTIME, inputs)
+    torch.testing.assert_close(output, model(*inputs).detach(), rtol=0, atol=1e-5)
+
+
+def test_convolution_and_relu_are_one_instruction_and_tan_is_three(
+    lowered: LoweredBackendModule,
+) -> None:
+    assert instructions(lowered) == [
+        *("conv_relu_op,0", "conv_relu_op,1", "sin_op,2", "cos_op,3", "div_op,4")
+    ]
+
+
+def test_the_three_identifiers_of_tan_map_to_its_handle(lowered: LoweredBackendModule) -> None:
+    handles = lowered.meta["debug_handle_map"]
+    assert [len(handles[one]) for one in (0, 1)] == [2, 2]
+    assert handles[2] == handles[3] == handles[4]
+    assert len(handles[2]) == 1
+
+
+def test_own_identifiers_name_the_nodes() -> None:
+    model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
+    partitioner = DelegateMappingDemoPartitioner([OWN_IDENTIFIERS])
+    (delegate,) = delegates(lower(model, inputs, partitioner))
+    names = list(delegate.meta["debug_handle_map"])
+    assert names[0] == "conv2d+relu/conv_relu_op"
+    assert names[2:] == ["tan/sin_op", "tan/cos_op", "tan/div_op"]
+    torch.testing.assert_close(
+        run(delegate, RUNTIME, inputs)[0], model(*inputs).detach(), rtol=0, atol=1e-5
+    )
+
+
+class Shared(nn.Module):
+    """A convolution that a relu and an addition read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2, dilation=2, padding=(1, 2), bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x)
+        return torch.relu(y) + y
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_convolution_with_two_readers_stays_alone(decomposed: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Shared().eval(), torch.randn(2, 3, 17, 12)
+    program = torch.export.export(model, (x,))
+    if decomposed:
+        program = program.run_decompositions()
+    (delegate,) = delegates(to_backend(program, DelegateMappingDemoPartitioner()))
+    assert instructions(delegate) == ["conv_op,0", "relu_op,1"]
+    y = model.conv(x).detach()
+    expected = {"conv": y, "relu": torch.relu(y)}
+    for output in run(delegate, RUNTIME, [x]):
+        assert any(torch.allclose(output, one, atol=1e-5) for one in expected.values())
+
+
+class Normed(nn.Module):
+    """Batch norm between convolution and relu, as in a residual network; relu writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x)
+        return y
+
+
+def test_a_lone_convolution_and_a_lone_relu_are_taken_around_a_batch_norm() -> None:
+    torch.manual_seed(0)
+    model, x = Normed().eval(), torch.randn(2, 3, 8, 8)
+    program = lower(model, (x,), DelegateMappingDemoPartitioner())
+    assert [instructions(one) for one in delegates(program)] == [
+        *(["conv_op,0"], ["relu_op,0", "conv_op,1"])
+    ]
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_partitions_with_equal_weights_give_equal_bytes() -> None:
+    model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
+    first, second = (
+        delegates(lower(model, inputs, DelegateMappingDemoPartitioner()))[0] for _ in range(2)
+    )
+    assert first.processed_bytes == second.processed_bytes
+    assert named_data(first) == named_data(second)
+
+
+class Cumulative(nn.Module):
+    """Holds an operator that the backend does not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(torch.relu(x), 0)
+
+
+def test_an_unsupported_operator_is_refused_with_its_node_and_source_line() -> None:
+    program = torch.export.export(Cumulative(), (torch.ones(3),))
+    with pytest.raises(
+        UnsupportedNodeError, match=r"aten\.cumsum\.default.*'cumsum'.*test_delegate_mapp.*py:\d+"
+    ):
+        BackendWithDelegateMappingDemo.preprocess(program, [])
+
+
+class Upsampling(nn.Module):
+    """A transposed convolution, which core ATen gives the same operator as others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(2, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x)
+        return y
+
+
+def test_a_transposed_convolution_is_left_to_others() -> None:
+    program = torch.export.export(Upsampling(), (torch.randn(1, 2, 3, 3),)).run_decompositions()
+    assert not delegates(to_backend(program, DelegateMappingDemoPartitioner()))
+    with pytest.raises(UnsupportedNodeError, match="transposed"):
+        BackendWithDelegateMappingDemo.preprocess(program, [])
+
+
+# ------------------------------------------------------------------------------- damaged blobs
+
+
+def signed(body: str, version: int = 1) -> bytes:
+    """Return a blob with this body and a right checksum, as a forger would make it."""
+    head = f"BackendWithDelegateMappingDemo {version} {zlib.crc32(body.encode()):08x}\n"
+    return (head + body).encode()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_truncated_or_changed_blob_is_refused(
+    lowered: LoweredBackendModule, data: st.DataObject
+) -> None:
+    blob = bytearray(lowered.processed_bytes)
+    if data.draw(st.booleans()):
+        blob = blob[: data.draw(st.integers(0, len(blob) - 1))]
+    else:
+        at = data.draw(st.integers(0, len(blob) - 1))
+        blob[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BlobError):
+        RUNTIME.init(memoryview(bytes(blob)), [], named_data(lowered))
+
+
+def test_another_version_is_refused_by_number(lowered: LoweredBackendModule) -> None:
+    blob = lowered.processed_bytes.replace(b"Demo 1 ", b"Demo 2 ", 1)
+    with pytest.raises(BlobError, match=r"version b'2'.*reads version 1"):
+        RUNTIME.init(memoryview(blob), [], named_data(lowered))
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_forged_blob_is_refused_or_runs_within_bounds(
+    lowered: LoweredBackendModule, data: st.DataObject
+) -> None:
+    body = lowered.processed_bytes.partition(b"\n")[2].decode()
+    at = data.draw(st.integers(0, len(body) - 1))
+    junk = data.draw(st.text("0123456789x%@-=,\n ", max_size=6))
+    blob = signed(body[:at] + junk + body[at + data.draw(st.integers(0, 6)) :])
+    try:
+        run_blob(blob, RUNTIME, named_data(lowered), [torch.ones(1, 3, 8, 8)])
+    except (BlobError, DelegateRunError):
+        return  # a clear refusal; anything else would fail the test
+
+
+CONV = "x=%0,weight=@W,bias=-,stride=1x1,padding=1x1,dilation=1x1,groups=1"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "inputs"),
+        ("inputs 1\ninstructions 1\n", "need 4 lines, found 2"),
+        ("inputs 1\ninstructions 0\noutputs %1\n", "operand"),
+        ("inputs 1\ninstructions 0\noutputs -\n", "operand"),
+        ("inputs 1\ninstructions 0\nresults %0\n", "outputs"),
+        ("inputs 1\ninstructions 1\nexp_op,0,x=%0\noutputs %1\n", "exp_op"),
+        ("inputs 1\ninstructions 1\nsin_op,0,y=%0\noutputs %1\n", "fields"),
+        ("inputs 1\ninstructions 1\nsin_op,0,x=%1\noutputs %1\n", "operand"),
+        ("inputs 1\ninstructions 1\nsin_op,0,x=-\noutputs %1\n", "operand"),
+        (f"inputs 1\ninstructions 1\nconv_op,0,{CONV}\noutputs %1\n", "KEY/DTYPE"),
+        (
+            f"inputs 2\ninstructions 1\nconv_op,0,{CONV}\noutputs %1\n".replace(
+                "@W", "%1"
+            ).replace("stride=1x1", "stride=0x1"),
+            "impossible",
+        ),
+        (
+            f"inputs 1\ninstructions 1\nconv_op,0,{CONV}\noutputs %1\n".replace(
+                "@W", f"@{'0' * 64}/float32/1x1x1x1"
+            ),
+            "no entry",
+        ),
+    ],
+)
+def test_a_forged_body_is_refused_with_what_is_wrong(body: str, message: str) -> None:
+    with pytest.raises(BlobError, match=message):
+        RUNTIME.init(memoryview(signed(body)), [], {})
+
+
+def test_a_weight_of_another_size_is_refused(lowered: LoweredBackendModule) -> None:
+    data = {key: value[:-4] for key, value in named_data(lowered).items()}
+    with pytest.raises(BlobError, match="bytes"):
+        RUNTIME.init(memoryview(lowered.processed_bytes), [], data)
+
+
+def test_an_output_beyond_all_memory_is_refused_before_it_is_made() -> None:
+    body = f"inputs 2\ninstructions 1\nconv_op,0,{CONV}\noutputs %2\n".replace("@W", "%1")
+    blob = signed(re.sub("padding=1x1", "padding=40000x40000", body))
+    with pytest.raises(DelegateRunError, match="larger than any image"):
+        run_blob(blob, RUNTIME, {}, [torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)])
+
+
+def test_wrong_inputs_are_refused_by_position(lowered: LoweredBackendModule) -> None:
+    handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
+    with pytest.raises(DelegateInputError, match="1 inputs are needed, found 0"):
+        RUNTIME.execute(handle, [])
+    with pytest.raises(DelegateInputError, match="input 0 must be float32"):
+        RUNTIME.execute(handle, [torch.ones(1, 3, 8, 8, dtype=torch.float64)])
+    with pytest.raises(DelegateRunError, match=r"conv_relu_op \(debug identifier 0\)"):
+        RUNTIME.execute(handle, [torch.ones(1, 5, 8, 8)])
