@@ -1,0 +1,58 @@
+"""Everything private of torch that this package stands on, so that a new torch breaks one file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
+from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
+from torch.export.exported_program import ExportedProgram
+
+EMPTY_STACK_KEY: str = _EMPTY_NN_MODULE_STACK_KEY
+"""Key of the stack that torch's own passes give to nodes whose module they do not know."""
+
+AUTOCAST_REGION: Any = wrap_with_autocast
+GRAD_MODE_REGION: Any = wrap_with_set_grad_enabled
+"""Operators that hold a piece of the graph to be run in another mode."""
+
+ENTER_AUTOCAST: Any = _enter_autocast
+EXIT_AUTOCAST: Any = _exit_autocast
+SET_GRAD_MODE: Any = torch._C._set_grad_enabled
+"""Functions that change the mode; the code writer turns their pairs into ``with`` blocks."""
+
+
+def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program`` without the tokens that order its effectful operators.
+
+    The program is returned as it is when it has none: torch's pass would copy it.
+    """
+    if not program.graph_signature.input_tokens and not program.graph_signature.output_tokens:
+        return program
+    without: ExportedProgram = _remove_effect_tokens(program)
+    return without
+
+
+def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of ``tensor`` whose memory is shared until either is written.
+
+    Memory that torch does not own itself (numpy's, shared with another process, mapped from a
+    file)
+    cannot be shared so; it is copied at once.
+    """
+    try:
+        return torch._lazy_clone(tensor)
+    except (RuntimeError, NotImplementedError):
+        return tensor.clone()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that two tensors have in common exactly when they share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_copy_on_write(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of ``tensor`` is still shared until written."""
+    return bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]

@@ -1,0 +1,174 @@
+"""Cut the working graph into modules, share equal ones, and build the hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from lowerdeck.graph_fuser import OutlinedRegion, Region, outline
+from lowerdeck.unflatten.call_targets import call_target
+from lowerdeck.unflatten.call_tree import Frame
+from lowerdeck.unflatten.code import Source
+from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher, SpecialisedCall
+from lowerdeck.unflatten.generated_module import Body
+from lowerdeck.unflatten.interpreter_module import InterpreterModule
+from lowerdeck.unflatten.module_paths import ModulePaths
+from lowerdeck.unflatten.state import ProgramState, StateKind
+from lowerdeck.unflatten.working_graph import WorkingGraph, attribute_modules
+
+
+class _Cut(torch.nn.Module):
+    """Carries a graph out of the outliner."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+@dataclass(slots=True)
+class Form:
+    """One way in which a module is called.
+
+    Attributes:
+        body: What it runs.
+        source: The code of its graph.
+    """
+
+    body: Body
+    source: Source
+
+
+@dataclass(slots=True)
+class Forms:
+    """The different ways in which one module is called, by what tells them apart."""
+
+    by_key: dict[object, int] = field(default_factory=dict)
+    found: list[Form] = field(default_factory=list)
+
+    def add(self, form: Form) -> int:
+        """Return the number of the form equal to ``form``, which is added if there is none."""
+        number = self.by_key.setdefault(form.source.key, len(self.found))
+        if number == len(self.found):
+            self.found.append(form)
+        return number
+
+
+def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
+    """Return the outermost graph, and what became of each call."""
+    frames = working.tree.frames()
+    regions: dict[Frame, Region] = {}
+    for number, frame in reversed(list(enumerate(frames))):
+        children = [regions[child] for child in frame.children]
+        name = f"{frame.accessor}@{number}"
+        regions[frame] = Region(name, frame.nodes, children)
+    outermost = [regions[child] for child in working.tree.root.children]
+    holder = cast("GraphModule", _Cut(working.graph))
+    done = outline(holder, outermost, in_place=False, make_module=lambda _, graph: _Cut(graph))
+    root = cast("Graph", done.module.graph)
+    return root, {frame: done.regions[region] for frame, region in regions.items() if frame.parent}
+
+
+def share(
+    frames: Sequence[Frame],
+    cuts: Mapping[Frame, OutlinedRegion],
+    working: WorkingGraph,
+    paths: ModulePaths,
+) -> dict[str, Forms]:
+    """Return the forms of each module by its first name; calls name the form that they want.
+
+    Args:
+        frames: The calls, each after the calls that it makes.
+        cuts: What became of each.
+        working: The working graph.
+        paths: The modules.
+    """
+    found: dict[str, Forms] = {}
+    for frame in frames:
+        if frame.parent is None:
+            continue
+        graph = cast("Graph", cuts[frame].module.graph)
+        body = Body(graph, None, attribute_modules(graph, working.attributes), frame.type_name)
+        form = Form(body, body.write())
+        number = found.setdefault(paths.canonical(frame.path), Forms()).add(form)
+        cuts[frame].call_node.target = call_target(frame.accessor, number)
+    return found
+
+
+def in_call_order(root: Frame) -> list[Frame]:
+    """Return every frame after the frames below it, siblings in the order of their calls."""
+    order, stack = [], [root]
+    while stack:
+        frame = stack.pop()
+        order.append(frame)
+        stack.extend(frame.children)
+    return order[::-1]
+
+
+class ModuleBuilder:
+    """Builds the modules below the outermost one.
+
+    Modules of equal code get one class.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[object, Callable[..., Any]] = {}
+
+    def module(self, forms: Forms | None) -> torch.nn.Module:
+        """Return the module with these forms; one that is never called has none."""
+        if forms is None:
+            return torch.nn.Module()
+        first, *others = forms.found
+        if not others:
+            return InterpreterModule(first.body, self.function(first.source))
+        dispatcher = InterpreterModuleDispatcher(first.body, self.function(first.source))
+        for form in others:
+            dispatcher.add_call(SpecialisedCall(form.body, self.function(form.source)))
+        return dispatcher
+
+    def function(self, source: Source) -> Callable[..., Any]:
+        """Return the function of a source; equal sources give one function."""
+        key = (source.key, source.comments)
+        found = self._functions.get(key)
+        if found is None:
+            found = self._functions[key] = source.compile()
+        return found
+
+
+def build_hierarchy(
+    root: torch.nn.Module, forms: Mapping[str, Forms], paths: ModulePaths
+) -> dict[str, torch.nn.Module]:
+    """Install every module under ``root``, in eager's order; return them by their first names."""
+    builder = ModuleBuilder()
+    made: dict[str, torch.nn.Module] = {"": root}
+    for name in paths.order:
+        first = paths.canonical(name)
+        if first not in made:
+            made[first] = builder.module(forms.get(first))
+    for name in paths.order:
+        if name:
+            outer, _, last = name.rpartition(".")
+            made[paths.canonical(outer)]._modules.setdefault(last, made[paths.canonical(name)])
+    return made
+
+
+def install_state(
+    modules: Mapping[str, torch.nn.Module], state: ProgramState, paths: ModulePaths
+) -> None:
+    """Give each module its parameters, buffers and constants."""
+    for entry, value in state.copies():
+        outer, _, last = entry.name.rpartition(".")
+        module = modules[paths.canonical(outer)]
+        match entry.kind:
+            case StateKind.PARAMETER:
+                module._parameters[last] = value
+            case StateKind.BUFFER:
+                module._buffers[last] = value
+            case StateKind.TRANSIENT_BUFFER:
+                module._buffers[last] = value
+                module._non_persistent_buffers_set.add(last)
+            case StateKind.CONSTANT:
+                module.__dict__[last] = value

@@ -1,0 +1,122 @@
+"""Give an exported program its eager module hierarchy back."""
+
+from __future__ import annotations
+
+import copy
+
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from lowerdeck.unflatten._torch_private import without_effect_tokens
+from lowerdeck.unflatten.assembly import build_hierarchy, cut, in_call_order, install_state, share
+from lowerdeck.unflatten.call_tree import call_homes
+from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.flat_args import FlatArgsAdapter
+from lowerdeck.unflatten.flat_items import flat_items
+from lowerdeck.unflatten.generated_module import Body
+from lowerdeck.unflatten.input_constraints import InputConstraints, input_constraints
+from lowerdeck.unflatten.module_paths import ModulePaths, note_shared_modules
+from lowerdeck.unflatten.mutation import plan_mutations
+from lowerdeck.unflatten.signature import CallSignature, positional_names
+from lowerdeck.unflatten.state import ProgramState
+from lowerdeck.unflatten.unflattened_module import UnflattenedModule
+from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder, attribute_modules
+
+
+def unflatten(
+    module: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None = None
+) -> UnflattenedModule:
+    """Return a module that computes what the program does, with the eager module's hierarchy.
+
+    Submodules, parameters, buffers and constants have eager's names, order and sharing. The
+    program stays
+    as it is and is not kept alive; memory is shared with it until one side writes.
+
+    Args:
+        module: The program.
+        flat_args_adapter: Turns arguments of another structure into the exported one.
+
+    Returns:
+        The outermost module; call it as the eager one.
+
+    Raises:
+        UnsupportedProgramError: The program computes gradients too.
+
+    Example:
+        >>> import torch
+        >>> eager = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> module = unflatten(torch.export.export(eager, (torch.ones(1, 2),)))
+        >>> [name for name, _ in module.named_modules()]
+        ['', '0', '1']
+    """
+    if module.graph_signature.backward_signature is not None:
+        raise UnsupportedProgramError(
+            "The program computes gradients in its own graph; found a backward signature, "
+            "expected none. "
+            "Export the forward pass alone."
+        )
+    program = without_effect_tokens(module)
+    state = ProgramState(program)
+    paths = ModulePaths(entry.fqn.partition("@")[0] for entry in program.module_call_graph)
+    for name in state.entries:
+        paths.add(name.rpartition(".")[0])
+    items = list(flat_items(program.graph_module))
+    note_shared_modules(paths, items, state.by_module())
+    tree = call_homes(items, paths)
+    mutations = plan_mutations(program, items, tree, state, paths)
+    working = WorkingGraphBuilder(program, items, state, paths, tree, mutations).build()
+    graph, cuts = cut(working)
+    forms = share(in_call_order(tree.root), cuts, working, paths)
+    body = Body(
+        graph,
+        _signature(program, working, flat_args_adapter),
+        attribute_modules(graph, working.attributes),
+        tree.root.type_name,
+    )
+    root = UnflattenedModule(body)
+    root.__dict__.update(
+        graph_signature=copy.deepcopy(program.graph_signature),
+        module_call_graph=[copy.copy(entry) for entry in program.module_call_graph],
+        range_constraints=dict(program.range_constraints),
+        flat_args_adapter=flat_args_adapter,
+        check_input_constraints=True,
+        meta=dict(program.graph_module.meta),
+    )
+    install_state(build_hierarchy(root, forms, paths), state, paths)
+    return root
+
+
+def _signature(
+    program: ExportedProgram, working: WorkingGraph, adapter: FlatArgsAdapter | None
+) -> CallSignature:
+    signature = program.module_call_graph[0].signature
+    if signature is None:
+        raise UnsupportedProgramError(
+            "The program does not say how its arguments are structured: found no signature for "
+            "the "
+            "outermost module. Export it with torch.export.export."
+        )
+    names = positional_names(signature.in_spec, getattr(signature, "forward_arg_names", None))
+    leaves = _leaf_paths(signature.in_spec, names)
+    constraints: InputConstraints = input_constraints(
+        working.inputs, leaves, program.range_constraints
+    )
+    return CallSignature(
+        signature.in_spec,
+        signature.out_spec,
+        names,
+        adapts=adapter is not None,
+        constraints=constraints,
+    )
+
+
+def _leaf_paths(in_spec: pytree.TreeSpec, names: tuple[str, ...]) -> list[str]:
+    """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
+    args, kwargs = in_spec.children()
+    found: list[str] = []
+    for name, spec in zip(names, [*args.children(), *kwargs.children()], strict=True):
+        blank = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+        found += [
+            name + pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(blank)[0]
+        ]
+    return found

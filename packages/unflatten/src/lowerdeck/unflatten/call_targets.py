@@ -1,0 +1,33 @@
+"""How a parent's code names the child, and the call of it, that it makes."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import Any
+
+import torch
+
+_VARIANT = re.compile(r"^(.+)\.(_call_\d+)$")
+
+RESERVED_NAMES: frozenset[str] = frozenset(dir(torch.nn.Module())) | frozenset(keyword.kwlist)
+"""Names that an attribute access would not look up among a module's own children and state."""
+
+
+def call_target(path: str, variant: int) -> str:
+    """Return the target of a call of child ``path`` in its ``variant``-th specialised form."""
+    return f"{path}._call_{variant}" if variant else path
+
+
+def split_call_target(target: str) -> tuple[str, str | None]:
+    """Return the child's path and the attribute of its specialised form, or None for the first."""
+    found = _VARIANT.match(target)
+    return (found[1], found[2]) if found else (target, None)
+
+
+def lookup(module: torch.nn.Module, name: str) -> Any:
+    """Return the child, parameter or buffer ``name``, even where a method has that name too."""
+    for held in (module._modules, module._parameters, module._buffers):
+        if name in held:
+            return held[name]
+    return getattr(module, name)

@@ -1,0 +1,106 @@
+"""A graph as plain data that pickles: operators by name, values of example tensors left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
+
+from lowerdeck.unflatten.errors import UnflattenError
+
+_KEPT_META = ("stack_trace", "nn_module_stack", "closes")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReference:
+    """Stands for a node in recorded arguments."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorName:
+    """Stands for an operator."""
+
+    namespace: str
+    name: str
+    overload: str | None
+
+    def resolve(self) -> Any:
+        """Return the operator.
+
+        Raises:
+            UnflattenError: No library that defines it is loaded.
+        """
+        try:
+            found = getattr(getattr(torch.ops, self.namespace), self.name)
+            return found if self.overload is None else getattr(found, self.overload)
+        except AttributeError as error:
+            raise UnflattenError(
+                f"The operator {self.namespace}::{self.name} is not registered; import the "
+                "library that "
+                "defines it before loading the module."
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRecord:
+    """A graph.
+
+    Attributes:
+        nodes: For each node its kind, name, target, arguments, keyword arguments and meta.
+    """
+
+    nodes: tuple[tuple[str, str, Any, Any, Any, dict[str, Any]], ...]
+
+    def graph(self) -> Graph:
+        """Return a new graph equal to the recorded one."""
+        graph = Graph()
+        made: list[Node] = []
+
+        def value(item: Any) -> Any:
+            if isinstance(item, NodeReference):
+                return made[item.place]
+            return item.resolve() if isinstance(item, OperatorName) else item
+
+        for op, name, target, args, kwargs, meta in self.nodes:
+            node = graph.create_node(
+                op, value(target), map_aggregate(args, value), map_aggregate(kwargs, value), name
+            )
+            node.meta.update(meta)
+            made.append(node)
+        return graph
+
+
+def record_graph(graph: Graph) -> GraphRecord:
+    """Return ``graph`` as plain data."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+
+    def value(item: Any) -> Any:
+        return NodeReference(places[item]) if isinstance(item, Node) else _named(item)
+
+    return GraphRecord(
+        tuple(
+            (
+                node.op,
+                node.name,
+                _named(node.target),
+                map_aggregate(node.args, value),
+                map_aggregate(node.kwargs, value),
+                {key: node.meta[key] for key in _KEPT_META if key in node.meta},
+            )
+            for node in graph.nodes
+        )
+    )
+
+
+def _named(item: Any) -> Any:
+    if isinstance(item, OpOverload):
+        return OperatorName(item.namespace, item._opname, item._overloadname)
+    if isinstance(item, HigherOrderOperator):
+        return OperatorName("higher_order", item._name, None)
+    return item

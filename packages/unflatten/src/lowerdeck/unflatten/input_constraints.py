@@ -1,0 +1,191 @@
+"""What the arguments of a program must satisfy, checked with messages that name the argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx import Node
+
+from lowerdeck.unflatten.errors import InputConstraintError
+
+Bounds = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafConstraint:
+    """What one leaf must be.
+
+    Attributes:
+        path: The argument as the caller writes it, such as ``"d['k']"``.
+        shape: For a tensor the size of each dimension: a number or an expression; None otherwise.
+        value: For a constant its value; for a symbolic number its expression.
+        is_symbolic: Whether ``value`` is an expression.
+    """
+
+    path: str
+    shape: tuple[int | sympy.Expr, ...] | None
+    value: object = None
+    is_symbolic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputConstraints:
+    """The constraints of all leaves.
+
+    Attributes:
+        leaves: One for each leaf; None where anything may be passed.
+        bounds: Smallest and largest value of each symbol.
+    """
+
+    leaves: tuple[LeafConstraint | None, ...]
+    bounds: Mapping[sympy.Symbol, Bounds]
+
+    def check(self, *values: Any) -> None:
+        """Check the leaves of one call.
+
+        Args:
+            values: The leaves.
+
+        Raises:
+            InputConstraintError: One is not what the program was exported for.
+        """
+        symbols: dict[sympy.Symbol, tuple[int, str]] = {}
+        derived: list[tuple[sympy.Expr, int, str]] = []
+        for leaf, value in zip(self.leaves, values, strict=True):
+            if leaf is None:
+                continue
+            if leaf.shape is not None:
+                _check_tensor(leaf, value, self.bounds, symbols, derived)
+            elif leaf.is_symbolic:
+                _check_size(leaf.value, value, leaf.path, self.bounds, symbols, derived)
+            elif type(value) is not type(leaf.value) or not _same(value, leaf.value):
+                raise InputConstraintError(
+                    f"Argument {leaf.path!r} was exported as the constant {leaf.value!r}; found "
+                    f"{value!r}. "
+                    "Pass that value, or export again."
+                )
+        for expression, size, path in derived:
+            known = {
+                symbol: symbols[symbol][0]
+                for symbol in expression.free_symbols
+                if symbol in symbols
+            }
+            expected = expression.xreplace(known)
+            if expected.is_number and int(expected) != size:
+                raise InputConstraintError(
+                    f"{path} must be {expression} = {expected} here; found {size}."
+                )
+
+
+def input_constraints(
+    placeholders: Sequence[Node], paths: Sequence[str], ranges: Mapping[sympy.Symbol, Any]
+) -> InputConstraints:
+    """Return the constraints of a program's inputs.
+
+    Args:
+        placeholders: The placeholder of each leaf, with the example value in its meta.
+        paths: How the caller writes each leaf.
+        ranges: The range of each symbol.
+    """
+    leaves = tuple(_leaf(node, path) for node, path in zip(placeholders, paths, strict=True))
+    bounds: dict[sympy.Symbol, Bounds] = {
+        symbol: (_finite(found.lower), _finite(found.upper)) for symbol, found in ranges.items()
+    }
+    return InputConstraints(leaves, bounds)
+
+
+def _leaf(node: Node, path: str) -> LeafConstraint | None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return LeafConstraint(path, tuple(_size(size) for size in value.shape))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        expression = _size(value)
+        return LeafConstraint(path, None, expression, isinstance(expression, sympy.Basic))
+    if isinstance(value, (int, float, str)):
+        return LeafConstraint(path, None, value)
+    return None
+
+
+def _size(size: Any) -> Any:
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        expression = size.node.expr
+        return int(expression) if getattr(expression, "is_Integer", False) else expression
+    return size
+
+
+def _finite(bound: Any) -> int | None:
+    # torch's own infinity is neither, and fails when it is turned into a number.
+    is_number = isinstance(bound, int) or getattr(bound, "is_Integer", False)
+    return int(bound) if is_number else None
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and math.isnan(expected):
+        return math.isnan(found)
+    return bool(found == expected)
+
+
+def _check_tensor(
+    leaf: LeafConstraint,
+    value: Any,
+    bounds: Mapping[sympy.Symbol, Bounds],
+    symbols: dict[sympy.Symbol, tuple[int, str]],
+    derived: list[tuple[sympy.Expr, int, str]],
+) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InputConstraintError(
+            f"Argument {leaf.path!r} must be a tensor; found {type(value).__name__}."
+        )
+    shape, expected = value.shape, leaf.shape or ()
+    if len(shape) != len(expected):
+        raise InputConstraintError(
+            f"Argument {leaf.path!r} must have {len(expected)} dimensions {_shown(expected)}; "
+            "found shape "
+            f"{tuple(shape)}."
+        )
+    for place, size in enumerate(expected):
+        if size.__class__ is int:
+            if shape[place] != size:
+                raise InputConstraintError(
+                    f"{leaf.path}.shape[{place}] must be {size}; found {shape[place]}. Export "
+                    "with a dynamic "
+                    "dimension there to pass other sizes."
+                )
+        else:
+            where = f"{leaf.path}.shape[{place}]"
+            _check_size(size, shape[place], where, bounds, symbols, derived)
+
+
+def _check_size(
+    expected: Any,
+    size: Any,
+    where: str,
+    bounds: Mapping[sympy.Symbol, Bounds],
+    symbols: dict[sympy.Symbol, tuple[int, str]],
+    derived: list[tuple[sympy.Expr, int, str]],
+) -> None:
+    if not isinstance(expected, sympy.Symbol):
+        derived.append((expected, size, where))
+        return
+    known = symbols.setdefault(expected, (size, where))
+    if known[0] != size:
+        raise InputConstraintError(
+            f"{where} must equal {known[1]} = {known[0]}; found {size}. The program was "
+            "exported so."
+        )
+    low, high = bounds.get(expected, (None, None))
+    # Export assumes 2 or more to keep sizes of 1 apart while it traces; that is no wish of the
+    # user.
+    if low is not None and low > 2 and size < low:
+        raise InputConstraintError(f"{where} must be at least {low}; found {size}.")
+    if high is not None and size > high:
+        raise InputConstraintError(f"{where} must be at most {high}; found {size}.")
+
+
+def _shown(shape: Sequence[object]) -> str:
+    return "(" + ", ".join(str(size) for size in shape) + ")"

@@ -1,0 +1,124 @@
+"""The names of the program's modules, and which names are one module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from lowerdeck.unflatten.flat_items import Item
+
+
+class ModulePaths:
+    """All module names of a program, grouped by the module that they name.
+
+    Attributes:
+        order: Every name in eager's order; the root is ``""``.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.order: list[str] = []
+        self._known: set[str] = set()
+        self._first: dict[str, str] = {}
+        self._canonical: dict[str, str] = {"": ""}
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Add a name, and those of the modules around it where they are not known yet."""
+        if name in self._known:
+            return
+        outer, _, _ = name.rpartition(".")
+        if outer:
+            self.add(outer)
+        elif name and "" not in self._known:
+            self.add("")
+        self._known.add(name)
+        self.order.append(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def alias(self, first: str, second: str) -> None:
+        """Note that two names are one module; the one that comes first stands for both."""
+        one, two = self.canonical(first), self.canonical(second)
+        if one != two:
+            self._first[two] = one
+            self._canonical = {"": ""}
+
+    def canonical(self, name: str) -> str:
+        """Return the first name of the module that ``name`` names."""
+        found = self._canonical.get(name)
+        if found is None:
+            outer, dot, last = name.rpartition(".")
+            found = self.canonical(outer) + dot + last if dot else name
+            while found in self._first:
+                found = self._first[found]
+            self._canonical[name] = found
+        return found
+
+    def under(self, owner: str, name: str) -> str | None:
+        """Return the name of module ``name`` under ``owner``, or None if it has none."""
+        prefix = owner + "." if owner else ""
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return name
+        wanted, start = self.canonical(name), self.canonical(owner)
+        if wanted.startswith(start + ".") and prefix + wanted[len(start) + 1 :] in self._known:
+            return prefix + wanted[len(start) + 1 :]
+        for other in self._names_of(wanted):
+            if other.startswith(prefix):
+                return other
+        return None
+
+    def attribute(self, owner: str, name: str) -> str | None:
+        """Return the path from module ``owner`` to the state ``name``, or None if outside."""
+        if not owner:
+            return name
+        if name.startswith(owner + "."):
+            return name[len(owner) + 1 :]
+        held, dot, last = name.rpartition(".")
+        if not dot:
+            return None
+        start, whole = self.canonical(owner), self.canonical(held)
+        if whole == start:
+            return last
+        return f"{whole[len(start) + 1 :]}.{last}" if whole.startswith(start + ".") else None
+
+    def _names_of(self, canonical: str) -> list[str]:
+        return [name for name in self.order if self.canonical(name) == canonical]
+
+
+def note_shared_modules(
+    paths: ModulePaths, items: Iterable[Item], same_state: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Note in ``paths`` which names are one module.
+
+    Strict export keys each module by its identity, which is proof. Otherwise two names of modules
+    of
+    one type, whose whole state is the same tensors, are taken for one module.
+
+    Args:
+        paths: The names; changed.
+        items: The program's steps, with their module stacks.
+        same_state: For each module name, the identities of all state under it, with relative
+        names.
+    """
+    types: dict[str, object] = {}
+    by_identity: dict[str, str] = {}
+    for item in items:
+        for key, (path, type_name) in item.node.meta.get("nn_module_stack", {}).items():
+            if not path or (path in types and key in by_identity):
+                continue
+            types.setdefault(path, type_name)
+            paths.add(path)
+            identity = key.partition("@")[0]
+            if identity.isdecimal():
+                paths.alias(by_identity.setdefault(identity, path), path)
+    by_state: dict[tuple[object, ...], str] = {}
+    for path in list(paths.order):
+        state = same_state.get(path)
+        if not state or not path:
+            continue
+        other = by_state.setdefault(state, path)
+        if other == path:
+            continue
+        if types.get(path, types.get(other)) == types.get(other, types.get(path)):
+            paths.alias(other, path)

@@ -1,0 +1,45 @@
+"""The code of a tree of modules, for people to read."""
+
+from __future__ import annotations
+
+import torch
+
+
+def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> str:
+    """Return the code of ``module`` and of every module below it, each under its name.
+
+    Args:
+        module: The outermost module.
+        kind: What to call it.
+        print_output: Whether to print the text too.
+    """
+    parts: list[str] = []
+    for path, inner in module.named_modules():
+        code = getattr(inner, "code", None)
+        parts.append(f"# {path or kind}: {_type_of(inner)}")
+        if isinstance(code, str):
+            parts.append(code)
+    text = "\n".join(parts)
+    if print_output:
+        print(text)
+    return text
+
+
+def tree_summary(module: torch.nn.Module) -> str:
+    """Return one line for each module: its name, eager's type and the size of its own state."""
+    lines = []
+    for path, inner in module.named_modules():
+        own = [*inner.parameters(recurse=False), *inner.buffers(recurse=False)]
+        size = sum(tensor.numel() for tensor in own)
+        depth = path.count(".") + 1 if path else 0
+        name = path.rpartition(".")[2] or "(root)"
+        lines.append(
+            f"{'  ' * depth}{name}: {_type_of(inner)}" + (f", {size} elements" if size else "")
+        )
+    return "\n".join(lines)
+
+
+def _type_of(module: torch.nn.Module) -> str:
+    type_name = getattr(module, "type_name", None)
+    found = type_name() if callable(type_name) else None
+    return str(found or type(module).__name__)

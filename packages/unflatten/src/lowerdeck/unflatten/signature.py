@@ -1,0 +1,175 @@
+"""How a call's arguments and result are structured, and the code that takes them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lowerdeck.unflatten.errors import InputStructureError
+from lowerdeck.unflatten.input_constraints import InputConstraints
+
+NameObject = Callable[[object], str]
+"""Returns the global name under which generated code finds an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSignature:
+    """The structure of one module's arguments and result.
+
+    Attributes:
+        in_spec: Structure of ``(args, kwargs)``.
+        out_spec: Structure of the result.
+        names: Names of the positional parameters, then of the keyword ones.
+        adapts: Take any arguments and let the module's adapter turn them into the exported ones.
+        constraints: What each leaf has to satisfy; None where nothing is checked.
+    """
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    names: tuple[str, ...] = ()
+    adapts: bool = False
+    constraints: InputConstraints | None = None
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The parameters of the function, in order."""
+        return ("args", "kwargs") if self.adapts else self.names
+
+    @property
+    def parameters(self) -> str:
+        """The text of the parameter list after ``self``."""
+        if self.adapts:
+            return ", *args, **kwargs"
+        return "".join(f", {name}" for name in self.names)
+
+    def leaf_parameters(self) -> Iterator[str | None]:
+        """Yield for each leaf the parameter that it is, or None where it is a part of one."""
+        if self.adapts:
+            yield from (None for _ in range(self.in_spec.num_leaves))
+            return
+        args, kwargs = self.in_spec.children()
+        for name, spec in zip(self.names, [*args.children(), *kwargs.children()], strict=True):
+            yield from (name,) if spec.is_leaf() else (None for _ in range(spec.num_leaves))
+
+    def flatten_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
+        """Yield the lines that set the variables ``leaves`` from the parameters."""
+        if self.adapts:
+            targets = "".join(f"{leaf}, " for leaf in leaves)
+            text = "self._flatten_arguments(args, kwargs)"
+            yield f"{targets}= {text}" if leaves else text
+        else:
+            feed = iter(leaves)
+            args, kwargs = self.in_spec.children()
+            for name, spec in zip(self.names, [*args.children(), *kwargs.children()], strict=True):
+                yield from _take_apart(name, spec, name, feed, object_name)
+        if self.constraints is not None:
+            check = object_name(self.constraints.check)
+            compiling = object_name(torch.compiler.is_compiling)
+            yield f"if self.check_input_constraints and not {compiling}():"
+            yield f"    {check}({', '.join(leaves)})"
+
+    def result_text(self, leaves: Sequence[str], object_name: NameObject) -> str:
+        """Return the expression for the result made of the expressions ``leaves``."""
+        return _put_together(self.out_spec, iter(leaves), object_name)
+
+
+def positional_names(in_spec: pytree.TreeSpec, known: Sequence[str] | None) -> tuple[str, ...]:
+    """Return one parameter name for each positional and each keyword argument.
+
+    Args:
+        in_spec: Structure of ``(args, kwargs)``.
+        known: The names in eager's signature, where export recorded them.
+    """
+    args, kwargs = in_spec.children()
+    keywords = tuple(str(name) for name in kwargs.context)
+    wanted = tuple(known or ())[: args.num_children]
+    free = len(wanted) == args.num_children and len({*wanted, *keywords}) == len(wanted) + len(
+        keywords
+    )
+    if not free:
+        wanted = tuple(f"arg_{place}" for place in range(args.num_children))
+    return (*wanted, *keywords)
+
+
+def structure_error(path: str, value: object, spec: pytree.TreeSpec) -> InputStructureError:
+    """Return the error for an argument whose containers are not those of ``spec``."""
+    return InputStructureError(
+        f"Argument {path!r} has another structure than the program was exported with: found "
+        f"{_describe(value)}, expected {_describe_spec(spec)}. Pass the exported structure, or "
+        "give "
+        "unflatten a flat_args_adapter."
+    )
+
+
+def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
+    """Return the leaves of ``value``, which must have exactly the structure ``spec``.
+
+    Raises:
+        InputStructureError: It has another one.
+    """
+    leaves, found = pytree.tree_flatten(value)
+    if found != spec:
+        raise structure_error(path, value, spec)
+    return leaves
+
+
+def _take_apart(
+    text: str, spec: pytree.TreeSpec, path: str, leaves: Iterator[str], object_name: NameObject
+) -> Iterator[str]:
+    if spec.is_leaf():
+        leaf = next(leaves)
+        if leaf != text:
+            yield f"{leaf} = {text}"
+        return
+    children = spec.children()
+    kind = {tuple: "tuple", list: "list", dict: "dict"}.get(spec.type)
+    if kind is None:
+        targets = "".join(f"{next(leaves)}, " for _ in range(spec.num_leaves))
+        call = f"{object_name(flatten_like)}({text}, {object_name(spec)}, {path!r})"
+        yield f"{targets}= {call}" if targets else call
+        return
+    if kind == "dict":
+        wrong = f"{text}.keys() != {object_name(frozenset(spec.context))}"
+    else:
+        wrong = f"len({text}) != {len(children)}"
+    yield f"if type({text}) is not {kind} or {wrong}:"
+    yield f"    raise {object_name(structure_error)}({path!r}, {text}, {object_name(spec)})"
+    keys = list(spec.context) if kind == "dict" else list(range(len(children)))
+    for key, child in zip(keys, children, strict=True):
+        # Keys of other types than these are named as objects.
+        shown = repr(key) if type(key) in {str, int} else object_name(key)
+        yield from _take_apart(f"{text}[{shown}]", child, f"{path}[{key!r}]", leaves, object_name)
+
+
+def _put_together(spec: pytree.TreeSpec, leaves: Iterator[str], object_name: NameObject) -> str:
+    if spec.is_leaf():
+        return next(leaves)
+    if spec.type not in {tuple, list, dict}:
+        texts = ", ".join(next(leaves) for _ in range(spec.num_leaves))
+        return f"{object_name(pytree.tree_unflatten)}([{texts}], {object_name(spec)})"
+    texts_of = [_put_together(child, leaves, object_name) for child in spec.children()]
+    if spec.type is tuple:
+        return f"({''.join(text + ', ' for text in texts_of)})"
+    if spec.type is list:
+        return f"[{', '.join(texts_of)}]"
+    keys = [repr(key) if type(key) in {str, int} else object_name(key) for key in spec.context]
+    return f"{{{', '.join(f'{key}: {text}' for key, text in zip(keys, texts_of, strict=True))}}}"
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{type(value).__name__} with keys {list(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def _describe_spec(spec: pytree.TreeSpec) -> str:
+    name = getattr(spec.type, "__name__", str(spec.type))
+    if spec.type is dict:
+        return f"dict with keys {list(spec.context)}"
+    return f"{name} of {spec.num_children}"

@@ -1,0 +1,181 @@
+"""Parameters, buffers and constants: copied without copying their memory, sharing kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from lowerdeck.unflatten._torch_private import lazy_clone, storage_key
+
+
+class StateKind(Enum):
+    """How a module holds a value."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    TRANSIENT_BUFFER = "non-persistent buffer"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True)
+class StateEntry:
+    """One name of the state.
+
+    Attributes:
+        name: Qualified name.
+        kind: How the module that owns it holds it.
+        identity: Equal for two names of one tensor.
+        value: The program's own value.
+    """
+
+    name: str
+    kind: StateKind
+    identity: object
+    value: Any
+
+
+class ProgramState:
+    """The state of a program, by name and by the placeholder that reads it.
+
+    Attributes:
+        entries: Every name of the state, in eager's order within each module.
+        targets: From the name of a placeholder to the name of the state that it stands for.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.entries: dict[str, StateEntry] = {}
+        self.targets: dict[str, str] = {}
+        transient = set()
+        for spec in program.graph_signature.input_specs:
+            if spec.kind in _STATE_KINDS and spec.target is not None:
+                self.targets[spec.arg.name] = spec.target
+                if spec.kind is InputKind.BUFFER and not spec.persistent:
+                    transient.add(spec.target)
+        buffers = set(program.graph_signature.buffers)
+        for name, value in program.state_dict.items():
+            is_parameter = isinstance(value, torch.nn.Parameter) and name not in buffers
+            self._enter(name, StateKind.PARAMETER if is_parameter else StateKind.BUFFER, value)
+        for name, value in program.constants.items():
+            if name not in self.entries:
+                kind = StateKind.TRANSIENT_BUFFER if name in transient else StateKind.CONSTANT
+                self._enter(name, kind, value)
+        self._names: dict[object, list[str]] = {}
+        for entry in self.entries.values():
+            self._names.setdefault(entry.identity, []).append(entry.name)
+
+    def _enter(self, name: str, kind: StateKind, value: Any) -> None:
+        self.entries[name] = StateEntry(name, kind, tensor_identity(value), value)
+
+    def names_of(self, placeholder: str) -> list[str]:
+        """Return every name of the state that a placeholder stands for, its own name first."""
+        return self.aliases(self.targets[placeholder])
+
+    def aliases(self, target: str) -> list[str]:
+        """Return every name of the tensor that ``target`` names, that one first."""
+        entry = self.entries.get(target)
+        if entry is None:
+            return [target]
+        return [target, *(name for name in self._names[entry.identity] if name != target)]
+
+    def by_module(self) -> dict[str, tuple[object, ...]]:
+        """Return, for each module name, relative names and identities of all tensors under it."""
+        found: dict[str, list[object]] = {}
+        for entry in self.entries.values():
+            if not isinstance(entry.value, torch.Tensor):
+                continue
+            owner = entry.name
+            while "." in owner:
+                owner = owner.rpartition(".")[0]
+                found.setdefault(owner, []).append((entry.name[len(owner) :], entry.identity))
+        return {owner: tuple(items) for owner, items in found.items()}
+
+    def copies(self) -> Iterator[tuple[StateEntry, Any]]:
+        """Yield each entry with a value of our own; names of one tensor get one object."""
+        cloner = _Cloner()
+        made: dict[object, Any] = {}
+        for entry in self.entries.values():
+            if entry.identity not in made:
+                made[entry.identity] = cloner.clone(entry.value)
+            yield entry, made[entry.identity]
+
+
+_STATE_KINDS = {
+    InputKind.PARAMETER,
+    InputKind.BUFFER,
+    InputKind.CONSTANT_TENSOR,
+    InputKind.CUSTOM_OBJ,
+}
+
+
+def tensor_identity(value: Any) -> object:
+    """Return a key that is equal for two views of the same memory that read it alike.
+
+    A loaded program holds two objects where the saved one held one tensor under two names, so the
+    object alone does not tell.
+    """
+    if not _is_plain(value):
+        return id(value)
+    try:
+        memory = storage_key(value)
+    except NotImplementedError:
+        return id(value)
+    return (
+        memory,
+        value.dtype,
+        tuple(value.shape),
+        value.stride(),
+        value.storage_offset(),
+        value.is_conj(),
+        value.is_neg(),
+        value.requires_grad,
+        isinstance(value, torch.nn.Parameter),
+        # Tensors without elements share a null pointer, not memory.
+        id(value) if not value.numel() else None,
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+        and value.layout is torch.strided
+        and not value.is_quantized
+    )
+
+
+class _Cloner:
+    """Clones tensors so that views of one memory become views of one copy."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def clone(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        copy = self._view(value.detach()) if _is_plain(value) else value.detach().clone()
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(copy, requires_grad=value.requires_grad)
+        return copy.requires_grad_(value.requires_grad) if value.is_leaf else copy
+
+    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
+        key = storage_key(tensor)
+        storage = self._storages.get(key)
+        if storage is None:
+            copy = lazy_clone(tensor)
+            if copy.untyped_storage().nbytes() == tensor.untyped_storage().nbytes():
+                self._storages[key] = copy.untyped_storage()
+                return copy
+            # The fallback copies only what a view shows; other views need the rest.
+            storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            self._storages[key] = storage
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.is_conj():
+            view = view.conj()
+        return view._neg_view() if tensor.is_neg() else view

@@ -1,0 +1,325 @@
+"""A copy of a program's flat graph in the shape that can be cut into modules.
+
+In the copy no placeholder stands for state: each call reads what its module owns by attribute.
+Pieces that
+export had wrapped in an operator to run them without gradients or under autocast are written out
+again,
+because the modules called in them are part of the hierarchy too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
+
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    GRAD_MODE_REGION,
+    SET_GRAD_MODE,
+)
+from lowerdeck.unflatten.call_tree import CallTree, Frame
+from lowerdeck.unflatten.flat_items import Item, Role, Scope, mode_arguments
+from lowerdeck.unflatten.module_paths import ModulePaths
+from lowerdeck.unflatten.mutation import Mutation, Mutations, is_inplace
+from lowerdeck.unflatten.state import ProgramState
+
+
+@dataclass(slots=True)
+class WorkingGraph:
+    """The copy.
+
+    Attributes:
+        graph: Placeholders are the user's inputs, in order; the output is a flat tuple of the
+        user's.
+        tree: The calls, with their nodes entered.
+        inputs: The program's placeholder of each user input.
+        values: What carries the value of each of the program's nodes, by name.
+        attributes: Graph modules by the attribute that ``get_attr`` nodes name.
+    """
+
+    graph: Graph
+    tree: CallTree
+    inputs: list[Node] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, torch.nn.Module] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """Stands for the value of a state placeholder until it is known which call reads it."""
+
+    placeholder: str
+
+
+class WorkingGraphBuilder:
+    """Copies a program node by node.
+
+    Args:
+        program: The program; it stays as it is.
+        items: Its steps.
+        state: Its state.
+        paths: Its modules.
+        tree: The calls around its steps.
+        mutations: Where new values are written back; None to leave them among the outputs.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        items: Sequence[Item],
+        state: ProgramState,
+        paths: ModulePaths,
+        tree: CallTree,
+        mutations: Mutations,
+    ) -> None:
+        self.program = program
+        self.items = items
+        self.state = state
+        self.paths = paths
+        self.tree = tree
+        self.mutations = mutations
+        self.graph = Graph()
+        self.made = WorkingGraph(self.graph, tree)
+        self._reads: dict[tuple[Frame, str], Node] = {}
+        self._values: dict[Node, Any] = {}
+        self._clones: dict[Node, Node] = {}
+
+    def build(self) -> WorkingGraph:
+        """Return the copy."""
+        self._copy_placeholders()
+        self._write_back(-1)
+        for place, item in enumerate(self.items):
+            match item.role:
+                case Role.ENTER:
+                    self._enter(item)
+                case Role.EXIT:
+                    self._exit(item)
+                case Role.COMPUTE:
+                    self._copy(item)
+            self._write_back(place)
+        self._copy_output()
+        self.made.values = {node.name: value for node, value in self._values.items()}
+        return self.made
+
+    def value(self, found: Any, frame: Frame) -> Any:
+        """Return what a call in ``frame`` uses for a value: for state a read of the attribute."""
+        if isinstance(found, StateRead):
+            return self._read(found.placeholder, frame)
+        if isinstance(found, tuple):
+            return tuple(self.value(part, frame) for part in found)
+        return found
+
+    def _copy_placeholders(self) -> None:
+        for node in self.program.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            if node.name in self.state.targets:
+                self._values[node] = StateRead(node.name)
+                continue
+            copy = self.graph.placeholder(node.name, type_expr=node.type)
+            copy.meta = dict(node.meta)
+            self._values[node] = copy
+            self.made.inputs.append(node)
+
+    def _resolve(self, value: Any, scope: Scope, frame: Frame) -> Any:
+        def one(item: Any) -> Any:
+            if not isinstance(item, Node):
+                return item
+            found = scope.values[item] if item in scope.values else self._values[item]
+            return self.value(found, frame)
+
+        return map_aggregate(value, one)
+
+    def _copy(self, item: Item) -> None:
+        node, scope, frame = item.node, item.scope, self.tree.home[item]
+        values = self._scope_values(scope)
+        if node.op == "get_attr":
+            values[node] = self._attribute(node, scope, frame)
+            return
+        copy = self.graph.create_node(
+            node.op,
+            node.target,
+            self._resolve(node.args, scope, frame),
+            self._resolve(node.kwargs, scope, frame),
+            node.name,
+            node.type,
+        )
+        self._place(copy, frame, node)
+        first = node.args[0] if node.args and is_inplace(node.target) else None
+        held = values.get(first) if isinstance(first, Node) else None
+        # What is written in place is the state itself: later calls read it from there.
+        values[node] = held if isinstance(held, StateRead) else copy
+
+    def _scope_values(self, scope: Scope) -> dict[Node, Any]:
+        return self._values if scope.module is self.program.graph_module else scope.values
+
+    def _place(self, copy: Node, frame: Frame, origin: Node | None) -> Node:
+        if origin is not None:
+            copy.meta = dict(origin.meta)
+        frame.nodes.append(copy)
+        return copy
+
+    def _attribute(self, node: Node, scope: Scope, frame: Frame) -> Any:
+        """Return a read of what the graph module itself holds, such as a branch of a cond."""
+        name = str(node.target)
+        held = scope.module
+        for part in name.split("."):
+            held = getattr(held, part)
+        base, number = name.replace(".", "_"), 0
+        while self.made.attributes.get(name, held) is not held or name in self.state.entries:
+            number += 1
+            name = f"{base}_{number}"
+        self.made.attributes[name] = held
+        read = self.graph.create_node("get_attr", name, (), {}, node.name)
+        return self._place(read, frame, node)
+
+    def _read(self, placeholder: str, frame: Frame) -> Node:
+        """Return a read of state in the innermost call around ``frame`` whose module owns it."""
+        names = self.state.names_of(placeholder)
+        owner: Frame | None = frame
+        path: str | None = None
+        while owner is not None:
+            found = (self.paths.attribute(owner.path, name) for name in names)
+            path = next((text for text in found if text is not None), None)
+            if path is not None:
+                break
+            owner = owner.parent
+        if owner is None or path is None:
+            owner, path = self.tree.root, names[0]
+        key = (owner, placeholder)
+        read = self._reads.get(key)
+        if read is None:
+            read = self._insert_read(owner, path, owner is frame)
+            self._reads[key] = read
+        return read
+
+    def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
+        name = path.replace(".", "_")
+        if here:
+            return self._place(self.graph.create_node("get_attr", path, (), {}, name), owner, None)
+        first = _first_node(owner)
+        if first is None:
+            return self._place(self.graph.create_node("get_attr", path, (), {}, name), owner, None)
+        with self.graph.inserting_before(first):
+            read = self.graph.create_node("get_attr", path, (), {}, name)
+        owner.nodes.insert(0, read)
+        return read
+
+    def _enter(self, item: Item) -> None:
+        if item.inner is None:
+            return
+        frame = self.tree.home[item]
+        mode, _, operands = mode_arguments(item.node)
+        names = [node for node in item.inner.module.graph.nodes if node.op == "placeholder"]
+        for name, operand in zip(names, operands, strict=True):
+            found = operand
+            if isinstance(operand, Node):
+                found = item.scope.values.get(operand, self._values.get(operand))
+            item.inner.values[name] = found
+        is_grad = item.node.target is GRAD_MODE_REGION
+        target = SET_GRAD_MODE if is_grad else ENTER_AUTOCAST
+        opened = self.graph.create_node("call_function", target, mode, {}, "enter_mode")
+        self._place(opened, frame, None)
+        opened.meta["stack_trace"] = item.node.meta.get("stack_trace")
+        # The operator's value becomes the node that opened the region until its end is reached.
+        self._scope_values(item.scope)[item.node] = opened
+
+    def _exit(self, item: Item) -> None:
+        if item.inner is None:
+            return
+        frame = self.tree.home[item]
+        values = self._scope_values(item.scope)
+        opened = values[item.node]
+        if item.node.target is GRAD_MODE_REGION:
+            closed = self.graph.create_node(
+                "call_function", SET_GRAD_MODE, (not item.node.args[0],), {}, "exit_mode"
+            )
+        else:
+            closed = self.graph.create_node(
+                "call_function", EXIT_AUTOCAST, (opened,), {}, "exit_mode"
+            )
+        closed.meta["closes"] = opened.name
+        self._place(closed, frame, None)
+        output = next(iter(item.inner.module.graph.find_nodes(op="output"))).args[0]
+        inner = item.inner.values
+        parts = output if isinstance(output, (tuple, list)) else (output,)
+        results = tuple(inner[part] if isinstance(part, Node) else part for part in parts)
+        values[item.node] = results
+        for user in item.node.users:
+            if user.target is operator.getitem:
+                values[user] = results[user.args[1]]  # type: ignore[index]
+
+    def _write_back(self, place: int) -> None:
+        for mutation in self.mutations.after.get(place, ()):
+            self._write(mutation)
+
+    def _write(self, mutation: Mutation) -> None:
+        frame = mutation.frame
+        self._protect_outputs()
+        target = self.value(self._values[mutation.target], frame)
+        value = self.value(self._values[mutation.value], frame)
+        copy = torch.ops.aten.copy_.default
+        written = self.graph.create_node("call_function", copy, (target, value), {}, "copy_")
+        self._place(written, frame, mutation.value)
+
+    def _protect_outputs(self) -> None:
+        """Copy what is about to be overwritten but still wanted, once, before the first write."""
+        if self._clones:
+            return
+        clone = torch.ops.aten.clone.default
+        wanted = list(self.mutations.returned)
+        wanted += [other.value for other in self.mutations.all if other.clone_value]
+        for node in wanted:
+            if node in self._values and node not in self._clones:
+                value = self.value(self._values[node], self.tree.root)
+                kept = self.graph.create_node(
+                    "call_function", clone, (value,), {}, f"{node.name}_kept"
+                )
+                self._clones[node] = self._place(kept, self.tree.root, node)
+
+    def _copy_output(self) -> None:
+        output = next(iter(self.program.graph.find_nodes(op="output")))
+        root = self.tree.root
+
+        def one(item: Any) -> Any:
+            if not isinstance(item, Node):
+                return item
+            return (
+                self._clones[item]
+                if item in self._clones
+                else self.value(self._values[item], root)
+            )
+
+        values = tuple(output.args[0])[self.mutations.count :]
+        made = self.graph.output(tuple(map_aggregate(value, one) for value in values))
+        made.meta = dict(output.meta)
+
+
+def _first_node(frame: Frame) -> Node | None:
+    """Return the first node that stands in ``frame`` or in a call that it makes."""
+    best: Node | None = None
+    queue = [frame]
+    for current in queue:
+        queue.extend(current.children)
+        if current.nodes and (best is None or current.nodes[0] < best):
+            best = current.nodes[0]
+    return best
+
+
+def attribute_modules(
+    graph: Graph, held: Mapping[str, torch.nn.Module]
+) -> dict[str, torch.nn.Module]:
+    """Return the entries of ``held`` that ``graph`` reads."""
+    return {
+        str(node.target): held[str(node.target)]
+        for node in graph.find_nodes(op="get_attr")
+        if str(node.target) in held
+    }

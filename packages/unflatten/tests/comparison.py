@@ -1,0 +1,102 @@
+"""Compare an unflattened module with the eager module that it came from."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram, export
+from torch.utils import _pytree as pytree
+
+from lowerdeck.unflatten import UnflattenedModule, unflatten
+
+
+def programs(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> dict[str, ExportedProgram]:
+    """Return the program in every form that users have: strict or not, decomposed or not."""
+    found: dict[str, ExportedProgram] = {}
+    for strict in (False, True):
+        subject = copy.deepcopy(model)
+        name = "strict" if strict else "non-strict"
+        with warnings.catch_warnings():
+            # torch's own passes warn of torch's own deprecations.
+            warnings.simplefilter("ignore")
+            program = export(subject, tuple(args), dict(kwargs or {}), strict=strict, **options)
+            found[name] = program
+            found[f"{name} decomposed"] = program.run_decompositions()
+    return found
+
+
+def check(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    calls: int = 3,
+    forms: Sequence[str] = (),
+    names: bool = True,
+    **options: Any,
+) -> dict[str, UnflattenedModule]:
+    """Assert that unflattening each form gives eager's values, mutations, state and names."""
+    made = {}
+    for form, program in programs(model, args, kwargs, **options).items():
+        if forms and form not in forms:
+            continue
+        subject = unflatten(program)
+        compare(copy.deepcopy(model), subject, args, kwargs, calls=calls, names=names)
+        made[form] = subject
+    return made
+
+
+def compare(
+    eager: nn.Module,
+    subject: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    calls: int = 3,
+    names: bool = True,
+) -> None:
+    """Assert that both give equal results, mutate inputs and state alike, and hold the same names."""
+    for _ in range(calls):
+        mine = copy.deepcopy((tuple(args), dict(kwargs or {})))
+        theirs = copy.deepcopy((tuple(args), dict(kwargs or {})))
+        torch.manual_seed(1)
+        expected = eager(*theirs[0], **theirs[1])
+        torch.manual_seed(1)
+        found = subject(*mine[0], **mine[1])
+        assert_equal(found, expected)
+        assert_equal(mine, theirs)
+    state, expected_state = subject.state_dict(), eager.state_dict()
+    assert list(state) == list(expected_state)
+    for name, value in expected_state.items():
+        torch.testing.assert_close(
+            state[name], value, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    expected_buffers = dict(eager.named_buffers())
+    for name, value in subject.named_buffers():
+        torch.testing.assert_close(value, expected_buffers[name])
+    if names:
+        assert modules_of(subject) == modules_of(eager)
+
+
+def modules_of(module: nn.Module) -> list[str]:
+    """Return all module names, those of shared modules too."""
+    return [name for name, _ in module.named_modules(remove_duplicate=False)]
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Assert equal structure and equal leaves."""
+    leaves, spec = pytree.tree_flatten(found)
+    expected_leaves, expected_spec = pytree.tree_flatten(expected)
+    assert spec == expected_spec
+    for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
+        if isinstance(expected_leaf, torch.Tensor):
+            torch.testing.assert_close(leaf, expected_leaf)
+        else:
+            assert leaf == expected_leaf
