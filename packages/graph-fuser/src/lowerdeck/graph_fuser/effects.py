@@ -88,6 +88,19 @@ class Behaviours:
         self._functions: dict[Target, Behaviour] = {}
         self._methods: dict[str, Behaviour] = {}
         self._modules: dict[str, Behaviour] = {}
+        # By identity: hashing an operator is a call into Python, and every node asks.
+        self._plain: dict[int, bool] = {}
+
+    def is_plain(self, node: Node) -> bool:
+        """Return whether ``node`` surely does nothing but compute its value; cheap."""
+        if node.op != "call_function":
+            return node.op in {"placeholder", "get_attr", "output"}
+        target = node.target
+        plain = self._plain.get(id(target))
+        if plain is None:
+            plain = not isinstance(target, HigherOrderOperator) and not self._function(node).effect
+            self._plain[id(target)] = plain
+        return plain and not ("inplace" in node.kwargs or "out" in node.kwargs)
 
     def of(self, node: Node) -> Behaviour:
         """Return what ``node`` does."""
@@ -153,7 +166,9 @@ def _module_effect(module: torch.nn.Module) -> Effect:
                 effect |= behaviours.effect(node)
         elif getattr(inner, "inplace", False) is True:
             effect |= Effect.WRITES
-        elif (isinstance(inner, _RANDOM_MODULES) and inner.training) or (isinstance(inner, torch.nn.RNNBase) and inner.dropout and inner.training):
+        elif (isinstance(inner, _RANDOM_MODULES) and inner.training) or (
+            isinstance(inner, torch.nn.RNNBase) and inner.dropout and inner.training
+        ):
             effect |= Effect.RANDOM
         elif isinstance(inner, torch.nn.modules.batchnorm._NormBase) and inner.training:
             effect |= Effect.EFFECT if inner.track_running_stats else Effect.NONE

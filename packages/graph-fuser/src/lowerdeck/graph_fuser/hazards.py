@@ -25,7 +25,9 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
     """
     behaviours = Behaviours(module)
     marked = {
-        node: effect for node in graph.nodes if (effect := behaviours.effect(node)) & _ORDERED
+        node: effect
+        for node in graph.nodes
+        if not behaviours.is_plain(node) and (effect := behaviours.effect(node)) & _ORDERED
     }
     if not marked:
         return []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, lazy_graph_module, share_codegen
+from lowerdeck.graph_fuser._torch_private import copy_node, defer_code, lazy_graph_module, share_codegen
 from lowerdeck.graph_fuser.attributes import attribute, has_attribute, install
 from lowerdeck.graph_fuser.boundary import (
     AttributeName,
@@ -74,11 +74,12 @@ class Outline:
 
 
 def outline(
-    gm: GraphModule,
+    gm: GraphModule | Graph,
     regions: Sequence[Region],
     *,
     input_order: InputOrder = "parent",
     in_place: bool = True,
+    order: Iterable[tuple[Node, Node]] = (),
     attribute_name: AttributeName | None = None,
     make_module: MakeModule | None = None,
 ) -> Outline:
@@ -91,11 +92,13 @@ def outline(
 
     Args:
         gm: The graph module. Changed unless ``in_place`` is False; its code is generated again at its
-            next use.
+            next use. A bare graph will do with ``in_place=False`` and ``make_module``.
         regions: The outermost regions; each may hold others.
         input_order: Order of the inputs: ``"parent"`` as the values stand in the parent's graph,
             ``"first_use"`` as the region first reads them.
         in_place: Edit ``gm``; otherwise leave it alone and build a new outermost module.
+        order: Pairs of nodes (before, after) that must keep their order though no value flows between
+            them, beside those that are found here (writes, random draws, other effects).
         attribute_name: Called with a region (None: the root, only asked with ``in_place=False``) and a
             node. For a ``get_attr`` or ``call_module`` node of the region it returns the target to use in
             the region's module (None: as it is). For a ``get_attr`` or ``placeholder`` node outside it
@@ -127,26 +130,42 @@ def outline(
         >>> done.regions[inner].inputs, done.regions[inner].outputs
         ((relu,), (add,))
     """
-    tree = region_tree(gm.graph, regions)
-    hazards = order_hazards(gm.graph, gm)
+    graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
+    if module is None and (in_place or make_module is None):
+        raise RegionError(
+            "A bare graph was passed; expected a graph module, or in_place=False with make_module."
+        )
+    tree = region_tree(graph, regions)
+    hazards = [*order_hazards(graph, module), *_checked(order, tree)]
     boundary = find_boundary(
         tree, order=hazards, input_order=input_order, attribute_name=attribute_name
     )
     plan = schedule(tree, boundary, hazards)
-    _check_names(gm, tree, in_place=in_place)
-    _check_attributes(gm, tree, boundary, attribute_name, own_modules=make_module is None)
-    builder = _Builder(gm, tree, boundary, plan, attribute_name, make_module)
+    _check_names(module if in_place else None, tree)
+    if module is not None and make_module is None:
+        _check_attributes(module, tree, boundary)
+    builder = _Builder(graph, module, tree, boundary, plan, attribute_name, make_module)
     for index in range(len(tree.regions) - 1, ROOT, -1):
         builder.build(index)
-    if in_place:
-        root_map = builder.splice()
-        module: torch.nn.Module = gm
-    else:
-        module, root_map = builder.rebuild_root()
-    return Outline(module, builder.collect(), root_map)
+    if in_place and module is not None:
+        root_map = builder.splice(module)
+        return Outline(module, builder.collect(), root_map)
+    outermost, root_map = builder.rebuild_root()
+    return Outline(outermost, builder.collect(), root_map)
 
 
-def _check_names(gm: GraphModule, tree: RegionTree, *, in_place: bool) -> None:
+def _checked(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[tuple[Node, Node]]:
+    pairs = list(order)
+    for before, after in pairs:
+        if tree.position.get(before, -1) >= tree.position.get(after, -1):
+            raise RegionError(
+                f"order asks for {before.name!r} before {after.name!r}; expected two nodes of the graph "
+                "that stand in this order already."
+            )
+    return pairs
+
+
+def _check_names(gm: GraphModule | None, tree: RegionTree) -> None:
     for index, children in enumerate(tree.children):
         names: set[str] = set()
         for child in children:
@@ -161,7 +180,7 @@ def _check_names(gm: GraphModule, tree: RegionTree, *, in_place: bool) -> None:
                     f"Two sibling regions are named {name!r}; give each its own name."
                 )
             names.add(name)
-            if index == ROOT and in_place:
+            if index == ROOT and gm is not None:
                 _check_free(gm, name)
 
 
@@ -185,12 +204,7 @@ def _check_attributes(
     gm: GraphModule,
     tree: RegionTree,
     boundary: Boundary,
-    attribute_name: AttributeName | None,
-    *,
-    own_modules: bool,
 ) -> None:
-    if not own_modules:
-        return
     for index in range(1, len(tree.regions)):
         reads = [node for node in tree.members[index] if node.op in {"get_attr", "call_module"}]
         for node in (*reads, *boundary.local[index]):
@@ -220,13 +234,15 @@ class _Builder:
 
     def __init__(
         self,
-        gm: GraphModule,
+        graph: Graph,
+        gm: GraphModule | None,
         tree: RegionTree,
         boundary: Boundary,
         plan: Schedule,
         attribute_name: AttributeName | None,
         make_module: MakeModule | None,
     ) -> None:
+        self.graph = graph
         self.gm = gm
         self.tree = tree
         self.boundary = boundary
@@ -244,7 +260,7 @@ class _Builder:
         self.built[index] = made
         for outer in self.boundary.inputs[index]:
             placeholder = made.graph.placeholder(outer.name, type_expr=outer.type)
-            placeholder.meta = value_meta(outer.meta)
+            placeholder.meta.update(value_meta(outer.meta))
             made.env[outer] = placeholder
         self._read_local(index, made)
         self._fill(index, made, self.tree.members[index])
@@ -272,7 +288,7 @@ class _Builder:
         arguments = tuple(env[outer] for outer in self.boundary.inputs[index])
         call = graph.create_node("call_module", name, arguments, {}, name.replace(".", "_"))
         bare = self.is_bare(index)
-        call.meta = call_meta(outputs, bare=bare)
+        call.meta.update(call_meta(outputs, bare=bare))
         made.call_node = call
         if bare:
             call.type = outputs[0].type
@@ -284,27 +300,27 @@ class _Builder:
             part = graph.create_node(
                 "call_function", operator.getitem, (call, place), {}, node.name, node.type
             )
-            part.meta = value_meta(node.meta)
+            part.meta.update(value_meta(node.meta))
             env[node] = part
             results.append(part)
         made.results = tuple(results)
 
-    def splice(self) -> dict[Node, Node]:
+    def splice(self, gm: GraphModule) -> dict[Node, Node]:
         """Put the calls of the outermost regions into the graph in place of their nodes."""
         for child in self.tree.children[ROOT]:
             module = self.built[child].module
             if module is not None:
-                install(self.gm, self.tree.name(child) or "", module)
+                install(gm, self.tree.name(child) or "", module)
         env = splice_root(
-            self.gm.graph, self.tree, self.boundary, self.plan, self.call, self._results
+            self.graph, self.tree, self.boundary, self.plan, self.call, self._results
         )
-        defer_code(self.gm)
+        defer_code(gm)
         return env
 
     def rebuild_root(self) -> tuple[torch.nn.Module, dict[Node, Node]]:
         """Return a new outermost module, and the map into its graph."""
         made = _Built(Graph(), {})
-        share_codegen(self.gm.graph, made.graph)
+        share_codegen(self.graph, made.graph)
         home = self.tree.home
         self._fill(ROOT, made, [node for node in self.tree.position if node not in home])
         module = self._module(None, ROOT, made)
@@ -342,7 +358,7 @@ class _Builder:
             if isinstance(item, int):
                 self.call(item, graph, env)
                 continue
-            copy = graph.node_copy(item, env.__getitem__)
+            copy = copy_node(graph, item, env)
             env[item] = copy
             if self.attribute_name is not None and item.op in {"get_attr", "call_module"}:
                 name = self.attribute_name(region, item)
@@ -352,24 +368,28 @@ class _Builder:
     def _read_local(self, index: int, made: _Built) -> None:
         for outer, name in self.boundary.local[index].items():
             read = made.graph.create_node("get_attr", name, (), {}, outer.name, outer.type)
-            read.meta = dict(outer.meta) if outer.op == "get_attr" else value_meta(outer.meta)
+            read.meta.update(outer.meta if outer.op == "get_attr" else value_meta(outer.meta))
             made.env[outer] = read
 
     def _module(self, region: Region | None, index: int, made: _Built) -> torch.nn.Module:
         if self.make_module is not None:
             module = self.make_module(region, made.graph)
+        elif self.gm is not None:
+            module = self._graph_module(self.gm, region, index, made)
         else:
-            module = self._graph_module(region, index, made)
+            raise RegionError("A bare graph needs make_module.")
         for child in self.tree.children[index]:
             inner = self.built[child].module
             if inner is not None:
                 install(module, self.tree.name(child) or "", inner)
         return module
 
-    def _graph_module(self, region: Region | None, index: int, made: _Built) -> GraphModule:
-        name = type(self.gm).__name__ if region is None else region.name.replace(".", "_")
+    def _graph_module(
+        self, gm: GraphModule, region: Region | None, index: int, made: _Built
+    ) -> GraphModule:
+        name = type(gm).__name__ if region is None else region.name.replace(".", "_")
         module = lazy_graph_module(name)
-        module.training = self.gm.training
+        module.training = gm.training
         reads = self.boundary.local[index]
         home = self.tree.home
         old = (
@@ -379,6 +399,6 @@ class _Builder:
         )
         for node in (*old, *reads):
             if node.op in {"get_attr", "call_module"}:
-                install(module, str(made.env[node].target), attribute(self.gm, str(node.target)))
+                install(module, str(made.env[node].target), attribute(gm, str(node.target)))
         module.graph = made.graph
         return module

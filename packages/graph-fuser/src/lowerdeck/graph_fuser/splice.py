@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from lowerdeck.graph_fuser._torch_private import erase_nodes_now
 from lowerdeck.graph_fuser.boundary import Boundary
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 from lowerdeck.graph_fuser.schedule import Schedule
@@ -131,17 +132,15 @@ def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
 
 def _erase(graph: Graph, tree: RegionTree) -> None:
     """Erase the nodes that moved into regions, readers first."""
-    late: list[Node] = []
-    for node in sorted(tree.home, key=tree.position.__getitem__, reverse=True):
-        if node.users:
-            late.append(node)
-        else:
-            graph.erase_node(node)
-    # Only in a graph out of order does a reader stand before what it reads.
-    for node in late:
-        node.args, node.kwargs = (), {}
-    for node in late:
-        graph.erase_node(node)
+    position = tree.position
+    doomed = sorted(tree.home, key=position.__getitem__, reverse=True)
+    for node in doomed:
+        # Only in a graph out of order does a reader stand before what it reads.
+        if any(position[user] < position[node] for user in node.users if user in position):
+            for reader in doomed:
+                reader.args, reader.kwargs = (), {}
+            break
+    erase_nodes_now(graph, doomed)
 
 
 def _arrange(graph: Graph, nodes: Sequence[Node]) -> None:
