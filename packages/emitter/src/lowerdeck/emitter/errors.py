@@ -1,5 +1,64 @@
 """The errors that this package raises."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 class EmitterError(Exception):
     """Base of every error that ``lowerdeck.emitter`` raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingKernel:
+    """One operator that the runtime cannot run.
+
+    Attributes:
+        operator: Name of the operator in the graph, such as ``"aten.sort.default"``.
+        reason: Why no kernel fits.
+        sources: Where the program uses it: node name and source line.
+    """
+
+    operator: str
+    reason: str
+    sources: tuple[str, ...]
+
+
+class MissingKernelError(EmitterError):
+    """The program uses operators that the target runtime has no kernel for.
+
+    Attributes:
+        missing: All of them, in order of first use.
+    """
+
+    def __init__(self, missing: Sequence[MissingKernel], version: str) -> None:
+        self.missing = tuple(missing)
+        lines = [
+            f"{len(self.missing)} operator(s) have no kernel in the ExecuTorch runtime {version}:"
+        ]
+        for item in self.missing:
+            lines.append(f"  {item.operator}: {item.reason}")
+            lines += [f"    at {source}" for source in item.sources]
+        lines.append(
+            "For each: rewrite the model or add a decomposition "
+            "(EmitConfig.decompositions), give the nodes to a delegate before emitting, or, if "
+            "the target registers a kernel of its own, name it in EmitConfig.custom_kernels."
+        )
+        super().__init__("\n".join(lines))
+
+
+class UnsupportedError(EmitterError):
+    """The program asks for something that the file format or the runtime cannot express."""
+
+
+class UnboundedSizeError(EmitterError):
+    """A size has no upper bound, so no memory can be planned for it."""
+
+
+class InvalidDelegateError(EmitterError):
+    """A lowered module lacks something that the delegate protocol demands."""
+
+
+class MemoryPlanError(EmitterError):
+    """A memory plan lets two live values overlap, or leaves one out."""

@@ -1,0 +1,47 @@
+"""The settings of an emission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
+
+
+@dataclass(frozen=True, slots=True)
+class EmitConfig:
+    """Settings of :func:`lowerdeck.emitter.emit`; the defaults suit the official runtime.
+
+    Attributes:
+        kernels: The kernels that the target runtime registers.
+        custom_kernels: Further kernels by full name, such as ``"mylib::fused_gelu.out"``.
+        decompositions: Decompositions to add to those of the emitter, which they override.
+        constant_methods: Values that methods of their own return, such as
+            ``{"get_max_seq_len": 128}``.
+        plan_inputs: Whether inputs get planned memory; else the caller must bring it.
+        plan_outputs: Whether outputs get planned memory; else the caller must bring it.
+        zeroed_memory: Whether the target fills planned memory with zeros before the first call,
+            so that the zeros of a mutable buffer need not stand in the file.
+        stack_traces: Whether each instruction carries the stack trace of the user's code.
+    """
+
+    kernels: KernelTable = OFFICIAL_KERNELS
+    custom_kernels: frozenset[str] = frozenset()
+    decompositions: Mapping[torch._ops.OpOverload, Callable[..., Any]] = field(
+        default_factory=dict
+    )
+    constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    plan_inputs: bool = True
+    plan_outputs: bool = True
+    zeroed_memory: bool = True
+    stack_traces: bool = False
+
+    @property
+    def table(self) -> KernelTable:
+        """Return the kernels that a program may call, custom ones included."""
+        if not self.custom_kernels:
+            return self.kernels
+        return self.kernels.with_kernels(self.custom_kernels)

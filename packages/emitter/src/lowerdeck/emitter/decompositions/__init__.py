@@ -1,0 +1,1 @@
+"""Which operators torch takes apart before the emitter reads the graph, and how."""

@@ -1,0 +1,104 @@
+"""Operators whose kernel is missing or wrong for some arguments, in terms of others.
+
+A rule returns ``NotImplemented`` where the kernel is right, and torch keeps the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_ATEN = torch.ops.aten
+
+
+def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
+    """Return the remainder of integers: the kernel truncates, which is wrong below zero."""
+    if self.is_floating_point() or other.is_floating_point():
+        return NotImplemented
+    return self - torch.div(self, other, rounding_mode="floor") * other
+
+
+def remainder_scalar(self: torch.Tensor, other: float) -> Any:
+    """Return the remainder of an integer tensor by a number, for the same fault."""
+    if self.is_floating_point() or isinstance(other, float):
+        return NotImplemented
+    return self - torch.div(self, other, rounding_mode="floor") * other
+
+
+def log_softmax(self: torch.Tensor, dim: int, _half_to_float: bool) -> Any:
+    """Return the logarithm of softmax in float64, which the kernel refuses."""
+    if self.dtype != torch.float64:
+        return NotImplemented
+    shifted = self - torch.amax(self, dim, keepdim=True)
+    return shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
+
+
+def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> Any:
+    """Return padding with negative entries as slices: the kernel only grows a tensor."""
+    if all(isinstance(amount, int) and amount >= 0 for amount in pad):
+        return NotImplemented
+    result, grown = self, list(pad)
+    for index in range(0, len(pad), 2):
+        dim = self.dim() - 1 - index // 2
+        before, after = pad[index], pad[index + 1]
+        start, stop = max(-before, 0), result.size(dim) - max(-after, 0)
+        if before < 0 or after < 0:
+            result = _ATEN.slice.Tensor(result, dim, start, stop)
+        grown[index], grown[index + 1] = max(before, 0), max(after, 0)
+    if any(grown):
+        return _ATEN.constant_pad_nd.default(result, grown, value)
+    return result.clone()
+
+
+def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
+    """Return zeros where nothing is summed: the kernel leaves the output as it was."""
+    inner = self.shape[-1]
+    if not isinstance(inner, int) or inner != 0:
+        return NotImplemented
+    return self.new_zeros((*self.shape[:-1], mat2.shape[-1]))
+
+
+def sort(
+    self: torch.Tensor, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a sort as the top k of all."""
+    if self.dim() == 0:
+        return self.clone(), torch.zeros((), dtype=torch.int64)
+    return torch.topk(self, self.size(dim), dim, descending, True)
+
+
+def sort_stable(
+    self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Any:
+    """Return a sort that need not be stable; a stable one has no kernel."""
+    if stable:
+        return NotImplemented
+    return sort(self, dim, descending)
+
+
+def left_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
+    """Return ``self << other`` by the operator that has a kernel."""
+    return torch.bitwise_left_shift(self, other)
+
+
+def right_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
+    """Return ``self >> other`` by the operator that has a kernel."""
+    return torch.bitwise_right_shift(self, other)
+
+
+QUIRKS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    _ATEN.remainder.Tensor: remainder,
+    _ATEN.remainder.Scalar: remainder_scalar,
+    _ATEN._log_softmax.default: log_softmax,
+    _ATEN.constant_pad_nd.default: constant_pad,
+    _ATEN.mm.default: matrix_product,
+    _ATEN.bmm.default: matrix_product,
+    _ATEN.sort.default: sort,
+    _ATEN.sort.stable: sort_stable,
+    _ATEN.__lshift__.Tensor: left_shift,
+    _ATEN.__lshift__.Scalar: left_shift,
+    _ATEN.__rshift__.Tensor: right_shift,
+    _ATEN.__rshift__.Scalar: right_shift,
+}

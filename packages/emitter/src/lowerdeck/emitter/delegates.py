@@ -1,0 +1,84 @@
+"""Delegates as the emitter sees them: a protocol, and the bytes of all of them, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from lowerdeck.emitter.errors import InvalidDelegateError
+from lowerdeck.serializer import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    CompileSpec,
+    DataLocation,
+    NamedDataStore,
+    NamedDataStoreOutput,
+)
+
+
+class DelegateSpec(Protocol):
+    """One setting of a backend."""
+
+    key: str
+    value: bytes
+
+
+@runtime_checkable
+class LoweredModule(Protocol):
+    """A subgraph that a backend has turned into bytes.
+
+    Attributes:
+        backend_id: Name under which the backend is registered in the runtime.
+        processed_bytes: The bytes that the runtime hands to it.
+        compile_specs: Settings that the runtime hands to it as well.
+    """
+
+    backend_id: str
+    processed_bytes: bytes
+    compile_specs: Sequence[DelegateSpec]
+
+
+class DelegatePool:
+    """Collects the bytes of the delegates of a program.
+
+    Attributes:
+        data: The bytes; equal ones are held once.
+    """
+
+    def __init__(self) -> None:
+        self.data: list[BackendDelegateInlineData] = []
+        self._by_content: dict[bytes, int] = {}
+        self._named_data = NamedDataStore()
+
+    def delegate(self, module: LoweredModule) -> BackendDelegate:
+        """Return the table entry for a lowered module.
+
+        Args:
+            module: The lowered module.
+
+        Raises:
+            InvalidDelegateError: If its attributes have the wrong types.
+        """
+        backend, content = module.backend_id, module.processed_bytes
+        if not isinstance(backend, str) or not isinstance(content, (bytes, bytearray, memoryview)):
+            raise InvalidDelegateError(
+                f"a lowered module has backend_id {backend!r} and processed_bytes of type "
+                f"{type(content).__name__}; expected a str and bytes"
+            )
+        key = bytes(content)
+        if key not in self._by_content:
+            self._by_content[key] = len(self.data)
+            self.data.append(BackendDelegateInlineData(content))
+        store = getattr(module, "named_data_store_output", None)
+        if store is not None:
+            self._named_data.merge_named_data_store(store)
+        return BackendDelegate(
+            id=backend,
+            processed=BackendDelegateDataReference(DataLocation.INLINE, self._by_content[key]),
+            compile_specs=[CompileSpec(spec.key, spec.value) for spec in module.compile_specs],
+        )
+
+    def named_data(self) -> NamedDataStoreOutput:
+        """Return the blobs that the backends look up by key at run time."""
+        return self._named_data.get_named_data_store_output()

@@ -1,0 +1,114 @@
+"""The entry point: from exported programs to a program of the file format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter.build_plan import PlanBuilder
+from lowerdeck.emitter.config import EmitConfig
+from lowerdeck.emitter.constant_methods import constant_plan
+from lowerdeck.emitter.constants import ConstantPool
+from lowerdeck.emitter.containers import container_metadata
+from lowerdeck.emitter.debug_map import DebugTrace, unused_handles
+from lowerdeck.emitter.decompositions.table import decompose
+from lowerdeck.emitter.delegates import DelegatePool
+from lowerdeck.emitter.errors import EmitterError
+from lowerdeck.emitter.linearize import linearize
+from lowerdeck.emitter.memory_plan import plan_memory
+from lowerdeck.emitter.passes.pipeline import run_passes
+from lowerdeck.emitter.program import EmittedProgram
+from lowerdeck.emitter.read_graph import read_method
+from lowerdeck.emitter.source_code import stack_frames
+from lowerdeck.emitter.states import StatePool
+from lowerdeck.serializer import Program
+
+
+def emit(
+    programs: ExportedProgram | Mapping[str, ExportedProgram], *, config: EmitConfig | None = None
+) -> EmittedProgram:
+    """Return the program that the official runtime runs for ``programs``.
+
+    Args:
+        programs: One exported program, which becomes the method ``forward``, or several by
+            method name. None of them is changed.
+        config: Settings; the defaults suit the official runtime.
+
+    Raises:
+        MissingKernelError: If the runtime lacks a kernel; all missing ones are named.
+        UnboundedSizeError: If a size has no upper bound.
+        UnsupportedError: If the program holds something that the format cannot express.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.emitter import emit
+        >>> exported = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+        >>> emit(exported).program.execution_plan[0].name
+        'forward'
+    """
+    settings = config if config is not None else EmitConfig()
+    by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
+    _check_names(by_name, settings)
+    emission = _Emission(settings, by_name)
+    for name in sorted(by_name):
+        emission.add_method(name, by_name[name])
+    for name in sorted(settings.constant_methods):
+        emission.add_constant(name)
+    return emission.result()
+
+
+class _Emission:
+    """What the methods of one program share."""
+
+    def __init__(self, settings: EmitConfig, programs: Mapping[str, ExportedProgram]) -> None:
+        self._settings = settings
+        self._constants = ConstantPool()
+        self._delegates = DelegatePool()
+        self._states = StatePool(settings.zeroed_memory)
+        self._handles = unused_handles(programs.values())
+        self._emitted = EmittedProgram(Program())
+
+    def add_method(self, name: str, exported: ExportedProgram) -> None:
+        settings = self._settings
+        method = read_method(name, decompose(exported, settings))
+        run_passes(method, settings)
+        code = linearize(method)
+        sizes = plan_memory(code, self._states)
+        builder = PlanBuilder(self._constants, self._states, self._delegates)
+        plan = builder.build(code, sizes)
+        plan.container_meta_type = container_metadata(method.in_spec, method.out_spec)
+        if settings.stack_traces:
+            plan.chains[0].stacktrace = [stack_frames(step.origin) for step in code.steps]
+        trace = DebugTrace(exported, self._handles)
+        self._emitted.debug_handle_map[name] = trace.sources(code)
+        self._emitted.delegate_debug_maps[name] = trace.delegates(code)
+        self._emitted.program.execution_plan.append(plan)
+
+    def add_constant(self, name: str) -> None:
+        plan = constant_plan(name, self._settings.constant_methods[name], self._constants)
+        self._emitted.program.execution_plan.append(plan)
+
+    def result(self) -> EmittedProgram:
+        program = self._emitted.program
+        program.constant_buffer = self._constants.buffers
+        program.mutable_data = self._states.buffers
+        program.backend_delegate_data = self._delegates.data
+        self._emitted.named_data.merge_named_data_store(self._delegates.named_data())
+        return self._emitted
+
+
+def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) -> None:
+    if not programs:
+        raise EmitterError("no method to emit: found an empty mapping, expected at least one")
+    twice = sorted(set(programs) & set(settings.constant_methods))
+    if twice:
+        raise EmitterError(
+            f"found {twice} both as methods and as constant methods; rename one of each pair"
+        )
+    for name, exported in programs.items():
+        if not isinstance(exported, ExportedProgram):
+            raise EmitterError(
+                f"method {name!r}: found a {type(exported).__name__}, expected an "
+                "ExportedProgram: call torch.export.export first"
+            )

@@ -1,0 +1,84 @@
+"""Find the out-variant of an operator by comparing schemas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from lowerdeck.emitter._torch_private import operator_schemas
+
+_FACTORY = ("dtype", "layout", "device", "pin_memory")
+
+# Operators that return views: a program copies, or shares memory where that is as good.
+_VIEWS_NAMES = """
+    alias as_strided detach diagonal expand permute select slice split split_with_sizes
+    squeeze t transpose unbind unfold unsqueeze view view_as_real
+"""
+_VIEWS = frozenset(_VIEWS_NAMES.split())
+_RENAMED = {"_unsafe_view": "view_copy", "_reshape_alias": "view_copy", "reshape": "view_copy"}
+
+
+@dataclass(frozen=True, slots=True)
+class OutVariant:
+    """The overload of an operator that writes into tensors it is given.
+
+    Attributes:
+        name: Operator with namespace.
+        overload: Its overload.
+        kept: Position in the functional schema of each argument before the outputs.
+        list_out: Whether the outputs are one list.
+    """
+
+    name: str
+    overload: str
+    kept: tuple[int, ...]
+    list_out: bool
+
+    @property
+    def full_name(self) -> str:
+        """Return the name as the runtime registers it."""
+        return f"{self.name}.{self.overload}" if self.overload else self.name
+
+
+def copying_name(name: str) -> str:
+    """Return the operator that copies where ``name`` returns a view, or ``name`` itself.
+
+    Args:
+        name: Operator with namespace, such as ``"aten::permute"``.
+    """
+    space, _, short = name.partition("::")
+    if space != "aten":
+        return name
+    if short in _RENAMED:
+        return f"{space}::{_RENAMED[short]}"
+    return f"{name}_copy" if short in _VIEWS else name
+
+
+@cache
+def out_variant(target: torch._ops.OpOverload) -> OutVariant | None:
+    """Return the out-variant of a functional operator, or None when there is none.
+
+    Args:
+        target: The functional overload; for a view operator the copying one is looked up.
+    """
+    schema = target._schema
+    arguments = list(enumerate(schema.arguments))
+    if {*_FACTORY} <= {argument.name for _, argument in arguments}:
+        arguments = [(i, a) for i, a in arguments if a.name not in _FACTORY]
+    wanted = [(argument.name, str(argument.type)) for _, argument in arguments]
+    name = copying_name(schema.name)
+    if name.endswith("::view_copy") and wanted:
+        wanted = [(("size" if n == "shape" else n), kind) for n, kind in wanted]
+    for candidate in operator_schemas(name):
+        outs = [argument for argument in candidate.arguments if argument.is_out]
+        if not outs:
+            continue
+        given = [(a.name, str(a.type)) for a in candidate.arguments if not a.is_out]
+        if given == wanted:
+            list_out = str(outs[0].type) == "List[Tensor]"
+            return OutVariant(
+                name, candidate.overload_name, tuple(i for i, _ in arguments), list_out
+            )
+    return None

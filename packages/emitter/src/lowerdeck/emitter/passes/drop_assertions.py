@@ -1,0 +1,34 @@
+"""Pass: remove run-time assertions and size constraints, which the runtime has no kernels for."""
+
+from __future__ import annotations
+
+import torch
+
+from lowerdeck.emitter.graph import Call, Method, all_blocks
+
+_ASSERTIONS_NAMES = """
+    _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async
+    _functional_assert_scalar sym_constrain_range sym_constrain_range_for_size
+    _functional_sym_constrain_range _functional_sym_constrain_range_for_size _print
+"""
+_ASSERTIONS = frozenset(_ASSERTIONS_NAMES.split())
+
+
+def drop_assertions(method: Method) -> None:
+    """Remove every assertion from ``method``.
+
+    Requires:
+        Nothing.
+
+    Ensures:
+        No call asserts or constrains anything.
+    """
+    for block in all_blocks(method.block):
+        block.body = [op for op in block.body if not (isinstance(op, Call) and is_assertion(op))]
+
+
+def is_assertion(call: Call) -> bool:
+    """Return whether ``call`` only checks something."""
+    if isinstance(call.target, torch._ops.OpOverload):
+        return call.op_name in _ASSERTIONS
+    return call.target in (torch._check, torch._check_is_size)

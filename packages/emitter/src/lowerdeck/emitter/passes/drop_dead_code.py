@@ -1,0 +1,59 @@
+"""Pass: remove operations whose results nobody reads."""
+
+from __future__ import annotations
+
+from lowerdeck.emitter.graph import (
+    Block,
+    Call,
+    Method,
+    Operation,
+    Scan,
+    While,
+    blocks_of,
+    reads_of,
+    values_in,
+)
+from lowerdeck.emitter.values import TensorValue, Value
+
+
+def drop_dead_code(method: Method) -> None:
+    """Remove operations without a reader, whole loops and branches included.
+
+    Requires:
+        The method is functional: no operation has an effect but its results.
+
+    Ensures:
+        Every call writes at least one value that is read, returned or written back.
+    """
+    live: set[Value] = set(values_in(method.outputs))
+    for write_back in method.write_backs:
+        live |= {write_back.source, write_back.target}
+    _sweep(method.block, live)
+
+
+def _sweep(block: Block, live: set[Value]) -> None:
+    """Remove what is dead in ``block``, adding to ``live`` what the rest reads."""
+    live.update(values_in(block.results))
+    kept: list[Operation] = []
+    for operation in reversed(block.body):
+        if not any(out in live for out in _outs(operation)):
+            continue
+        _mark(operation, live)
+        kept.append(operation)
+    block.body = kept[::-1]
+
+
+def _outs(operation: Operation) -> list[Value]:
+    return operation.outs
+
+
+def _mark(operation: Operation, live: set[Value]) -> None:
+    for inner in blocks_of(operation):
+        _sweep(inner, live)
+    if isinstance(operation, (While, Scan)):
+        live.update(operation.carried)
+    if isinstance(operation, Call):
+        for out in operation.outs:
+            if isinstance(out, TensorValue) and out.base is not None:
+                live.add(out.base)
+    live.update(reads_of(operation))

@@ -1,0 +1,195 @@
+"""Pass: decide the layout of every tensor by rule, and convert where a kernel demands another.
+
+Kernels know two layouts: contiguous and, for images, channels-last. Strides of fake tensors say
+nothing certain (dimensions of size 1 are ambiguous, some operators report strides that no kernel
+writes), so they are not asked: inputs, constants and ``memory_format=`` say what is channels-last,
+and it spreads through the operators whose kernels allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter.graph import (
+    Block,
+    Call,
+    Cond,
+    Delegate,
+    Method,
+    Operation,
+    Scan,
+    While,
+    values_in,
+)
+from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.runtime_ops import CLONE_DIM_ORDER, TO_DIM_ORDER_COPY
+from lowerdeck.emitter.tensors import layout_of
+from lowerdeck.emitter.values import (
+    DimOrder,
+    Role,
+    TensorValue,
+    channels_last_order,
+    contiguous_order,
+)
+
+_COPIES = frozenset({"clone", "_to_copy"})
+
+
+def legalize_layouts(method: Method, table: KernelTable) -> None:
+    """Set the layout of every tensor and insert conversions.
+
+    Requires:
+        Inputs, constants and buffers have the layout of the user's tensors.
+
+    Ensures:
+        All tensors of one call that have the same rank have the same layout, and it is
+        contiguous unless the kernel takes channels-last.
+    """
+    _Layouts(table).block(method.block)
+
+
+class _Layouts:
+    def __init__(self, table: KernelTable) -> None:
+        self._table = table
+        self._before: list[Operation] = []
+        self._relaid: dict[tuple[int, DimOrder], TensorValue] = {}
+
+    def block(self, block: Block) -> None:
+        body: list[Operation] = []
+        known, self._relaid = self._relaid, dict(self._relaid)
+        for operation in block.body:
+            outer, self._before = self._before, []
+            self._operation(operation)
+            body += [*self._before, operation]
+            self._before = outer
+        # What an inner block has converted is not there behind it.
+        self._relaid = known
+        block.body = body
+
+    def _operation(self, operation: Operation) -> None:
+        match operation:
+            case Call():
+                self._call(operation)
+            case Delegate():
+                self._delegate(operation)
+            case Cond():
+                for branch in operation.branches:
+                    self.block(branch)
+            case While():
+                self.block(operation.condition)
+                self.block(operation.body)
+            case Scan():
+                # Rows are taken by a kernel that knows only the contiguous layout.
+                operation.xs = [self._contiguous(value) for value in operation.xs]
+                self.block(operation.body)
+
+    def _call(self, call: Call) -> None:
+        tensors = [value for value in values_in(call.args) if isinstance(value, TensorValue)]
+        if call.op_name in _COPIES and isinstance(call.target, torch._ops.OpOverload):
+            self._copy(call)
+        elif call.op_name in self._table.channels_last and _all_channels_last(tensors):
+            rank = _image_rank(tensors)
+            order = channels_last_order(rank)
+            call.args = self._laid_out(call.args, rank, order)
+            for out in _tensor_outs(call):
+                out.dim_order = order if out.rank == rank else contiguous_order(out.rank)
+        else:
+            call.args = self._laid_out(call.args, None, ())
+            for out in _tensor_outs(call):
+                out.dim_order = contiguous_order(out.rank)
+
+    def _copy(self, call: Call) -> None:
+        """Give a copy the layout that its memory format asks for."""
+        source, (out,) = call.args[0], _tensor_outs(call)
+        names = [argument.name for argument in call.target._schema.arguments]
+        wanted = call.args[names.index("memory_format")]
+        out.dim_order = _order_for(wanted, source)
+        if out.dim_order == source.dim_order == contiguous_order(out.rank):
+            call.args[names.index("memory_format")] = None
+            return
+        same = out.dtype == source.dtype
+        call.target = CLONE_DIM_ORDER if same else TO_DIM_ORDER_COPY
+        call.args = [source, False, list(out.dim_order)]
+
+    def _delegate(self, delegate: Delegate) -> None:
+        """Give a delegate its inputs in the layout that it was compiled for."""
+        inner = getattr(delegate.module, "original_module", None)
+        metas = list(_user_inputs(inner)) if inner is not None else []
+        if len(metas) == len(delegate.args):
+            delegate.args = [
+                self._in_order(value, layout_of(meta))
+                if isinstance(value, TensorValue) and isinstance(meta, torch.Tensor)
+                else value
+                for value, meta in zip(delegate.args, metas, strict=True)
+            ]
+        if delegate.origin is None:
+            return
+        meta = delegate.origin.meta.get("val")
+        fakes = meta if isinstance(meta, (list, tuple)) else [meta]
+        for out, fake in zip(delegate.outs, fakes, strict=True):
+            if isinstance(out, TensorValue):
+                out.dim_order = layout_of(fake)
+
+    def _laid_out(self, argument: Any, rank: int | None, order: DimOrder) -> Any:
+        """Return an argument with tensors of ``rank`` in ``order`` and all others contiguous."""
+        if isinstance(argument, TensorValue):
+            wanted = order if argument.rank == rank else contiguous_order(argument.rank)
+            return self._in_order(argument, wanted)
+        if isinstance(argument, (list, tuple)):
+            return [self._laid_out(item, rank, order) for item in argument]
+        return argument
+
+    def _contiguous(self, value: TensorValue) -> TensorValue:
+        return self._in_order(value, contiguous_order(value.rank))
+
+    def _in_order(self, value: TensorValue, order: DimOrder) -> TensorValue:
+        if value.dim_order == order:
+            return value
+        key = (id(value), order)
+        if key in self._relaid:
+            return self._relaid[key]
+        made = value.like(f"{value.name}.relaid", order)
+        if value.constant is not None and not value.state:
+            # Its bytes are written in the other order: nothing happens at run time.
+            made.constant, made.key, made.fixed_role = value.constant, value.key, Role.CONSTANT
+        else:
+            args = [value, False, list(order)]
+            self._before.append(Call(CLONE_DIM_ORDER, args, [made], None))
+        self._relaid[key] = made
+        return made
+
+
+def _tensor_outs(call: Call) -> list[TensorValue]:
+    return [out for out in call.outs if isinstance(out, TensorValue)]
+
+
+def _image_rank(tensors: list[TensorValue]) -> int:
+    return max((value.rank for value in tensors), default=0)
+
+
+def _all_channels_last(tensors: list[TensorValue]) -> bool:
+    """Return whether every image that is computed is channels-last, and there is one."""
+    rank = _image_rank(tensors)
+    if rank not in (4, 5):
+        return False
+    order = channels_last_order(rank)
+    images = [v for v in tensors if v.rank == rank and (v.constant is None or v.state)]
+    return bool(images) and all(value.dim_order == order for value in images)
+
+
+def _order_for(wanted: torch.memory_format | None, source: TensorValue) -> DimOrder:
+    if wanted is None or wanted is torch.preserve_format:
+        return source.dim_order
+    if wanted in (torch.channels_last, torch.channels_last_3d) and source.rank in (4, 5):
+        return channels_last_order(source.rank)
+    return contiguous_order(source.rank)
+
+
+def _user_inputs(exported: Any) -> Iterator[Any]:
+    names = set(exported.graph_signature.user_inputs)
+    for node in exported.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            yield node.meta.get("val")

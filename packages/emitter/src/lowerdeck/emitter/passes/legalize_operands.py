@@ -1,0 +1,129 @@
+"""Pass: work around what single kernels refuse, where a cast or another shape is enough.
+
+Each rule stands for one fault of one kernel, met by running it in the runtime that the kernel
+table was read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.values import TensorValue, contiguous_order
+
+_ATEN = torch.ops.aten
+Rule = Callable[[Call, list[Operation]], list[Operation] | None]
+
+
+def legalize_operands(method: Method) -> None:
+    """Rewrite calls whose arguments their kernels refuse.
+
+    Requires:
+        Every argument that the schema calls a tensor is one.
+
+    Ensures:
+        No call matches a rule.
+    """
+    for block in all_blocks(method.block):
+        body: list[Operation] = []
+        for operation in block.body:
+            after: list[Operation] | None = None
+            if isinstance(operation, Call):
+                rule = _RULES.get(operation.target)
+                after = rule(operation, body) if rule is not None else None
+            body += [operation] if after is None else after
+        block.body = body
+
+
+def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) -> TensorValue:
+    made = value.like(f"{value.name}.as_{str(dtype).removeprefix('torch.')}")
+    made.dtype = dtype
+    args = [value, dtype, None, None, None, False, None]
+    before.append(Call(_ATEN._to_copy.default, args, [made], None))
+    return made
+
+
+def _wide_index(position: int) -> Rule:
+    """Return the rule for a kernel that takes indices of 64 bits only."""
+
+    def rule(call: Call, before: list[Operation]) -> None:
+        given = call.args[position]
+        if isinstance(given, (list, tuple)):
+            call.args[position] = [_wide(item, before) for item in given]
+        else:
+            call.args[position] = _wide(given, before)
+
+    return rule
+
+
+def _wide(value: Any, before: list[Operation]) -> Any:
+    narrow = (torch.int8, torch.int16, torch.int32)
+    if isinstance(value, TensorValue) and value.dtype in narrow:
+        return _cast_to(value, torch.int64, before)
+    return value
+
+
+def _float_scalar(call: Call, before: list[Operation]) -> None:
+    """Cast the tensor first: the kernel refuses an integer tensor and a floating number."""
+    tensor, (out,) = call.args[0], call.outs
+    if not isinstance(out, TensorValue) or not out.dtype.is_floating_point:
+        return
+    if not tensor.dtype.is_floating_point:
+        call.args[0] = _cast_to(tensor, out.dtype, before)
+
+
+def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
+    """Copy: a reduction or scan of a single number is the number, but the kernel aborts."""
+    source, out = call.args[0], call.outs[0]
+    if source.rank != 0 or not isinstance(out, TensorValue):
+        return None
+    args = [source, out.dtype, None, None, None, False, None]
+    return [Call(_ATEN._to_copy.default, args, [out], call.origin)]
+
+
+def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
+    """Give a vector a second dimension: the kernel wants at least two."""
+    source, weight, out = call.args[0], call.args[1], call.outs[0]
+    if source.rank != 1 or weight.rank != 2 or not isinstance(out, TensorValue):
+        return None
+    rows = _reshaped(source, (1, *source.shape), (1, *source.sizes), "row", before)
+    result = TensorValue(
+        f"{out.name}.row", out.dtype, (1, *out.shape), (1, *out.sizes), contiguous_order(2)
+    )
+    inner = Call(call.target, [rows, weight, call.args[2]], [result], call.origin)
+    back = Call(_ATEN.view_copy.default, [result, list(out.shape)], [out], call.origin)
+    return [inner, back]
+
+
+def _reshaped(
+    value: TensorValue,
+    shape: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    suffix: str,
+    before: list[Operation],
+) -> TensorValue:
+    made = TensorValue(
+        f"{value.name}.{suffix}", value.dtype, shape, sizes, contiguous_order(len(sizes))
+    )
+    before.append(Call(_ATEN.view_copy.default, [value, list(shape)], [made], None))
+    return made
+
+
+_RULES: dict[Any, Rule] = {
+    _ATEN.gather.default: _wide_index(2),
+    _ATEN.index_select.default: _wide_index(2),
+    _ATEN.scatter.src: _wide_index(2),
+    _ATEN.scatter.value: _wide_index(2),
+    _ATEN.scatter_add.default: _wide_index(2),
+    _ATEN.index.Tensor: _wide_index(1),
+    _ATEN.index_put.default: _wide_index(1),
+    _ATEN.add.Scalar: _float_scalar,
+    _ATEN.sub.Scalar: _float_scalar,
+    _ATEN.rsub.Scalar: _float_scalar,
+    _ATEN.sum.dim_IntList: _rank_zero,
+    _ATEN.cumsum.default: _rank_zero,
+    _ATEN.linear.default: _linear,
+}

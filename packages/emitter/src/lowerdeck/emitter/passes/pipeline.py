@@ -1,0 +1,33 @@
+"""The passes in the order in which they run."""
+
+from __future__ import annotations
+
+from lowerdeck.emitter.config import EmitConfig
+from lowerdeck.emitter.graph import Method
+from lowerdeck.emitter.passes.drop_assertions import drop_assertions
+from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
+from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
+from lowerdeck.emitter.passes.legalize_operands import legalize_operands
+from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
+from lowerdeck.emitter.passes.select_kernels import select_kernels
+from lowerdeck.emitter.passes.share_views import share_views
+
+
+def run_passes(method: Method, config: EmitConfig) -> None:
+    """Bring ``method`` into the form that can be laid out as steps.
+
+    Args:
+        method: The method, changed in place.
+        config: The settings of the emission.
+
+    Raises:
+        MissingKernelError: If the runtime lacks a kernel.
+    """
+    drop_assertions(method)
+    drop_dead_code(method)
+    legalize_scalars(method, config.table)
+    legalize_operands(method)
+    legalize_layouts(method, config.table)
+    share_views(method)
+    drop_dead_code(method)
+    select_kernels(method, config.table)

@@ -1,0 +1,97 @@
+"""Pass: give every call its kernel, and refuse early when one has none."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from lowerdeck.emitter.errors import MissingKernel, MissingKernelError
+from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks
+from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.overloads import out_variant
+from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
+from lowerdeck.emitter.source_code import source_line
+from lowerdeck.emitter.values import TensorValue
+
+# The memory is all that they make.
+_NO_KERNEL_NEEDED = frozenset({"empty", "new_empty", "empty_like", "empty_permuted"})
+_NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
+_SHOWN = 5
+
+
+def select_kernels(method: Method, table: KernelTable) -> None:
+    """Set the kernel of every call that needs one.
+
+    Requires:
+        No assertions; layouts and arguments are what the kernels accept.
+
+    Ensures:
+        Every call has a kernel of the table, or shares memory, or only provides memory.
+
+    Raises:
+        MissingKernelError: If any call has no kernel; it names all of them.
+    """
+    missing: dict[str, tuple[str, list[str]]] = {}
+    for block in all_blocks(method.block):
+        for operation in block.body:
+            if not isinstance(operation, Call) or needs_no_kernel(operation):
+                continue
+            kernel, reason = find_kernel(operation.target, table)
+            operation.kernel = kernel
+            if kernel is None:
+                entry = missing.setdefault(str(operation.target), (reason, []))
+                entry[1].append(source_of(operation.origin))
+    if missing:
+        raise MissingKernelError(
+            [
+                MissingKernel(name, reason, _some(sources))
+                for name, (reason, sources) in missing.items()
+            ],
+            table.version,
+        )
+
+
+def needs_no_kernel(call: Call) -> bool:
+    """Return whether ``call`` is done by planning memory alone."""
+    outs = call.outs
+    if outs and all(isinstance(out, TensorValue) and out.base is not None for out in outs):
+        return True
+    return call.op_name in _NO_KERNEL_NEEDED
+
+
+def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]:
+    """Return the kernel for an operator, or None and why there is none.
+
+    Args:
+        target: An ``OpOverload``, a function on numbers or a ``Kernel``.
+        table: The kernels that may be called.
+    """
+    if isinstance(target, Kernel):
+        return (target, "") if target.full_name in table else (None, "no such kernel")
+    if not isinstance(target, torch._ops.OpOverload):
+        kernel = SCALAR_KERNELS.get(target)  # type: ignore[call-overload]
+        return kernel, "the runtime cannot compute this on numbers"
+    schema = target._schema
+    own = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    if own in _NO_OUT_VARIANT:
+        return Kernel(schema.name, schema.overload_name), ""
+    variant = out_variant(target)
+    if variant is None:
+        return None, "the operator has no out-variant"
+    if variant.full_name not in table:
+        return None, f"no kernel {variant.full_name}"
+    return Kernel(variant.name, variant.overload, variant.list_out), ""
+
+
+def source_of(node: fx.Node | None) -> str:
+    """Return the name of a node and the line of the user's code that made it."""
+    if node is None:
+        return "the emitter"
+    place = source_line(node)
+    return f"{node.name} ({place})" if place else node.name
+
+
+def _some(sources: list[str]) -> tuple[str, ...]:
+    if len(sources) <= _SHOWN:
+        return tuple(sources)
+    return (*sources[:_SHOWN], f"and {len(sources) - _SHOWN} more")

@@ -1,0 +1,135 @@
+"""Pass: let a view share the memory of its base where the bytes are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowerdeck.emitter.graph import Call, Method, all_blocks
+from lowerdeck.emitter.values import Role, TensorValue
+
+_RESHAPES_NAMES = """
+    view view_copy _unsafe_view _reshape_alias unsqueeze unsqueeze_copy squeeze squeeze_copy
+"""
+_RESHAPES = frozenset(_RESHAPES_NAMES.split())
+_SAME_NAMES = """
+    alias alias_copy detach detach_copy clone lift_fresh_copy _to_copy expand expand_copy
+"""
+_SAME = frozenset(_SAME_NAMES.split())
+_PERMUTES_NAMES = """
+    permute permute_copy transpose transpose_copy t t_copy
+"""
+_PERMUTES = frozenset(_PERMUTES_NAMES.split())
+
+
+def share_views(method: Method) -> None:
+    """Set ``base`` on each tensor that is only another name for bytes that exist already.
+
+    Requires:
+        Layouts are decided; the method is functional.
+
+    Ensures:
+        A tensor with a base is static, and so is its base; both are contiguous or alike.
+    """
+    for block in all_blocks(method.block):
+        for operation in block.body:
+            if isinstance(operation, Call):
+                _share(operation)
+
+
+def _share(call: Call) -> None:
+    source = call.args[0] if call.args else None
+    if not isinstance(source, TensorValue) or not _may_be_base(source):
+        return
+    outs = [out for out in call.outs if isinstance(out, TensorValue)]
+    if any(out.dynamic or out.dtype != source.dtype for out in outs):
+        return
+    offsets = _offsets(call, source, outs)
+    if offsets is None:
+        return
+    for out, offset in zip(outs, offsets, strict=True):
+        out.base, out.base_offset = source, offset
+
+
+def _may_be_base(source: TensorValue) -> bool:
+    root = source
+    while root.base is not None:
+        root = root.base
+    return not source.dynamic and root.fixed_role is not Role.CALLER
+
+
+def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Sequence[int] | None:
+    """Return where each output starts in the bytes of ``source``; None if it must be computed."""
+    name, args = call.op_name, call.args
+    if not outs:
+        return None
+    out = outs[0]
+    if name in _SAME:
+        return [0] if _alike(source, out) else None
+    if not source.contiguous or any(not one.contiguous for one in outs):
+        return None
+    if name in _RESHAPES:
+        return [0]
+    if name in _PERMUTES:
+        return [0] if _keeps_order(name, args, source) else None
+    if name in ("select", "select_copy") and _outermost(args[1], source):
+        index = args[2]
+        if not isinstance(index, int):
+            return None
+        first = _first_dim(args[1], source)
+        return [(index % source.sizes[first]) * out.nbytes]
+    if name in ("slice", "slice_copy") and _outermost(args[1], source):
+        return _slice_offset(args, source)
+    if name in ("split_with_sizes", "split_with_sizes_copy", "split", "split_copy", "unbind") or (
+        name == "unbind_copy"
+    ):
+        dim = args[1] if name.startswith("unbind") else args[2]
+        if not _outermost(dim, source):
+            return None
+        starts = [0]
+        for one in outs[:-1]:
+            starts.append(starts[-1] + one.nbytes)
+        return starts
+    return None
+
+
+def _alike(source: TensorValue, out: TensorValue) -> bool:
+    return source.sizes == out.sizes and source.dim_order == out.dim_order
+
+
+def _first_dim(dim: Any, source: TensorValue) -> int:
+    return int(dim) % max(source.rank, 1)
+
+
+def _outermost(dim: Any, source: TensorValue) -> bool:
+    """Return whether slices along ``dim`` are consecutive bytes."""
+    if not isinstance(dim, int) or source.rank == 0:
+        return False
+    return all(size == 1 for size in source.sizes[: _first_dim(dim, source)])
+
+
+def _slice_offset(args: Sequence[Any], source: TensorValue) -> list[int] | None:
+    dim, start, step = _first_dim(args[1], source), args[2], args[4]
+    if not isinstance(start, (int, type(None))) or step != 1:
+        return None
+    size = source.sizes[dim]
+    first = 0 if start is None else start
+    first = min(max(first + size if first < 0 else first, 0), size)
+    row = source.nbytes // size if size else 0
+    return [first * row]
+
+
+def _keeps_order(name: str, args: Sequence[Any], source: TensorValue) -> bool:
+    """Return whether a permutation moves only dimensions of size 1."""
+    rank = source.rank
+    order = list(range(rank))
+    if name.startswith("permute"):
+        order = [dim % max(rank, 1) for dim in args[1]]
+    elif name.startswith("transpose"):
+        one, other = (dim % max(rank, 1) for dim in args[1:3]) if rank else (0, 0)
+        if rank:
+            order[one], order[other] = order[other], order[one]
+    else:
+        order.reverse()
+    moved = [dim for dim in order if source.sizes[dim] != 1]
+    return moved == sorted(moved)

@@ -1,0 +1,50 @@
+"""What an emission returns."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from lowerdeck.emitter.debug_map import DelegateSource, InstructionSource
+from lowerdeck.serializer import NamedDataStore, Program, serialize_pte, write_pte
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedProgram:
+    """A program for the runtime, with what tools need beside it.
+
+    Attributes:
+        program: The program as plain data; constants are views on the tensors' own memory.
+        debug_handle_map: For each method, where each instruction comes from, by its index.
+        delegate_debug_maps: For each method, what the backend told about each delegate call, by
+            the index of its instruction.
+        named_data: The blobs that backends look up by key at run time.
+    """
+
+    program: Program
+    debug_handle_map: dict[str, dict[int, InstructionSource]] = field(default_factory=dict)
+    delegate_debug_maps: dict[str, dict[int, DelegateSource]] = field(default_factory=dict)
+    named_data: NamedDataStore = field(default_factory=NamedDataStore)
+
+    def to_bytes(self, **options: Any) -> bytes:
+        """Return the `.pte` file as bytes.
+
+        Args:
+            **options: What :func:`lowerdeck.serializer.serialize_pte` takes.
+        """
+        named = self.named_data.get_named_data_store_output()
+        return serialize_pte(self.program, named_data=named, **options)
+
+    def save(self, path: str | os.PathLike[str] | BinaryIO, **options: Any) -> int:
+        """Write the `.pte` file, weights straight from the tensors' memory.
+
+        Args:
+            path: Where to write it: a path, or a file open for writing bytes.
+            **options: What :func:`lowerdeck.serializer.write_pte` takes.
+
+        Returns:
+            The size of the file in bytes.
+        """
+        named = self.named_data.get_named_data_store_output()
+        return write_pte(self.program, path, named_data=named, **options)

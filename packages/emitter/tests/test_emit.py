@@ -1,0 +1,161 @@
+"""The whole way from an exported program to bytes, without the official runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+
+from lowerdeck.emitter import (
+    EmitConfig,
+    EmitterError,
+    MissingKernelError,
+    UnboundedSizeError,
+    UnsupportedError,
+    emit,
+)
+from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, Tensor, deserialize_pte
+
+pytestmark = [
+    # torch's own warnings while it exports and retraces.
+    pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
+]
+
+
+def kernels(emitted: Any, method: int = 0) -> list[str]:
+    """Return the names of the kernels that a method calls, in order."""
+    plan = emitted.program.execution_plan[method]
+    calls = [i.instr_args for i in plan.chains[0].instructions]
+    return [plan.operators[c.op_index].full_name for c in calls if isinstance(c, KernelCall)]
+
+
+def test_a_program_goes_to_bytes_and_back() -> None:
+    emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)))
+    assert kernels(emitted) == ["aten::linear.out"]
+    again = deserialize_pte(emitted.to_bytes())
+    assert again.execution_plan[0].name == "forward"
+    assert len(again.constant_buffer) == 3
+
+
+def test_weights_are_views_on_the_tensors_memory() -> None:
+    module = nn.Linear(64, 64)
+    emitted = emit(export(module, (torch.ones(1, 64),)))
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    weight = next(
+        memoryview(buffer.storage)  # type: ignore[arg-type]
+        for buffer in emitted.program.constant_buffer
+        if memoryview(buffer.storage).nbytes == 64 * 64 * 4  # type: ignore[arg-type]
+    )
+    assert weight[:4].tobytes() == b"\x00\x00\x80\x3f"
+
+
+def test_every_missing_kernel_is_named_with_its_line() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = torch.linalg.inv(x)
+            return torch.linalg.cholesky(y)
+
+    with pytest.raises(MissingKernelError) as caught:
+        emit(export(Model(), (torch.eye(3),)))
+    names = [item.operator for item in caught.value.missing]
+    assert len(names) == 2
+    assert "linalg_inv" in names[0]
+    assert "linalg_cholesky" in names[1]
+    assert "test_emit.py" in caught.value.missing[0].sources[0]
+
+
+def test_an_unbounded_size_asks_for_a_max() -> None:
+    exported = export(
+        nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
+    with pytest.raises(UnboundedSizeError, match="Give it a max"):
+        emit(exported)
+
+
+def test_a_bounded_size_is_planned_at_its_bound() -> None:
+    rows = torch.export.Dim("rows", max=16)
+    exported = export(nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
+    values = [value.val for value in emit(exported).program.execution_plan[0].values]
+    assert [value.sizes for value in values if isinstance(value, Tensor)] == [[16, 2], [16, 2]]
+
+
+def test_a_number_that_varies_is_refused_as_input() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x * n
+
+    exported = export(Model(), (torch.ones(2), 3), dynamic_shapes=(None, torch.export.Dim.DYNAMIC))
+    with pytest.raises(UnsupportedError, match="0-dim tensor"):
+        emit(exported)
+
+
+def test_a_branch_becomes_jumps() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    emitted = emit(export(Model(), (torch.ones(3),)))
+    steps = [i.instr_args for i in emitted.program.execution_plan[0].chains[0].instructions]
+    jumps = [step for step in steps if isinstance(step, JumpFalseCall)]
+    assert len(jumps) == 2
+    assert jumps[1].destination_instruction == len(steps)
+
+
+def test_methods_share_weights_and_constant_methods_follow() -> None:
+    module = nn.Linear(8, 8)
+    small, large = (export(module, (torch.ones(rows, 8),)) for rows in (1, 4))
+    config = EmitConfig(constant_methods={"get_max": 4, "get_name": "eight"})
+    emitted = emit({"small": small, "large": large}, config=config)
+    names = [plan.name for plan in emitted.program.execution_plan]
+    assert names == ["large", "small", "get_max", "get_name"]
+    assert len(emitted.program.constant_buffer) == 3
+
+
+def test_the_given_program_is_unchanged() -> None:
+    exported = export(nn.BatchNorm1d(3).eval(), (torch.ones(2, 3),))
+    before = str(exported.graph)
+    emit(exported)
+    assert str(exported.graph) == before
+
+
+def test_a_mapping_without_methods_is_refused() -> None:
+    with pytest.raises(EmitterError, match="no method"):
+        emit({})
+
+
+def test_a_namedtuple_among_the_outputs_has_a_text_form() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.topk(x, 2)
+
+    emitted = emit(export(Model(), (torch.ones(4),)))
+    meta = emitted.program.execution_plan[0].container_meta_type
+    assert meta is not None
+    assert "tuple" in meta.encoded_out_str
+
+
+def test_a_delegate_is_called(lowered: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = lowered(), lowered()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            (y,) = self.one(x + 1)
+            (z,) = self.two(y)
+            return z - 1
+
+    emitted = emit(export(Model(), (torch.ones(2, 3),), strict=False))
+    plan = emitted.program.execution_plan[0]
+    assert [delegate.id for delegate in plan.delegates] == ["TestBackend"] * 2
+    assert len(emitted.program.backend_delegate_data) == 1
+    calls = [i.instr_args for i in plan.chains[0].instructions]
+    assert sum(isinstance(call, DelegateCall) for call in calls) == 2
+    assert [d.backend_id for d in emitted.delegate_debug_maps["forward"].values()] == [
+        "TestBackend"
+    ] * 2
