@@ -1,6 +1,12 @@
 """Run, watch and compare .pte programs in Python."""
 
-from lowerdeck.runner.delegates import BackendRuntime, CountsInputs
+from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, Place
+from lowerdeck.runner.delegates import (
+    BackendRuntime,
+    CountsInputs,
+    DelegateLog,
+    LogsEvents,
+)
 from lowerdeck.runner.errors import (
     ExecutionError,
     InputError,
@@ -10,6 +16,7 @@ from lowerdeck.runner.errors import (
 )
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod
+from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.runner.program import LoadedProgram
 
 __all__ = [
@@ -20,6 +27,14 @@ __all__ = [
     # Backends
     "BackendRuntime",
     "CountsInputs",
+    "LogsEvents",
+    "DelegateLog",
+    # Watching
+    "Profile",
+    "Event",
+    "Place",
+    "DebugMaps",
+    "InstructionSource",
     # Errors
     "RunnerError",
     "ProgramError",

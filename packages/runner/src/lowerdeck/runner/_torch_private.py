@@ -53,6 +53,16 @@ def schema_arguments(operator: torch._ops.OpOverload) -> tuple[SchemaArgument, .
     )
 
 
+def is_pointwise(namespace: str, name: str) -> bool:
+    """Return whether torch says that an operator computes each element from those beside it.
+
+    Only some overloads carry the tag, and out variants seldom do: any of them counts.
+    """
+    packet = getattr(getattr(torch.ops, namespace), name)
+    overloads: list[str] = packet.overloads()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
 def direct_call(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return the function behind ``operator``, which saves a Python frame at each call."""
     call: Callable[..., Any] = operator._op

@@ -18,14 +18,24 @@ class Arena:
 
     Args:
         size: Size in bytes.
+        shared: Whether several methods keep their state in it.
+
+    Attributes:
+        bytes: The bytes, zeroed at first.
+
+    Raises:
+        ProgramError: The memory cannot be had.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, shared: bool = False) -> None:
+        if size < 0:
+            raise ProgramError(f"planned memory has the size {size}")
         try:
             self.bytes = torch.zeros(size, dtype=torch.uint8)
         except RuntimeError as error:
             raise ProgramError(f"planned memory of {size} bytes cannot be had: {error}") from error
         self.size = size
+        self.shared = shared
         self.initialised: set[int] = set()
         """Offsets of the mutable tensors whose initial value has been written."""
 
@@ -63,18 +73,3 @@ class Arena:
             tuple(sizes),
             strides_of(sizes, dim_order),
         )
-
-
-def make_arenas(sizes: Sequence[int]) -> list[Arena]:
-    """Return one arena per entry of ``non_const_buffer_sizes``; the first stays unused.
-
-    Args:
-        sizes: Sizes in bytes; a negative one is refused.
-
-    Raises:
-        ProgramError: A size is negative, or the memory cannot be had.
-    """
-    for number, size in enumerate(sizes):
-        if size < 0:
-            raise ProgramError(f"planned memory {number} has the size {size}")
-    return [Arena(size) for size in sizes]

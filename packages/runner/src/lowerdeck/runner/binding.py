@@ -20,13 +20,10 @@ from lowerdeck.runner.kernels import (
     converter,
 )
 from lowerdeck.runner.layout import has_layout
+from lowerdeck.runner.machine import Instruction, Step
 from lowerdeck.runner.prim_ops import in_range
 from lowerdeck.runner.tensors import TensorSpec
 from lowerdeck.runner.view_ops import check_shape, resize
-from lowerdeck.serializer import TensorList
-
-Step = Callable[[], int | None]
-"""Runs one instruction; returns where to go on, or None for the next one."""
 
 
 def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
@@ -49,8 +46,8 @@ def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
     return _bind_torch(kernel, args, frame)
 
 
-def written_values(kernel: Kernel, args: Sequence[int], frame: Frame) -> list[int]:
-    """Return the values that ``kernel`` writes when it is called with ``args``, lists unfolded.
+def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
+    """Return what ``kernel`` reads and writes when it is called with ``args``, lists unfolded.
 
     Args:
         kernel: The operator.
@@ -58,15 +55,30 @@ def written_values(kernel: Kernel, args: Sequence[int], frame: Frame) -> list[in
         frame: The values of the method.
     """
     if isinstance(kernel, ScalarKernel):
-        return [args[kernel.arity]]
+        result = tuple(args[kernel.arity : kernel.arity + 1])
+        return Instruction(kernel.name, tuple(args[: kernel.arity]), result, result)
+    reads: list[int] = []
+    writes: list[int] = []
+    overwrites: list[int] = []
     if isinstance(kernel, ViewKernel):
-        return [args[kernel.written]]
-    written = []
-    for argument, index in zip(kernel.arguments, args, strict=False):
-        if argument.is_written:
-            value = frame.values[index]
-            written += value.items if isinstance(value, TensorList) else [index]
-    return written
+        for position, index in enumerate(args[: len(kernel.types)]):
+            (writes if position == kernel.written else reads).extend(frame.unfolded(index))
+        if kernel.name == "executorch_prim::et_copy_index.tensor":
+            reads += writes  # it writes one row and leaves the others
+        else:
+            overwrites = writes
+    else:
+        for argument, index in zip(kernel.arguments, args, strict=False):
+            items = frame.unfolded(index)
+            if argument.is_written:
+                writes += items
+            if argument.is_out or (argument.is_written and kernel.name == "aten::copy_"):
+                overwrites += items
+            else:
+                reads += items
+    return Instruction(
+        kernel.name, tuple(reads), tuple(writes), tuple(overwrites), kernel.in_place
+    )
 
 
 def _count(kernel: Kernel, args: Sequence[int], expected: int) -> None:
@@ -129,7 +141,7 @@ def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
     types = [argument.type for argument in kernel.arguments]
     _check_kinds(kernel.name, types, args, frame)
     outs: list[tuple[torch.Tensor, TensorSpec]] = []
-    for index in written_values(kernel, args, frame):
+    for index in effects(kernel, args, frame).writes:
         outs.append(frame.tensor(index, f"a result of {kernel.name}"))
         frame.require_writable(index, f"a result of {kernel.name}")
     indices = args[: len(kernel.arguments)]
@@ -211,11 +223,7 @@ def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> S
         for index, argument in zip(indices, kernel.arguments, strict=True)
         if argument.is_out
     ]
-    specs_of: dict[int, TensorSpec] = {
-        id(tensor): spec
-        for tensor, spec in zip(frame.registers, frame.specs, strict=True)
-        if spec is not None
-    }
+    specs_of = frame.specs_by_tensor()
 
     def step() -> None:
         values = [fetch() if convert is None else convert(fetch()) for fetch, convert in fetchers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +13,6 @@ from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.tensors import TensorSpec
 from lowerdeck.runner.view_ops import resize
 from lowerdeck.serializer import CompileSpec
-from lowerdeck.serializer import Tensor as TensorValue
 
 RUNTIMES = "lowerdeck.runtimes"
 """The entry-point group in which runtime halves are registered under their backend id."""
@@ -40,12 +39,12 @@ class BackendRuntime(Protocol):
         """
         ...
 
-    def execute(self, handle: Any, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def execute(self, handle: Any, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Return the outputs of one call.
 
         Args:
             handle: What ``init`` returned.
-            inputs: The inputs; they are the program's memory: do not write or keep them.
+            inputs: The inputs; tensors are the program's memory: do not write or keep them.
         """
         ...
 
@@ -63,20 +62,55 @@ class CountsInputs(Protocol):
         ...
 
 
+class DelegateLog(Protocol):
+    """Takes what happens inside a delegate while a profile is made."""
+
+    def __call__(
+        self,
+        identifier: int | str,
+        start_ns: int,
+        end_ns: int,
+        outputs: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Note one event.
+
+        Args:
+            identifier: Debug identifier, a key of the backend's debug map.
+            start_ns: ``time.perf_counter_ns()`` at its start.
+            end_ns: The same at its end.
+            outputs: What it computed, if that is to be compared with eager.
+        """
+        ...
+
+
+@runtime_checkable
+class LogsEvents(Protocol):
+    """A runtime that can tell what takes how long inside its delegates."""
+
+    def execute_logged(
+        self, handle: Any, inputs: Sequence[Any], log: DelegateLog
+    ) -> Sequence[torch.Tensor]:
+        """Return the outputs of one call, as ``execute`` does, and log what happens inside.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The inputs.
+            log: Takes one event at a time.
+        """
+        ...
+
+
 def installed_runtimes() -> dict[str, str]:
     """Return the backend ids that have a registered runtime half, with where it is defined."""
     return {entry.name: entry.value for entry in entry_points(group=RUNTIMES)}
 
 
-def find_runtime(
-    backend_id: str, given: Mapping[str, BackendRuntime], method: str
-) -> BackendRuntime:
+def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> BackendRuntime:
     """Return the runtime half of a backend.
 
     Args:
         backend_id: The id that the file names.
         given: Runtimes that the caller gave; they come first.
-        method: The method that needs it, for the message.
 
     Raises:
         ProgramError: There is none, or it cannot be imported or made.
@@ -89,16 +123,14 @@ def find_runtime(
         except Exception as error:
             raise ProgramError(
                 f"the runtime half of backend {backend_id!r} ({entry.value}) cannot be made: "
-                f"{type(error).__name__}: {error}",
-                method=method,
+                f"{type(error).__name__}: {error}"
             ) from error
         return runtime
-    known = sorted({*given, *installed_runtimes()})
+    known = ", ".join(sorted({*given, *installed_runtimes()})) or "none"
     raise ProgramError(
-        f"the program needs the backend {backend_id!r}, which has no runtime half here (known: "
-        f"{', '.join(known) or 'none'}); give load(..., backends={{{backend_id!r}: runtime}}) or "
-        f"install a package that registers it under {RUNTIMES!r}",
-        method=method,
+        f"the backend {backend_id!r} has no runtime half here (known: {known}); give "
+        f"load(..., backends={{{backend_id!r}: runtime}}), or install a package that registers "
+        f"one under {RUNTIMES!r}"
     )
 
 
@@ -111,7 +143,6 @@ class Delegate:
         blob: Its bytes.
         compile_specs: Its settings.
         named_data: The program's blobs by key.
-        method: The method it belongs to, for messages.
 
     Raises:
         ProgramError: The runtime half refuses the blob.
@@ -124,8 +155,6 @@ class Delegate:
         blob: memoryview,
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, memoryview],
-        *,
-        method: str,
     ) -> None:
         self.backend_id = backend_id
         self.runtime = runtime
@@ -133,46 +162,19 @@ class Delegate:
             self.handle = runtime.init(blob, compile_specs, named_data)
         except Exception as error:
             raise ProgramError(
-                f"backend {backend_id!r} refuses its delegate: {type(error).__name__}: {error}",
-                method=method,
+                f"backend {backend_id!r} refuses its delegate: {type(error).__name__}: {error}"
             ) from error
 
-    def bind(
-        self, args: Sequence[int], frame: Frame, written: frozenset[int]
-    ) -> Callable[[], None]:
-        """Return a function that calls this delegate.
+    def input_count(self, args: Sequence[int], written: frozenset[int]) -> int:
+        """Return how many of ``args`` are inputs.
 
         Args:
             args: Value indices of the inputs, then of the outputs.
-            frame: The values of the method.
-            written: The values that hold something on every way to this call.
+            written: The values that hold something on every way to the call.
 
         Raises:
-            ProgramError: An output is not writable, or is no tensor.
+            ProgramError: The runtime half tells a number that cannot be.
         """
-        count = self._input_count(args, written)
-        inputs, outputs = list(args[:count]), list(args[count:])
-        results = [frame.tensor(index, "an output of a delegate") for index in outputs]
-        for index in outputs:
-            frame.require_writable(index, "an output of a delegate")
-        execute, handle = self.runtime.execute, self.handle
-        if any(frame.is_moving(index) for index in args):
-            fetch_inputs = [frame.fetcher(index) for index in inputs]
-            fetch_outputs = [frame.fetcher(index) for index in outputs]
-            specs = {
-                id(tensor): spec for tensor, spec in zip(frame.registers, frame.specs, strict=True)
-            }
-
-            def moving_step() -> None:
-                produced = execute(handle, [fetch() for fetch in fetch_inputs])  # type: ignore[misc]
-                targets: list[Any] = [fetch() for fetch in fetch_outputs]
-                self._store(produced, [(target, specs[id(target)]) for target in targets])
-
-            return moving_step
-        values: list[Any] = [frame.registers[index] for index in inputs]
-        return lambda: self._store(execute(handle, values), results)
-
-    def _input_count(self, args: Sequence[int], written: frozenset[int]) -> int:
         if isinstance(self.runtime, CountsInputs):
             count = self.runtime.input_count(self.handle)
             if not 0 <= count <= len(args):
@@ -186,28 +188,65 @@ class Delegate:
             count -= 1
         return count
 
-    def _store(self, produced: Sequence[Any], results: Sequence[tuple[torch.Tensor, Any]]) -> None:
-        if len(produced) != len(results):
-            raise ExecutionError(
-                f"backend {self.backend_id!r} returned {len(produced)} outputs; the program "
-                f"expects {len(results)}"
-            )
-        for value, (out, spec) in zip(produced, results, strict=True):
-            store(value, out, spec, self.backend_id)
 
-
-def store(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: str) -> None:
-    """Copy what a backend returned into the memory of the program.
+class DelegateStep:
+    """One call of a delegate, bound to its values.
 
     Args:
-        value: The returned value.
-        out: The tensor of the program.
-        spec: What the file says of it.
-        backend_id: Id of the backend, for messages.
+        delegate: The delegate.
+        inputs: Value indices of its inputs.
+        outputs: Value indices of its outputs.
+        frame: The values of the method.
 
     Raises:
-        ExecutionError: It is no tensor, or of another type or shape than the file says.
+        ProgramError: An output is no tensor, or a constant.
     """
+
+    def __init__(
+        self, delegate: Delegate, inputs: Sequence[int], outputs: Sequence[int], frame: Frame
+    ) -> None:
+        for index in outputs:
+            frame.tensor(index, "an output of a delegate")
+            frame.require_writable(index, "an output of a delegate")
+        self._delegate = delegate
+        self._inputs = [frame.fetcher(index) for index in inputs]
+        self._outputs = [frame.fetcher(index) for index in outputs]
+        self._specs = frame.specs_by_tensor()
+
+    def __call__(self) -> None:
+        """Run the delegate."""
+        delegate = self._delegate
+        self._store(delegate.runtime.execute(delegate.handle, [get() for get in self._inputs]))
+
+    def logged(self, log: DelegateLog) -> None:
+        """Run the delegate, with what happens inside going to ``log`` if its runtime tells it.
+
+        Args:
+            log: Takes one event at a time.
+        """
+        delegate = self._delegate
+        if not isinstance(delegate.runtime, LogsEvents):
+            self()
+            return
+        inputs = [get() for get in self._inputs]
+        self._store(delegate.runtime.execute_logged(delegate.handle, inputs, log))
+
+    def _store(self, produced: Sequence[object]) -> None:
+        name = self._delegate.backend_id
+        if len(produced) != len(self._outputs):
+            raise ExecutionError(
+                f"backend {name!r} returned {len(produced)} outputs; the program expects "
+                f"{len(self._outputs)} (a runtime half may tell its number of inputs: input_count)"
+            )
+        for value, get in zip(produced, self._outputs, strict=True):
+            out = get()
+            if not isinstance(out, torch.Tensor):
+                raise ExecutionError(f"an output of {name!r} would go to a {type(out).__name__}")
+            _store_one(value, out, self._specs[id(out)], name)
+
+
+def _store_one(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: str) -> None:
+    """Copy what a backend returned into the memory of the program."""
     if not isinstance(value, torch.Tensor):
         raise ExecutionError(
             f"backend {backend_id!r} returned a {type(value).__name__}, no tensor"
@@ -220,12 +259,3 @@ def store(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: str) -
     if value.shape != out.shape:
         resize(out, value.shape, spec)
     out.copy_(value)
-
-
-def is_given(value: object) -> bool:
-    """Return whether a value of the file holds something before any instruction runs."""
-    if not isinstance(value, TensorValue):
-        return True
-    extra = value.extra_tensor_info
-    named = extra is not None and bool(extra.fully_qualified_name)
-    return value.data_buffer_idx > 0 or named

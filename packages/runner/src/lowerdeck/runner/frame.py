@@ -18,7 +18,6 @@ from lowerdeck.serializer import (
     Int,
     IntList,
     KernelTypes,
-    MoveCall,
     Null,
     OptionalTensorList,
     String,
@@ -120,6 +119,25 @@ class Frame:
             return lambda: [None if item < 0 else registers[item] for item in optional]
         return lambda: registers[index]
 
+    def unfolded(self, index: int) -> list[int]:
+        """Return the tensors of a list value, or ``index`` itself if it is none.
+
+        Args:
+            index: A value index.
+        """
+        value = self.values[index]
+        if isinstance(value, (TensorList, OptionalTensorList)):
+            return [item for item in value.items if item >= 0]
+        return [index]
+
+    def specs_by_tensor(self) -> dict[int, TensorSpec]:
+        """Return what the file says of each tensor, by the ``id`` of the tensor."""
+        return {
+            id(tensor): spec
+            for tensor, spec in zip(self.registers, self.specs, strict=True)
+            if spec is not None
+        }
+
     def tensor(self, index: int, use: str) -> tuple[torch.Tensor, TensorSpec]:
         """Return the tensor and the description of the value ``index``.
 
@@ -172,13 +190,3 @@ class Frame:
         if item < 0 or (item < len(self.values) and isinstance(self.values[item], Null)):
             return None
         return self.tensor(item, f"an item of list {index}")[0]
-
-
-def rebound(plan: ExecutionPlan) -> set[int]:
-    """Return the targets of the moves of ``plan``."""
-    return {
-        instruction.instr_args.move_to
-        for chain in plan.chains
-        for instruction in chain.instructions
-        if isinstance(instruction.instr_args, MoveCall)
-    }

@@ -12,6 +12,7 @@ from lowerdeck.runner._torch_private import (
     SchemaArgument,
     direct_call,
     find_overload,
+    is_pointwise,
     schema_arguments,
 )
 from lowerdeck.runner.dtypes import DTYPES, MEMORY_FORMATS
@@ -54,6 +55,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+_IN_PLACE = frozenset(
+    {
+        "_native_batch_norm_legit_no_training",
+        "copy",
+        "index_put",
+        "masked_scatter",
+        "scatter",
+        "scatter_add",
+        "select_scatter",
+        "slice_scatter",
+    }
+)
+"""Kernels that may write the bytes that they read, besides the elementwise ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class TorchKernel:
     """An operator of torch.
@@ -62,11 +78,13 @@ class TorchKernel:
         name: Full name, such as ``aten::add.out``.
         call: The function; out arguments by name.
         arguments: The arguments in schema order.
+        in_place: Whether it may write the very bytes that it reads.
     """
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[SchemaArgument, ...]
+    in_place: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,11 @@ class ViewKernel:
     written: int
     returns: bool
 
+    @property
+    def in_place(self) -> bool:
+        """Return whether it may write the very bytes that it reads."""
+        return True
+
 
 Kernel = TorchKernel | ScalarKernel | ViewKernel
 
@@ -132,7 +155,8 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
     arguments = schema_arguments(operator)
     if not any(argument.is_written for argument in arguments):
         return None
-    return TorchKernel(full_name, direct_call(operator), arguments)
+    in_place = is_pointwise(namespace, short) or short in _IN_PLACE or arguments[0].is_written
+    return TorchKernel(full_name, direct_call(operator), arguments, in_place)
 
 
 def accepts(type_name: str, value: KernelTypes) -> bool:

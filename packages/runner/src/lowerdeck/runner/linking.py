@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from lowerdeck.runner.binding import Step, bind_kernel, written_values
-from lowerdeck.runner.delegates import Delegate, is_given
+from lowerdeck.runner.binding import bind_kernel, effects
+from lowerdeck.runner.delegates import Delegate, DelegateStep
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.flow import always_written
+from lowerdeck.runner.flow import always_written, successors
 from lowerdeck.runner.frame import Frame, Freed
 from lowerdeck.runner.kernels import VIEW, Kernel, ScalarKernel, find_kernel
-from lowerdeck.runner.machine import BoundChain
+from lowerdeck.runner.machine import BoundChain, Instruction, Step
+from lowerdeck.runner.tensors import Origin
 from lowerdeck.serializer import (
     Bool,
     DelegateCall,
@@ -34,6 +35,10 @@ class Linker:
         frame: Its values.
         delegates: Its delegates.
 
+    Attributes:
+        views: Pairs (from, to) of values whose memory an instruction makes one.
+        moves: Pairs (from, to) of registers that an instruction copies.
+
     Raises:
         ProgramError: An operator is unknown, or an index is out of range.
     """
@@ -44,7 +49,8 @@ class Linker:
         self._delegates = delegates
         self._code = [[item.instr_args for item in chain.instructions] for chain in plan.chains]
         self._kernels = self._find_kernels()
-        self._check_indices()
+        self.views: list[tuple[int, int]] = []
+        self.moves: list[tuple[int, int]] = []
         self._examine()
 
     def link(self) -> list[BoundChain]:
@@ -54,23 +60,6 @@ class Linker:
             ProgramError: An instruction does not fit its values.
         """
         return [self._link_chain(number) for number in range(len(self._code))]
-
-    def written_by(self, item: InstructionArguments) -> list[int]:
-        """Return the values that an instruction writes; for a delegate, all that it is given.
-
-        Args:
-            item: The instruction.
-        """
-        match item:
-            case KernelCall(op_index, args):
-                kernel = self._kernels[op_index]
-                return [] if kernel is None else written_values(kernel, args, self._frame)
-            case DelegateCall(_, args):
-                return list(args)
-            case MoveCall(_, target):
-                return [target]
-            case _:
-                return []
 
     def _find_kernels(self) -> list[Kernel | None]:
         operators = self._plan.operators
@@ -90,79 +79,106 @@ class Linker:
             )
         return kernels
 
-    def _check_indices(self) -> None:
+    def _kernel(self, op_index: int) -> Kernel:
+        kernel = self._kernels[op_index]
+        if kernel is None:
+            raise ProgramError(f"no kernel is known for operator {op_index}")
+        return kernel
+
+    def _examine(self) -> None:
+        """Check indices; find out which registers are rebound, and which values share memory."""
+        moving = self._frame.moving
         for code in self._code:
             for number, item in enumerate(code):
                 for index in _values_of(item):
                     self._frame.check(index, f"an argument of instruction {number}")
-
-    def _examine(self) -> None:
-        """Find out which registers are rebound, and which values share memory."""
-        moving, edges = self._frame.moving, []
-        for code in self._code:
-            for item in code:
                 match item:
                     case MoveCall(source, target):
                         moving.add(target)
-                        edges.append((source, target))
+                        self.moves.append((source, target))
                     case FreeCall(index):
                         moving.add(index)
                     case KernelCall(op_index, args):
-                        kernel = self._kernels[op_index]
+                        kernel = self._kernel(op_index)
                         if isinstance(kernel, ScalarKernel):
                             moving.update(args[kernel.arity :])
-                        elif kernel is not None and kernel.name == VIEW and len(args) > 2:
-                            edges.append((args[0], args[2]))
+                        elif kernel.name == VIEW and len(args) > 2:
+                            self.views.append((args[0], args[2]))
                     case _:
                         pass
-        self._frame.mark_aliases(edges)
+        self._frame.mark_aliases([*self.views, *self.moves])
 
     def _link_chain(self, number: int) -> BoundChain:
         code = self._code[number]
         calls = frozenset(i for i, item in enumerate(code) if isinstance(item, DelegateCall))
         held = always_written(
             code,
-            [self.written_by(item) for item in code] if calls else (),
+            [self._may_write(item) for item in code] if calls else (),
             self._given(number) if calls else (),
             calls,
         )
-        steps, names = [], []
+        steps, instructions = [], []
         for index, item in enumerate(code):
-            names.append(self._describe(item))
+            known = Instruction(self._name(item))
             try:
-                steps.append(self._bind(item, held.get(index, frozenset())))
+                step, known = self._bind(item, held.get(index, frozenset()))
             except ProgramError as error:
-                raise ProgramError(f"instruction {index} ({names[-1]}): {error}") from error
-        jumps = any(isinstance(item, JumpFalseCall) for item in code)
-        return BoundChain(tuple(steps), tuple(names), jumps)
+                raise ProgramError(f"instruction {index} ({known.name}): {error}") from error
+            steps.append(step)
+            instructions.append(known)
+        return BoundChain(
+            tuple(steps),
+            tuple(instructions),
+            tuple(successors(code)),
+            any(isinstance(item, JumpFalseCall) for item in code),
+        )
+
+    def _may_write(self, item: InstructionArguments) -> Sequence[int]:
+        """Return what holds something once ``item`` has run; a delegate's inputs did before."""
+        match item:
+            case KernelCall(op_index, args):
+                return effects(self._kernel(op_index), args, self._frame).writes
+            case DelegateCall(_, args):
+                return args
+            case MoveCall(_, target):
+                return [target]
+            case _:
+                return []
 
     def _given(self, number: int) -> set[int]:
         """Return what holds something before chain ``number``; earlier chains have run."""
-        given = {i for i, value in enumerate(self._frame.values) if is_given(value)}
+        given = {
+            index
+            for index, spec in enumerate(self._frame.specs)
+            if spec is None or spec.has_state or spec.origin is Origin.CONSTANT
+        }
         given.update(self._plan.inputs)
         for code in self._code[:number]:
             for item in code:
-                given.update(self.written_by(item))
+                given.update(self._may_write(item))
         return given
 
-    def _bind(self, item: InstructionArguments, held: frozenset[int]) -> Step:
-        registers = self._frame.registers
+    def _bind(self, item: InstructionArguments, held: frozenset[int]) -> tuple[Step, Instruction]:
+        registers, name = self._frame.registers, self._name(item)
         match item:
             case KernelCall(op_index, args):
-                kernel = self._kernels[op_index]
-                if kernel is None:
-                    raise ProgramError("no kernel is known")
-                return bind_kernel(kernel, args, self._frame)
+                kernel = self._kernel(op_index)
+                step = bind_kernel(kernel, args, self._frame)
+                return step, effects(kernel, args, self._frame)
             case DelegateCall(index, args):
                 if not 0 <= index < len(self._delegates):
                     raise ProgramError(f"there is no delegate {index}")
-                return self._delegates[index].bind(args, self._frame, held)
+                count = self._delegates[index].input_count(args, held)
+                inputs, outputs = args[:count], args[count:]
+                call = DelegateStep(self._delegates[index], inputs, outputs, self._frame)
+                reads = tuple(i for value in inputs for i in self._frame.unfolded(value))
+                return call, Instruction(name, reads, tuple(outputs), tuple(outputs))
             case MoveCall(source, target):
-                return _move(registers, source, target)
+                return _move(registers, source, target), Instruction(name, (source,), (target,))
             case FreeCall(index):
-                return _free(registers, index)
+                return _free(registers, index), Instruction(name)
             case JumpFalseCall(condition, destination):
-                return self._jump(condition, destination)
+                return self._jump(condition, destination), Instruction(name, (condition,))
 
     def _jump(self, condition: int, destination: int) -> Step:
         frame = self._frame
@@ -180,7 +196,7 @@ class Linker:
         registers = frame.registers
         return lambda: None if _truth(registers[condition]) else destination
 
-    def _describe(self, item: InstructionArguments) -> str:
+    def _name(self, item: InstructionArguments) -> str:
         match item:
             case KernelCall(op_index):
                 return self._plan.operators[op_index].full_name

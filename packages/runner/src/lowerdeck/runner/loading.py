@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Literal
 
+from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime
+from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.program import LoadedProgram
-from lowerdeck.serializer import Program
+from lowerdeck.runner.sources import as_view
+from lowerdeck.serializer import Program, SerializerError, deserialize_pte, open_pte
+
+ReadableBuffer = bytes | bytearray | memoryview
+"""The bytes of a file."""
 
 
 def load(
-    program: Program,
+    program: str | os.PathLike[str] | ReadableBuffer | Program,
     *,
+    data: Mapping[str, ReadableBuffer] | None = None,
     backends: Mapping[str, BackendRuntime] | None = None,
+    memory: Literal["strict", "poison"] = "strict",
+    debug: DebugMaps | None = None,
 ) -> LoadedProgram:
     """Return a program ready to run.
 
+    A file is mapped, not read: constants are used where they lie.
+
     Args:
-        program: A program in memory, such as the emitter's ``EmittedProgram.program``.
+        program: The path of a ``.pte``, its bytes, or a program in memory.
+        data: The bytes of the external tensors by name.
         backends: Runtime halves of backends by id, before the installed ones.
+        memory: ``"poison"`` checks the memory plan: writes onto values that are still needed are
+            refused, and dead memory is filled with 0xFF, so that reading it gives NaN.
+        debug: Where instructions come from, such as the emitter's ``EmittedProgram``.
 
     Raises:
-        ProgramError: A method is listed twice.
+        ProgramError: The file is malformed.
+        OSError: The file cannot be read.
+
+    Example:
+        >>> from lowerdeck.serializer import ExecutionPlan, Program
+        >>> load(Program(execution_plan=[ExecutionPlan("forward")])).methods
+        ['forward']
     """
-    return LoadedProgram(program, external={}, backends=backends or {})
+    if memory not in ("strict", "poison"):
+        raise ValueError(f"memory is {memory!r}; 'strict' or 'poison' was expected")
+    return LoadedProgram(
+        program if isinstance(program, Program) else _read(program),
+        external={key: as_view(value) for key, value in (data or {}).items()},
+        backends=backends or {},
+        poison=memory == "poison",
+        debug=debug,
+    )
+
+
+def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
+    try:
+        if isinstance(source, (str, os.PathLike)):
+            # Views keep the map alive after the file is closed.
+            with open_pte(source) as file:
+                return file.program()
+        return deserialize_pte(source)
+    except SerializerError as error:
+        raise ProgramError(f"the program cannot be read: {error}") from error

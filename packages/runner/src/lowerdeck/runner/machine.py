@@ -1,12 +1,36 @@
-"""Runs bound instructions: straight through, or with jumps under a limit."""
+"""Runs bound instructions: straight through, with jumps under a limit, or under observation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lowerdeck.runner.binding import Step
 from lowerdeck.runner.errors import ExecutionError
+
+Step = Callable[[], int | None]
+"""Runs one instruction; returns where to go on, or anything but an int for the next one."""
+
+Observer = Callable[[int, int, Step], int | None]
+"""Runs the step of an instruction, given its chain and its index, and returns what it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What is known of one instruction.
+
+    Attributes:
+        name: What it calls, such as ``aten::add.out``.
+        reads: The values it reads, lists unfolded.
+        writes: The values it writes, lists unfolded.
+        overwrites: Those of ``writes`` of which nothing old is left.
+        in_place: Whether its kernel may write the very bytes that it reads.
+    """
+
+    name: str
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    overwrites: tuple[int, ...] = ()
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +39,14 @@ class BoundChain:
 
     Attributes:
         steps: One function for each instruction.
-        names: What each instruction calls, for messages and profiles.
+        instructions: What is known of each.
+        follow: The instructions that may run after each; their number stands for the end.
         jumps: Whether any instruction jumps.
     """
 
     steps: tuple[Step, ...]
-    names: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+    follow: tuple[tuple[int, ...], ...]
     jumps: bool
 
 
@@ -30,7 +56,7 @@ def run_chains(chains: Sequence[BoundChain], method: str, limit: int) -> None:
     Args:
         chains: The code of a method.
         method: Its name, for messages.
-        limit: How many instructions may run in all.
+        limit: How many instructions may run in all, where there are jumps.
 
     Raises:
         ExecutionError: An instruction failed, or the limit was reached.
@@ -50,12 +76,40 @@ def run_chains(chains: Sequence[BoundChain], method: str, limit: int) -> None:
                 target = steps[index]()
                 index = target if type(target) is int else index + 1
         except Exception as error:
-            raise located(error, method, index, chain) from error
+            raise _located(error, method, index, chain) from error
 
 
-def located(error: Exception, method: str, index: int, chain: BoundChain) -> ExecutionError:
+def run_observed(
+    chains: Sequence[BoundChain], method: str, limit: int, observer: Observer
+) -> None:
+    """Run all chains with ``observer`` around every instruction.
+
+    Args:
+        chains: The code of a method.
+        method: Its name, for messages.
+        limit: How many instructions may run in all.
+        observer: Runs each step.
+
+    Raises:
+        ExecutionError: An instruction failed, or the limit was reached.
+    """
+    for number, chain in enumerate(chains):
+        index = 0
+        try:
+            while index < len(chain.steps):
+                if limit <= 0:
+                    raise ExecutionError("the limit of instructions is reached: an endless loop?")
+                limit -= 1
+                target = observer(number, index, chain.steps[index])
+                index = target if type(target) is int else index + 1
+        except Exception as error:
+            raise _located(error, method, index, chain) from error
+
+
+def _located(error: Exception, method: str, index: int, chain: BoundChain) -> ExecutionError:
     """Return ``error`` as an ExecutionError that tells where it happened."""
     text = str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
-    name = chain.names[index] if 0 <= index < len(chain.names) else "?"
+    known = 0 <= index < len(chain.instructions)
+    name = chain.instructions[index].name if known else "?"
     kind = type(error) if isinstance(error, ExecutionError) else ExecutionError
     return kind(text, method=method, instruction=index, operator=name)

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.arena import Arena
+from lowerdeck.runner.debug_info import DebugMaps, Places
 from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.inputs import Signature, bind_fixed, bind_input
 from lowerdeck.runner.linking import Linker
-from lowerdeck.runner.machine import run_chains
+from lowerdeck.runner.liveness import Groups
+from lowerdeck.runner.machine import run_chains, run_observed
+from lowerdeck.runner.memory_check import MemoryChecker
+from lowerdeck.runner.profile import Profile, Recorder
 from lowerdeck.runner.tensors import DataSource
 from lowerdeck.serializer import ExecutionPlan, FreeCall
 
@@ -32,6 +36,8 @@ class LoadedMethod:
         arenas: Its planned memory.
         source: Finds the bytes of constants.
         delegates: Its delegates, initialised.
+        poison: Whether to check the memory plan.
+        debug: Where instructions come from, if it is known.
 
     Attributes:
         name: Its name.
@@ -44,18 +50,26 @@ class LoadedMethod:
         arenas: Sequence[Arena],
         source: DataSource,
         delegates: Sequence[Delegate],
+        *,
+        poison: bool,
+        debug: DebugMaps | None,
     ) -> None:
         self.name = plan.name
+        self._places = Places(plan, debug)
+        self._checker: MemoryChecker | None = None
         self.signature = _read_signature(plan)
         with torch.inference_mode():
             # Inference tensors skip autograd's bookkeeping at every call.
             self._frame = Frame(plan, arenas, source)
-            self._chains = Linker(plan, self._frame, delegates).link()
+            linker = Linker(plan, self._frame, delegates)
+            self._chains = linker.link()
             self._freed = _freed(plan, self._frame)
             self._outputs = [self._frame.check(index, "an output") for index in plan.outputs]
             self._checks: list[Callable[[Any], None]] = []
             self._setters: list[Callable[[Any], None] | None] = []
             self._bind_inputs(plan.inputs)
+            if poison:
+                self._check_memory(plan, arenas, linker)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of one call in its original structure.
@@ -84,9 +98,48 @@ class LoadedMethod:
         with torch.inference_mode():
             self._set_inputs(inputs)
             run_chains(self._chains, self.name, MAX_INSTRUCTIONS)
+        return self._get_outputs()
+
+    def profile(self, *args: Any, values: bool = True, **kwargs: Any) -> Profile:
+        """Return what one call took, instruction by instruction, with its result.
+
+        Args:
+            *args: The inputs by position, flat or as the original function took them.
+            values: Keep a copy of what each instruction computes.
+            **kwargs: The inputs that the original function took by name.
+
+        Raises:
+            InputError: The inputs do not fit; nothing has run.
+            ExecutionError: An instruction failed.
+
+        Example:
+            >>> profile = load("model.pte").method("forward").profile(x)  # doctest: +SKIP
+            >>> print(profile.table(limit=10))  # doctest: +SKIP
+        """
+        inputs = self.signature.flatten(args, kwargs)
+        recorder = Recorder(self._chains, self._frame, self._places, keep_values=values)
+        with torch.inference_mode():
+            self._set_inputs(inputs)
+            run_observed(self._chains, self.name, MAX_INSTRUCTIONS, recorder)
+        result = self.signature.unflatten(self._get_outputs())
+        return Profile(self.name, result, tuple(recorder.events))
+
+    def _get_outputs(self) -> list[Any]:
         with torch.no_grad():
             # Copied outside inference mode: autograd refuses what is made inside.
             return [_copied(self._frame.registers[index]) for index in self._outputs]
+
+    def _check_memory(self, plan: ExecutionPlan, arenas: Sequence[Arena], linker: Linker) -> None:
+        self._checker = MemoryChecker(
+            self.name,
+            self._frame,
+            self._chains,
+            Groups(len(plan.values), linker.views, linker.moves),
+            arenas,
+            inputs=plan.inputs,
+            outputs=plan.outputs,
+        )
+        self._chains = self._checker.poisoned(self._chains)
 
     def _set_inputs(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self._checks):
@@ -98,6 +151,8 @@ class LoadedMethod:
             check(value)
         for index, register in self._freed:
             self._frame.registers[index] = register
+        if self._checker is not None:
+            self._checker.start()
         for setter, value in zip(self._setters, inputs, strict=True):
             if setter is not None:
                 setter(value)

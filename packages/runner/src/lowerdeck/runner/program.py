@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lowerdeck.runner.arena import Arena, make_arenas
+from lowerdeck.runner.arena import Arena
+from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.sources import ProgramData, as_view
-from lowerdeck.serializer import DataLocation, ExecutionPlan, Program
+from lowerdeck.serializer import DataLocation, ExecutionPlan, Program, Tensor
 
 
 class LoadedProgram:
@@ -23,6 +24,11 @@ class LoadedProgram:
         program: The program as the serializer reads it.
         external: The tensors of the ``.ptd`` by name.
         backends: Runtime halves by backend id, before the installed ones.
+        poison: Whether to check memory plans.
+        debug: Where instructions come from, if it is known.
+
+    Raises:
+        ProgramError: Two methods have one name.
     """
 
     def __init__(
@@ -31,12 +37,20 @@ class LoadedProgram:
         *,
         external: Mapping[str, memoryview],
         backends: Mapping[str, BackendRuntime],
+        poison: bool = False,
+        debug: DebugMaps | None = None,
     ) -> None:
+        self._poison = poison
+        self._debug = debug
         self._program = program
         self._source = ProgramData(program, external)
         self._backends = backends
         self._plans = {plan.name: plan for plan in program.execution_plan}
+        if len(self._plans) != len(program.execution_plan):
+            raise ProgramError("two methods of the program have the same name")
         self._loaded: dict[str, LoadedMethod] = {}
+        self._state = _state_memories(program.execution_plan)
+        self._shared: dict[int, Arena] = {}
 
     @property
     def methods(self) -> list[str]:
@@ -75,19 +89,39 @@ class LoadedProgram:
         """
         return self.method(name)(*inputs, **kwargs)
 
+    def reset(self) -> None:
+        """Bring all state back to its initial value; methods got before keep the old state."""
+        self._loaded.clear()
+        self._shared.clear()
+
     def _load(self, plan: ExecutionPlan) -> LoadedMethod:
         try:
             with warnings.catch_warnings():
                 # Constants are the file itself, mapped read-only; nothing ever writes to them.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-                return LoadedMethod(plan, self._arenas(plan), self._source, self._delegates(plan))
+                return LoadedMethod(
+                    plan,
+                    self._arenas(plan),
+                    self._source,
+                    self._delegates(plan),
+                    poison=self._poison,
+                    debug=self._debug,
+                )
         except ProgramError as error:
             if error.method is not None:
                 raise
             raise ProgramError(str(error), method=plan.name) from error
 
     def _arenas(self, plan: ExecutionPlan) -> list[Arena]:
-        return make_arenas(plan.non_const_buffer_sizes)
+        arenas = []
+        for number, size in enumerate(plan.non_const_buffer_sizes):
+            if number not in self._state:
+                arenas.append(Arena(size))
+                continue
+            if number not in self._shared:
+                self._shared[number] = Arena(self._state[number], shared=True)
+            arenas.append(self._shared[number])
+        return arenas
 
     def _delegates(self, plan: ExecutionPlan) -> list[Delegate]:
         if not plan.delegates:
@@ -101,11 +135,33 @@ class LoadedProgram:
             delegates.append(
                 Delegate(
                     item.id,
-                    find_runtime(item.id, self._backends, plan.name),
+                    find_runtime(item.id, self._backends),
                     as_view(blobs[at.index].data),
                     item.compile_specs,
                     named,
-                    method=plan.name,
                 )
             )
         return delegates
+
+
+def _state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
+    """Return the memories that hold nothing but state in all methods, with their sizes.
+
+    State is what has a name or an initial value. Methods share such a memory, so that one can
+    fill a cache that another reads; every other memory is a method's own, so that no method
+    can spoil the state of another with its intermediate results.
+    """
+    sizes: dict[int, int] = {}
+    mixed: set[int] = set()
+    for plan in plans:
+        for number, size in enumerate(plan.non_const_buffer_sizes):
+            sizes[number] = max(size, sizes.get(number, 0))
+        for value in plan.values:
+            tensor = value.val
+            if not isinstance(tensor, Tensor) or tensor.allocation_info is None:
+                continue
+            extra = tensor.extra_tensor_info
+            named = extra is not None and bool(extra.fully_qualified_name)
+            if not named and not tensor.data_buffer_idx:
+                mixed.add(tensor.allocation_info.memory_id)
+    return {number: size for number, size in sizes.items() if number and number not in mixed}

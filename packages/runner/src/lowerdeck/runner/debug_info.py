@@ -1,0 +1,128 @@
+"""Where instructions come from in the user's code: debug handles, source lines, module paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lowerdeck.serializer import ExecutionPlan
+
+
+class InstructionSource(Protocol):
+    """Where one instruction comes from, as the emitter tells it."""
+
+    @property
+    def handles(self) -> Sequence[int]:
+        """Debug handles of the nodes that it stands for."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """Name of the node, empty when unknown."""
+        ...
+
+    @property
+    def source_line(self) -> str:
+        """The line of the user's code, empty when unknown."""
+        ...
+
+    @property
+    def module_path(self) -> str:
+        """Path of the module, such as ``layers.0.attention``, empty when unknown."""
+        ...
+
+
+class DebugMaps(Protocol):
+    """What an emission tells beside the program, such as the emitter's ``EmittedProgram``."""
+
+    @property
+    def debug_handle_map(self) -> Mapping[str, Mapping[int, Any]]:
+        """For each method, the source of each instruction."""
+        ...
+
+    @property
+    def delegate_debug_maps(self) -> Mapping[str, Mapping[int, Any]]:
+        """For each method, the map of the backend for each instruction that calls a delegate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the user's code.
+
+    Attributes:
+        handles: Debug handles of the nodes.
+        node: Name of the node, empty when unknown.
+        source_line: The line, empty when unknown.
+        module_path: The module's path, empty when unknown.
+    """
+
+    handles: tuple[int, ...] = ()
+    node: str = ""
+    source_line: str = ""
+    module_path: str = ""
+
+
+class Places:
+    """Finds the places of the instructions of one method.
+
+    Args:
+        plan: The method as the file describes it; its stack traces are used where nothing else is.
+        maps: What the emission told, or None.
+    """
+
+    def __init__(self, plan: ExecutionPlan, maps: DebugMaps | None) -> None:
+        self._plan = plan
+        self._sources: Mapping[int, Any] = {}
+        self._delegates: Mapping[int, Any] = {}
+        if maps is not None:
+            self._sources = maps.debug_handle_map.get(plan.name, {})
+            self._delegates = maps.delegate_debug_maps.get(plan.name, {})
+
+    def of(self, chain: int, instruction: int) -> Place:
+        """Return the place of an instruction, empty where nothing is known."""
+        source = self._sources.get(instruction) if chain == 0 else None
+        if source is not None:
+            return _place(source)
+        traces = self._plan.chains[chain].stacktrace
+        if not traces or instruction >= len(traces) or not traces[instruction].items:
+            return Place()
+        frame = traces[instruction].items[-1]
+        return Place(source_line=f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+
+    def inside(self, instruction: int, identifier: int | str) -> list[Place]:
+        """Return the places that a debug identifier of a delegate stands for.
+
+        Args:
+            instruction: The instruction that calls the delegate.
+            identifier: What its runtime logged.
+        """
+        delegate = self._delegates.get(instruction)
+        if delegate is None:
+            return []
+        handles = delegate.debug_handle_map.get(identifier, ())
+        handles = (handles,) if isinstance(handles, int) else tuple(handles)
+        sources = getattr(delegate, "sources", {})
+        return [
+            _place(sources[handle]) if handle in sources else Place((handle,))
+            for handle in handles
+        ]
+
+
+def merged(places: Sequence[Place]) -> Place:
+    """Return one place that names all of ``places``, repetitions left out."""
+
+    def joined(texts: Sequence[str]) -> str:
+        return "; ".join(dict.fromkeys(text for text in texts if text))
+
+    return Place(
+        tuple(handle for place in places for handle in place.handles),
+        joined([place.node for place in places]),
+        joined([place.source_line for place in places]),
+        joined([place.module_path for place in places]),
+    )
+
+
+def _place(source: InstructionSource) -> Place:
+    return Place(tuple(source.handles), source.node, source.source_line, source.module_path)

@@ -1,0 +1,151 @@
+"""Which values are still needed after each instruction, for checks of the memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from lowerdeck.runner.machine import BoundChain, Instruction
+
+Bits = int
+"""A set of groups, as the bits of an integer."""
+
+
+class Groups:
+    """Values gathered by the memory that they may stand on.
+
+    Values that a view or a move ties together form one group; every other value is its own.
+
+    Args:
+        count: Number of values.
+        views: Pairs (base, view).
+        moves: Pairs (from, to).
+    """
+
+    def __init__(
+        self, count: int, views: Iterable[tuple[int, int]], moves: Iterable[tuple[int, int]]
+    ) -> None:
+        self._parent = list(range(count))
+        derived = {target for _, target in views}
+        for source, target in (*views, *moves):
+            self._parent[self.of(source)] = self.of(target)
+        # A group with a move stands now here, now there: no single write renews all of it.
+        moved = {self.of(index) for pair in moves for index in pair}
+        self._renewed_by = [
+            self.of(index) not in moved and index not in derived for index in range(count)
+        ]
+        self._roots: dict[int, int] = {}
+        for source, _ in views:
+            if source not in derived:
+                root = self.of(source)
+                if self._roots.setdefault(root, source) != source:
+                    self._roots[root] = -1
+
+    def of(self, index: int) -> int:
+        """Return the group of the value ``index``."""
+        parent = self._parent
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    def bits(self, values: Iterable[int]) -> Bits:
+        """Return the groups of ``values`` as bits."""
+        found = 0
+        for index in values:
+            found |= 1 << self.of(index)
+        return found
+
+    def renewed(self, values: Iterable[int]) -> Bits:
+        """Return the groups of which nothing old is left once ``values`` are overwritten."""
+        found = 0
+        for index in values:
+            group = self.of(index)
+            if self._renewed_by[index] and self._roots.get(group, index) == index:
+                found |= 1 << group
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """What is needed where.
+
+    Attributes:
+        after: For each chain and instruction, the groups needed after it.
+        kept: The groups that keep their bytes from call to call.
+    """
+
+    after: tuple[tuple[Bits, ...], ...]
+    kept: Bits
+
+
+def analyse(
+    chains: Sequence[BoundChain],
+    groups: Groups,
+    *,
+    inputs: Collection[int],
+    outputs: Collection[int],
+    state: Collection[int],
+) -> Liveness:
+    """Return which groups are needed after each instruction.
+
+    What is read before anything has written it is state, too, as its bytes come from the call
+    before.
+
+    Args:
+        chains: The code.
+        groups: The values by memory.
+        inputs: The values that the caller gives.
+        outputs: The values that the caller takes.
+        state: The values that the file says to be kept.
+    """
+    kept = groups.bits(state)
+    given = groups.bits(inputs)
+    while True:
+        at_end = groups.bits(outputs) | kept
+        after: list[tuple[Bits, ...]] = []
+        for chain in reversed(chains):
+            before = _before(chain, groups, at_end)
+            after.append(tuple(_any(before, targets) for targets in chain.follow))
+            at_end = before[0]
+        found = kept | at_end & ~given
+        if found == kept:
+            return Liveness(tuple(reversed(after)), kept)
+        kept = found
+
+
+def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
+    """Return what is needed before each instruction, and at the end."""
+    known = [_effect(groups, item) for item in chain.instructions]
+    before: list[Bits] = [0] * len(known) + [at_end]
+    changed = True
+    while changed:
+        changed = False
+        for index in range(len(known) - 1, -1, -1):
+            reads, renewed = known[index]
+            needed = _any(before, chain.follow[index]) & ~renewed | reads
+            if needed != before[index]:
+                before[index] = needed
+                changed = chain.jumps
+    return before
+
+
+def _effect(groups: Groups, item: Instruction) -> tuple[Bits, Bits]:
+    return groups.bits(item.reads), groups.renewed(item.overwrites)
+
+
+def _any(before: Sequence[Bits], targets: Iterable[int]) -> Bits:
+    needed = 0
+    for target in targets:
+        needed |= before[target]
+    return needed
+
+
+def members(bits: Bits) -> list[int]:
+    """Return the numbers of the bits that are set, in ascending order."""
+    found = []
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return found

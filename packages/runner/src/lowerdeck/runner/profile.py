@@ -1,0 +1,233 @@
+"""What each instruction of a call took and computed: events, a table, a trace for the browser."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from lowerdeck.runner.debug_info import Place, Places, merged
+from lowerdeck.runner.delegates import DelegateStep
+from lowerdeck.runner.frame import Frame
+from lowerdeck.runner.machine import BoundChain, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One run of an instruction, or of a part of a delegate.
+
+    Attributes:
+        chain: Number of the chain.
+        instruction: Index of the instruction in it.
+        name: What it calls; for a part of a delegate, its debug identifier behind a slash.
+        start_ns: Start in nanoseconds from the start of the call.
+        duration_ns: Duration in nanoseconds.
+        place: Where it comes from in the user's code.
+        values: Copies of what it wrote; empty if values were not asked for.
+        identifier: Debug identifier within a delegate, None for an instruction.
+    """
+
+    chain: int
+    instruction: int
+    name: str
+    start_ns: int
+    duration_ns: int
+    place: Place = field(default_factory=Place)
+    values: tuple[Any, ...] = ()
+    identifier: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one call of a method took.
+
+    Attributes:
+        method: Name of the method.
+        result: What the call returned.
+        events: The events in the order of their ends.
+    """
+
+    method: str
+    result: Any
+    events: tuple[Event, ...]
+
+    @property
+    def total_ns(self) -> int:
+        """Return the time spent in instructions, in nanoseconds."""
+        return sum(event.duration_ns for event in self.events if event.identifier is None)
+
+    def table(self, *, limit: int | None = None, by_name: bool = False) -> str:
+        """Return a table for reading.
+
+        Args:
+            limit: Number of rows, the slowest first; None for all, in the order they ran.
+            by_name: One row for each operator, slowest first, and not one for each event.
+        """
+        if by_name:
+            return self._by_name(limit)
+        events = list(self.events)
+        if limit is not None:
+            events = sorted(events, key=lambda event: -event.duration_ns)[:limit]
+        rows = [("#", "us", "%", "operator", "shape", "module", "source")]
+        for event in events:
+            rows.append(
+                (
+                    str(event.instruction) if event.identifier is None else "",
+                    f"{event.duration_ns / 1e3:.1f}",
+                    self._share(event.duration_ns),
+                    event.name,
+                    ", ".join(_shape(value) for value in event.values),
+                    event.place.module_path,
+                    event.place.source_line,
+                )
+            )
+        return _aligned(rows)
+
+    def chrome_trace(self) -> str:
+        """Return the events as JSON for ``chrome://tracing`` and https://ui.perfetto.dev."""
+        events = [
+            {
+                "name": event.name,
+                "cat": "instruction" if event.identifier is None else "delegate",
+                "ph": "X",
+                "ts": event.start_ns / 1e3,
+                "dur": event.duration_ns / 1e3,
+                "pid": self.method,
+                "tid": 0,
+                "args": {
+                    "instruction": event.instruction,
+                    "chain": event.chain,
+                    "handles": list(event.place.handles),
+                    "node": event.place.node,
+                    "module": event.place.module_path,
+                    "source": event.place.source_line,
+                    "shapes": [_shape(value) for value in event.values],
+                },
+            }
+            for event in self.events
+        ]
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the Chrome trace to ``path``.
+
+        Args:
+            path: The file, by custom ending in ``.json``.
+        """
+        Path(path).write_text(self.chrome_trace(), encoding="utf-8")
+
+    def _by_name(self, limit: int | None) -> str:
+        totals: dict[str, list[int]] = {}
+        for event in self.events:
+            totals.setdefault(event.name, []).append(event.duration_ns)
+        rows = [("calls", "us", "%", "operator")]
+        for name, times in sorted(totals.items(), key=lambda item: -sum(item[1]))[:limit]:
+            spent = sum(times)
+            rows.append((str(len(times)), f"{spent / 1e3:.1f}", self._share(spent), name))
+        return _aligned(rows)
+
+    def _share(self, duration_ns: int) -> str:
+        return f"{100 * duration_ns / max(self.total_ns, 1):.1f}"
+
+
+class Recorder:
+    """Observes a run and collects its events.
+
+    Args:
+        chains: The code.
+        frame: The values.
+        places: Finds places in the user's code.
+        keep_values: Whether to copy what each instruction writes.
+    """
+
+    def __init__(
+        self, chains: Sequence[BoundChain], frame: Frame, places: Places, *, keep_values: bool
+    ) -> None:
+        self.events: list[Event] = []
+        self._chains = chains
+        self._frame = frame
+        self._places = places
+        self._keep_values = keep_values
+        self._origin = perf_counter_ns()
+
+    def __call__(self, chain: int, index: int, step: Step) -> int | None:
+        """Run ``step`` and note what it took.
+
+        Args:
+            chain: Number of the chain.
+            index: Index of the instruction.
+            step: Runs it.
+        """
+        item = self._chains[chain].instructions[index]
+        run: Callable[[], int | None] = step
+        if isinstance(step, DelegateStep):
+            run = self._logging(step, chain, index, item.name)
+        start = perf_counter_ns()
+        target = run()
+        end = perf_counter_ns()
+        values = tuple(_copy(self._frame.registers[i]) for i in self._kept(item.writes))
+        place = self._places.of(chain, index)
+        self.events.append(
+            Event(chain, index, item.name, start - self._origin, end - start, place, values)
+        )
+        return target
+
+    def _kept(self, written: Sequence[int]) -> Sequence[int]:
+        return written if self._keep_values else ()
+
+    def _logging(self, step: DelegateStep, chain: int, index: int, name: str) -> Step:
+        def log(
+            identifier: int | str,
+            start_ns: int,
+            end_ns: int,
+            outputs: Sequence[torch.Tensor] = (),
+        ) -> None:
+            place = merged(self._places.inside(index, identifier))
+            values = tuple(map(_copy, outputs)) if self._keep_values else ()
+            self.events.append(
+                Event(
+                    chain,
+                    index,
+                    f"{name}/{identifier}",
+                    start_ns - self._origin,
+                    end_ns - start_ns,
+                    place,
+                    values,
+                    identifier,
+                )
+            )
+
+        def run() -> None:
+            step.logged(log)
+
+        return run
+
+
+def _copy(value: object) -> object:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _shape(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    name = str(value.dtype).removeprefix("torch.")
+    return f"{name}[{'x'.join(map(str, value.shape))}]"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return ``rows`` in columns; the first three hold numbers and are set to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if place < 3 else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
