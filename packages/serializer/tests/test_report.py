@@ -36,8 +36,10 @@ from lowerdeck.serializer import (
     String,
     Tensor,
 )
+from lowerdeck.serializer.read import PteFile
 from lowerdeck.serializer.report import html_diff, html_report
 from lowerdeck.serializer.report.delegates import blob_preview, hex_dump
+from lowerdeck.serializer.write import serialize_pte
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\u202e\ud800'\"&"
 
@@ -166,6 +168,25 @@ def test_a_page_of_two_programs_tells_what_changed() -> None:
         ("delegate", "changed"),
     ]
     assert data_of(html_diff(old, small_program()))["stored"] == []
+
+
+def test_a_file_has_a_map_of_all_its_bytes() -> None:
+    program = small_program()
+    program.constant_buffer[1] = Buffer(b"w" * 432)
+    data = serialize_pte(program)
+    with PteFile(data) as opened:
+        file = data_of(html_report(opened))["file"]
+    assert file["size"] == len(data)
+    parts = sorted((part["offset"], part["nbytes"]) for part in file["sections"])
+    ends = [0, *(offset + nbytes for offset, nbytes in parts)]
+    assert [offset for offset, _ in parts] == ends[:-1]
+    assert ends[-1] == len(data)
+    kinds = [part["kind"] for part in file["sections"] if part["kind"] != "unused"]
+    assert kinds == ["program", "constants", "delegate", "named"]
+    places = {item["kind"]: item for item in file["stored"]}
+    start = places["constants"]["offset"]
+    assert data[start : start + 432] == b"w" * 432
+    assert data[places["delegate"]["offset"] :].startswith(b"inputs 1")
 
 
 def test_methods_of_one_side_only_are_shown() -> None:

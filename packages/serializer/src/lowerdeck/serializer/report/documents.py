@@ -2,43 +2,68 @@
 
 from __future__ import annotations
 
+from lowerdeck.serializer.read import PteFile
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.contents import file_entry
+from lowerdeck.serializer.report.file_map import Placement
 from lowerdeck.serializer.report.page import page
+from lowerdeck.serializer.report.placement import placement_of
 from lowerdeck.serializer.schema import Program
 
 
-def html_report(program: Program, *, title: str | None = None) -> str:
+def html_report(source: PteFile | Program, *, title: str = "program") -> str:
     """Return a page that shows a program: methods, memory over time, operators, delegates, bytes.
 
     Args:
-        program: The program.
+        source: An open file, or a program; only a file has a map of its bytes.
         title: What to call it.
 
     Returns:
         The text of one HTML page, to be written as UTF-8. It holds all it needs, asks nothing of
         the network, and shows names from the file as text whatever they contain.
+
+    Raises:
+        FormatError: The file is malformed.
+
+    Example:
+        >>> from lowerdeck.serializer import ExecutionPlan, Program
+        >>> from lowerdeck.serializer.report import html_report
+        >>> text = html_report(Program(execution_plan=[ExecutionPlan("forward")]))
+        >>> text.startswith("<!doctype html>")
+        True
     """
-    name = title or "a program"
-    return page({"mode": "report", "file": file_entry(program, None, name)}, name)
+    program, placement = _parts(source)
+    return page({"mode": "report", "file": file_entry(program, placement, title)}, title)
 
 
-def html_diff(old: Program, new: Program, *, titles: tuple[str, str] = ("old", "new")) -> str:
+def html_diff(
+    old: PteFile | Program, new: PteFile | Program, *, titles: tuple[str, str] = ("old", "new")
+) -> str:
     """Return a page that shows two programs side by side.
 
     Args:
-        old: The program on the left.
-        new: The program on the right.
+        old: The file or program on the left.
+        new: The file or program on the right.
         titles: What to call them.
 
     Returns:
         The text of one HTML page, as :func:`html_report` gives.
+
+    Raises:
+        FormatError: A file is malformed.
     """
+    left, right = _parts(old), _parts(new)
     data = {
         "mode": "diff",
-        "old": file_entry(old, None, titles[0]),
-        "new": file_entry(new, None, titles[1]),
-        "methods": method_changes(old, new),
-        "stored": stored_changes(old, new),
+        "old": file_entry(*left, titles[0]),
+        "new": file_entry(*right, titles[1]),
+        "methods": method_changes(left[0], right[0]),
+        "stored": stored_changes(left[0], right[0]),
     }
     return page(data, " → ".join(titles))
+
+
+def _parts(source: PteFile | Program) -> tuple[Program, Placement | None]:
+    if isinstance(source, Program):
+        return source, None
+    return source.program(), placement_of(source)

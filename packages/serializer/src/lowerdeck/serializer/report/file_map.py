@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,16 +38,14 @@ class Placement:
         sections: The program and each segment, by offset.
         constants: First byte of each constant in the file; the first entry is the reserved one.
         state: The same for initial values of mutable buffers.
-        delegates: The same for the bytes of delegates.
-        named: The same for named data.
+        delegates: The same for those bytes of delegates that are segments, by index.
     """
 
     file_size: int
     sections: list[Section] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     state: list[int] = field(default_factory=list)
-    delegates: list[int] = field(default_factory=list)
-    named: list[int] = field(default_factory=list)
+    delegates: dict[int, int] = field(default_factory=dict)
 
 
 def sections_entry(placement: Placement) -> list[dict[str, Any]]:
@@ -83,17 +81,16 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
         program: The program that holds them.
         placement: Where they stand in the file; None for a program that is in no file.
     """
-    offsets: dict[str, Sequence[int]] = {}
+    offsets: dict[str, Mapping[int, int]] = {}
     if placement is not None:
         offsets = {
-            "constants": placement.constants,
-            "state": placement.state,
+            "constants": dict(enumerate(placement.constants)),
+            "state": dict(enumerate(placement.state)),
             "delegate": placement.delegates,
-            "named": placement.named,
         }
     entries = []
     for kind, index, name, what, nbytes in _stored(program):
-        places = offsets.get(kind, ())
+        places = offsets.get(kind, {})
         entries.append(
             {
                 "kind": kind,
@@ -101,7 +98,7 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
                 "name": clip(name),
                 "what": what,
                 "nbytes": nbytes,
-                "offset": number(places[index]) if index < len(places) else None,
+                "offset": number(places[index]) if index in places else None,
             }
         )
     return sorted(entries, key=lambda entry: (-entry["nbytes"], entry["kind"], entry["index"]))

@@ -100,7 +100,7 @@ function fileMapSection(file, id = "file") {
     [
       { title: "part", value: (part) => part.label },
       { title: "holds", value: (part) => STORED[part.kind] },
-      { title: "from byte", value: (part) => part.offset, show: (part) => count(part.offset), number: true },
+      { title: "from byte", value: (part) => part.offset, show: (part) => count(part.offset), number: true, rising: true },
       { title: "bytes", value: (part) => part.nbytes, show: (part) => bytes(part.nbytes), number: true, bar: true },
     ],
     file.sections,

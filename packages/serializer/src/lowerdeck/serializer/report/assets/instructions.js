@@ -45,7 +45,7 @@ class InstructionsView {
     this.detail.replaceChildren(
       h("h3", {}, `${count(index)} `, named(method.label(index))),
       ...list("makes", made),
-      ...list(method.isDelegate(index) ? "reads and makes" : "reads", read),
+      ...list("reads", read),
       ...(frames.length
         ? [h("h4", {}, "from"), h("ol", { class: "frames" }, [...frames].reverse().map((frame) => this.frame(frame)))]
         : []),

@@ -75,10 +75,20 @@ class Method {
     const args = this.arguments(index);
     const kind = this.data.instructions.kind[index];
     if (kind === "m") return { made: [args[1]], read: [args[0]] };
+    if (kind === "d") {
+      // The file does not say where inputs end: what nothing touched before is made here.
+      const made = args.filter((value) => this.births.get(value) === index && "to".includes(this.role(value)));
+      return { made, read: args.filter((value) => !made.includes(value)) };
+    }
     if (kind !== "k") return { made: [], read: args };
     const result = args[args.length - 1];
     const made = result === undefined ? [] : [result];
     return { made, read: args.slice(0, -1).filter((value) => value !== result) };
+  }
+
+  get births() {
+    this.bornAt ??= new Map(this.data.arenas.flatMap((arena) => arena.blocks.map((block) => [block[0], block[3]])));
+    return this.bornAt;
   }
 
   summary(index) {

@@ -1,8 +1,8 @@
 // Tables whose columns sort.
 
-/** `columns` are {title, value(row), show(row)?, number?, bar?}; gives {element, filter}. */
+/** `columns` are {title, value(row), show(row)?, number?, rising?, bar?}; gives {element, filter}. */
 function sortableTable(label, columns, rows, sortedBy = 0) {
-  let order = { column: sortedBy, down: columns[sortedBy].number };
+  let order = { column: sortedBy, down: columns[sortedBy].number && !columns[sortedBy].rising };
   let shown = rows;
   const body = h("tbody");
   const heads = columns.map((column, index) =>
@@ -14,7 +14,7 @@ function sortableTable(label, columns, rows, sortedBy = 0) {
   );
 
   function sort(index) {
-    order = { column: index, down: order.column === index ? !order.down : Boolean(columns[index].number) };
+    order = { column: index, down: order.column === index ? !order.down : Boolean(columns[index].number && !columns[index].rising) };
     draw();
   }
 

@@ -30,6 +30,7 @@ class VirtualList {
     this.items = items;
     this.selected = items.indexOf(kept);
     this.body.style.height = `${items.length * this.rowHeight}px`;
+    this.element.style.setProperty("--rows", `${Math.max(2, items.length) * this.rowHeight + 2}px`);
     if (this.selected < 0) this.element.scrollTop = 0;
     else this.reveal();
     this.draw();
