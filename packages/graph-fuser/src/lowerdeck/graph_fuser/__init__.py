@@ -27,17 +27,21 @@ Code of changed and of new modules is generated at its first use, once; ``genera
 
 from lowerdeck.graph_fuser._torch_private import generate_code
 from lowerdeck.graph_fuser.boundary import InputOrder
+from lowerdeck.graph_fuser.capability import CapabilityBasedPartitioner
 from lowerdeck.graph_fuser.errors import (
     CycleError,
     DuplicateNodeError,
     ErasedNodeError,
     ForeignNodeError,
     GraphFuserError,
+    InlineError,
     NameInUseError,
+    NodeInUseError,
     OverlapError,
     RegionError,
 )
-from lowerdeck.graph_fuser.ordering import topo_sort
+from lowerdeck.graph_fuser.inline import inline_submodule
+from lowerdeck.graph_fuser.ordering import legalize_graph, topo_sort
 from lowerdeck.graph_fuser.outline import Outline, OutlinedRegion, outline
 from lowerdeck.graph_fuser.partition import (
     FusedPartition,
@@ -47,6 +51,12 @@ from lowerdeck.graph_fuser.partition import (
 )
 from lowerdeck.graph_fuser.propose import LeftOut, Proposal, Reason, propose_partitions
 from lowerdeck.graph_fuser.regions import Region
+from lowerdeck.graph_fuser.torch_names import (
+    erase_nodes,
+    fuse_as_graphmodule,
+    fuse_by_partitions,
+    insert_subgm,
+)
 
 __all__ = [
     # Regions and the outliner
@@ -63,16 +73,26 @@ __all__ = [
     "Reason",
     "create_submodule_from_nodes",
     "fuse_partitions",
+    "inline_submodule",
     "propose_partitions",
-    "topo_sort",
     "validate_partition",
+    # Drop-ins for torch.fx.passes
+    "CapabilityBasedPartitioner",
+    "erase_nodes",
+    "fuse_as_graphmodule",
+    "fuse_by_partitions",
+    "insert_subgm",
+    "legalize_graph",
+    "topo_sort",
     # Errors
     "CycleError",
     "DuplicateNodeError",
     "ErasedNodeError",
     "ForeignNodeError",
     "GraphFuserError",
+    "InlineError",
     "NameInUseError",
+    "NodeInUseError",
     "OverlapError",
     "RegionError",
 ]

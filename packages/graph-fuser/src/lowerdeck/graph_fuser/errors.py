@@ -32,6 +32,14 @@ class OverlapError(RegionError):
     """A node stands in two regions."""
 
 
+class NodeInUseError(RegionError):
+    """A node that is to be erased is read by one that stays."""
+
+
+class InlineError(GraphFuserError, ValueError):
+    """A call cannot be replaced by the graph that it calls."""
+
+
 class NameInUseError(RegionError):
     """A submodule's name is taken by something that the graph still uses."""
 

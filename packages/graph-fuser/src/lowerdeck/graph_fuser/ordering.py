@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
+from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import CycleError
+from lowerdeck.graph_fuser.hazards import order_hazards
 
 
 def topo_sort(nodes: Sequence[Node]) -> list[Node]:
@@ -26,23 +28,43 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
         >>> topo_sort([relu, add])
         [add, relu]
     """
-    place = {node: index for index, node in enumerate(nodes)}
-    waits = {node: sum(source in place for source in node.all_input_nodes) for node in place}
-    ready = [place[node] for node, count in waits.items() if not count]
-    heapq.heapify(ready)
-    by_place = list(nodes)
-    done: list[Node] = []
-    while ready:
-        node = by_place[heapq.heappop(ready)]
-        done.append(node)
-        for user in node.users:
-            if user in place:
-                waits[user] -= 1
-                if not waits[user]:
-                    heapq.heappush(ready, place[user])
-    if len(done) != len(place):
-        raise _circle([node for node, count in waits.items() if count])
-    return done
+    return _sorted(nodes, {})
+
+
+def legalize_graph(gm: GraphModule) -> GraphModule:
+    """Move the nodes of ``gm`` that stand before what they read behind it, and return ``gm``.
+
+    A legal graph stays as it is, node for node. In another one, too, nodes keep their order as far
+    as it is possible, and so do writes, random draws and other effects.
+
+    Args:
+        gm: The graph module, changed in place; its code is generated again at its next use.
+
+    Raises:
+        CycleError: The graph reads its own results in a circle. ``gm`` is as before.
+
+    Example:
+        >>> import torch
+        >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu())
+        >>> _, add, relu, _ = gm.graph.nodes
+        >>> relu.append(add)
+        >>> [node.name for node in legalize_graph(gm).graph.nodes]
+        ['x', 'add', 'relu', 'output']
+    """
+    nodes = list(gm.graph.nodes)
+    if _is_legal(nodes):
+        return gm
+    behind: dict[Node, list[Node]] = {}
+    for before, after in order_hazards(gm.graph, gm):
+        behind.setdefault(before, []).append(after)
+    try:
+        order = _sorted(nodes, behind)
+    except CycleError:
+        # Where the values themselves demand another order than the effects had, values win.
+        order = _sorted(nodes, {})
+    relink(order)
+    defer_code(gm)
+    return gm
 
 
 def legal_order(graph: Graph) -> list[Node]:
@@ -55,21 +77,70 @@ def legal_order(graph: Graph) -> list[Node]:
         CycleError: The graph reads its own results in a circle.
     """
     nodes = list(graph.nodes)
+    return nodes if _is_legal(nodes) else topo_sort(nodes)
+
+
+def relink(nodes: Sequence[Node]) -> None:
+    """Bring ``nodes``, which stand in one stretch of their graph, into this order.
+
+    Args:
+        nodes: The nodes of the stretch; those already in place are not touched.
+    """
+    members = set(nodes)
+    start = nodes[0]
+    while start.prev in members:
+        start = start.prev
+    cursor = start.prev
+    for node in nodes:
+        if cursor.next is not node:
+            cursor.append(node)
+        cursor = node
+
+
+def _is_legal(nodes: Sequence[Node]) -> bool:
     seen: set[Node] = set()
     for node in nodes:
         if not seen.issuperset(node.all_input_nodes):
-            return topo_sort(nodes)
+            return False
         seen.add(node)
-    return nodes
+    return True
 
 
-def _circle(stuck: Sequence[Node]) -> CycleError:
-    members = dict.fromkeys(stuck)
+def _sorted(nodes: Sequence[Node], behind: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """Return a stable order in which values, and the pairs in ``behind``, come in turn."""
+    place = {node: index for index, node in enumerate(nodes)}
+    waits = {node: sum(source in place for source in node.all_input_nodes) for node in place}
+    for targets in behind.values():
+        for target in targets:
+            waits[target] += 1
+    ready = [place[node] for node, count in waits.items() if not count]
+    heapq.heapify(ready)
+    by_place = list(nodes)
+    done: list[Node] = []
+    while ready:
+        node = by_place[heapq.heappop(ready)]
+        done.append(node)
+        for user in (*node.users, *behind.get(node, ())):
+            if user in place:
+                waits[user] -= 1
+                if not waits[user]:
+                    heapq.heappush(ready, place[user])
+    if len(done) != len(place):
+        raise _circle([node for node, count in waits.items() if count], behind)
+    return done
+
+
+def _circle(stuck: Sequence[Node], behind: Mapping[Node, Sequence[Node]]) -> CycleError:
+    before: dict[Node, list[Node]] = {node: [] for node in stuck}
+    for node in stuck:
+        for target in (*node.users, *behind.get(node, ())):
+            if target in before:
+                before[target].append(node)
     walk = [stuck[0]]
     seen = {stuck[0]: 0}
     while True:
         # Every stuck node reads another stuck one, so that the walk must come back.
-        source = next(node for node in walk[-1].all_input_nodes if node in members)
+        source = before[walk[-1]][0]
         if source in seen:
             path = (*walk[seen[source] :], source)[::-1]
             break

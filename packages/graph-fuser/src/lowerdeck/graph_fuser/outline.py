@@ -10,7 +10,12 @@ from typing import TypeAlias
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import copy_node, defer_code, lazy_graph_module, share_codegen
+from lowerdeck.graph_fuser._torch_private import (
+    copy_node,
+    defer_code,
+    lazy_graph_module,
+    share_codegen,
+)
 from lowerdeck.graph_fuser.attributes import attribute, has_attribute, install
 from lowerdeck.graph_fuser.boundary import (
     AttributeName,
@@ -154,6 +159,29 @@ def outline(
     return Outline(outermost, builder.collect(), root_map)
 
 
+def extract(
+    gm: GraphModule, region: Region, *, input_order: InputOrder = "parent"
+) -> tuple[torch.nn.Module, tuple[Node, ...], tuple[Node, ...]]:
+    """Return the module that one region would become, its inputs and its outputs; change nothing.
+
+    Args:
+        gm: The graph module.
+        region: A region without children.
+        input_order: See ``outline``.
+
+    Raises:
+        RegionError: See ``outline``.
+    """
+    tree = region_tree(gm.graph, [region])
+    hazards = order_hazards(gm.graph, gm)
+    boundary = find_boundary(tree, order=hazards, input_order=input_order)
+    plan = schedule(tree, boundary, hazards)
+    _check_attributes(gm, tree, boundary)
+    builder = _Builder(gm.graph, gm, tree, boundary, plan, None, None)
+    module = builder.build(1)
+    return module, tuple(boundary.inputs[1]), tuple(boundary.outputs[1])
+
+
 def _checked(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[tuple[Node, Node]]:
     pairs = list(order)
     for before, after in pairs:
@@ -181,10 +209,11 @@ def _check_names(gm: GraphModule | None, tree: RegionTree) -> None:
                 )
             names.add(name)
             if index == ROOT and gm is not None:
-                _check_free(gm, name)
+                check_free(gm, name)
 
 
-def _check_free(gm: GraphModule, name: str) -> None:
+def check_free(gm: GraphModule, name: str) -> None:
+    """Raise ``NameInUseError`` unless a submodule may be installed under ``name``."""
     if not has_attribute(gm, name):
         return
     if not isinstance(attribute(gm, name), torch.nn.Module):
@@ -251,11 +280,9 @@ class _Builder:
         self.make_module = make_module
         self.built: dict[int, _Built] = {}
 
-    def build(self, index: int) -> None:
+    def build(self, index: int) -> torch.nn.Module:
         """Build the graph and the module of one region; its children are there already."""
         region = self.tree.regions[index]
-        if region is None:
-            return
         made = _Built(Graph(), {})
         self.built[index] = made
         for outer in self.boundary.inputs[index]:
@@ -270,6 +297,7 @@ class _Builder:
         if self.boundary.outputs[index]:
             output.meta.update(call_meta(tuple(self.boundary.outputs[index]), bare=bare))
         made.module = self._module(region, index, made)
+        return made.module
 
     def is_bare(self, index: int) -> bool:
         """Return whether a region returns its one output without a tuple around it."""

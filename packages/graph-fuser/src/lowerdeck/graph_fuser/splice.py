@@ -9,6 +9,7 @@ from torch.fx.node import map_arg
 
 from lowerdeck.graph_fuser._torch_private import erase_nodes_now
 from lowerdeck.graph_fuser.boundary import Boundary
+from lowerdeck.graph_fuser.ordering import relink
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 from lowerdeck.graph_fuser.schedule import Schedule
 
@@ -38,8 +39,7 @@ def splice_root(
     _erase(graph, tree)
     for low, high, items in plan.bodies[ROOT].windows:
         del low, high
-        _arrange(
-            graph,
+        relink(
             [
                 node
                 for item in items
@@ -141,16 +141,3 @@ def _erase(graph: Graph, tree: RegionTree) -> None:
                 reader.args, reader.kwargs = (), {}
             break
     erase_nodes_now(graph, doomed)
-
-
-def _arrange(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Relink ``nodes``, which stand in one stretch, into this order; touch only those out of place."""
-    members = set(nodes)
-    start = nodes[0]
-    while start.prev in members:
-        start = start.prev
-    cursor = start.prev
-    for node in nodes:
-        if cursor.next is not node:
-            cursor.append(node)
-        cursor = node
