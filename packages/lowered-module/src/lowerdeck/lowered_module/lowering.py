@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from torch.export import ExportedProgram
 
+from lowerdeck.lowered_module.calling_convention import flatten_program
 from lowerdeck.lowered_module.copies import backend_copy, partitioner_copy, shared_copy
 from lowerdeck.lowered_module.cut import CutProgram, cut_program
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles
@@ -52,6 +53,7 @@ def _lower_whole(
 ) -> LoweredBackendModule:
     backend = find_backend(backend_id)
     kept = shared_copy(program)
+    convention = flatten_program(kept)
     assign_debug_handles(kept.graph_module)
     try:
         result = backend.preprocess(backend_copy(kept), list(compile_specs))
@@ -60,7 +62,9 @@ def _lower_whole(
             f"backend {backend_id!r} failed on the whole program with "
             f"{type(error).__name__}: {error}"
         ) from error
-    return make_delegate(kept, backend_id, list(compile_specs), result, "the whole program")
+    return make_delegate(
+        kept, backend_id, list(compile_specs), result, "the whole program", convention
+    )
 
 
 def _lower_parts(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module.calling_convention import CallingConvention
 from lowerdeck.lowered_module.errors import SignatureError
 from lowerdeck.lowered_module.prepared import PreparedProgram
 from lowerdeck.lowered_module.single_call import single_call_program
@@ -32,6 +32,7 @@ class LoweredBackendModule(torch.nn.Module):
         processed_bytes: What the backend compiled.
         compile_specs: What the backend was told.
         named_data_store_output: The named data that the blob asks for, if any.
+        convention: How to call it, where that is not with flat positional arguments.
 
     Attributes:
         meta: What tools want to know: ``"debug_handle_map"`` at least.
@@ -46,10 +47,10 @@ class LoweredBackendModule(torch.nn.Module):
         processed_bytes: bytes,
         compile_specs: list[Any],
         named_data_store_output: NamedDataStoreOutput | None = None,
+        convention: CallingConvention | None = None,
     ) -> None:
         super().__init__()
-        spec = edge_program.call_spec
-        self._in_spec, self._out_spec = spec.in_spec, spec.out_spec
+        self._convention = convention
         self._program = PreparedProgram.of(edge_program)
         self._backend_id = backend_id
         self._processed_bytes = processed_bytes
@@ -98,26 +99,16 @@ class LoweredBackendModule(torch.nn.Module):
         Raises:
             SignatureError: The arguments are not structured as the program's.
         """
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if self._in_spec is not None and spec != self._in_spec:
-            flat = self._reordered(args, kwargs)
-        outputs = executorch_call_delegate(self, *flat)
-        if self._out_spec is None:
-            return outputs
-        return pytree.tree_unflatten(outputs, self._out_spec)
-
-    def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        assert self._in_spec is not None
-        named = list(self._in_spec.child(1).context)
-        if sorted(named) == sorted(kwargs):
-            flat, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in named}))
-            if spec == self._in_spec:
-                return flat
-        raise SignatureError(
-            f"the delegate of {self._backend_id!r} was called with arguments like "
-            f"{pytree.tree_structure((args, kwargs))}, expected {self._in_spec}: call it as the "
-            "program that was lowered"
-        )
+        convention = self._convention
+        if convention is None:
+            if kwargs:
+                raise SignatureError(
+                    f"the delegate of {self._backend_id!r} takes flat positional arguments, found "
+                    f"keyword arguments {sorted(kwargs)}"
+                )
+            return executorch_call_delegate(self, *args)
+        flat = convention.flat(args, kwargs)
+        return convention.result(executorch_call_delegate(self, *flat), flat)
 
     def program(self, *, config: EmitConfig | None = None) -> Program:
         """Return a whole program for the runtime that does nothing but call this delegate.
@@ -157,14 +148,14 @@ class LoweredBackendModule(torch.nn.Module):
         )
 
     def _emitted(self, config: EmitConfig | None) -> EmittedProgram:
-        return emit(single_call_program(self, self._in_spec, self._out_spec), config=config)
+        return emit(single_call_program(self, self._convention), config=config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
         """Return a copy with its own state, maps and specs that shares all that is constant."""
         copied = LoweredBackendModule.__new__(LoweredBackendModule)
         memo[id(self)] = copied
         torch.nn.Module.__init__(copied)
-        for name in ("_in_spec", "_out_spec", "_backend_id", "_processed_bytes"):
+        for name in ("_convention", "_backend_id", "_processed_bytes"):
             setattr(copied, name, getattr(self, name))
         copied._named_data_store_output = self._named_data_store_output
         copied._program = self._program.with_own_state()

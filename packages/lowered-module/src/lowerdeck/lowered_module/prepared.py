@@ -1,25 +1,33 @@
-"""A program that is called often: its eager module is made once and not at every call."""
+"""A program that is called often: what it needs in eager is made once and not at every call."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
 
-from lowerdeck.lowered_module._torch_private import bare_program, lazy_clone
-from lowerdeck.lowered_module.signature import STATE_MUTATIONS, flat_call_graph
+from lowerdeck.lowered_module._torch_private import (
+    FakeTensorMode,
+    active_fake_mode,
+    bare_program,
+    fake_mode_of,
+    lazy_clone,
+)
+from lowerdeck.lowered_module.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
 
 
 class PreparedProgram(ExportedProgram):
-    """An ExportedProgram with flat inputs and outputs that keeps its eager module.
+    """An ExportedProgram with flat inputs and outputs that is prepared for calls in eager.
 
     Make one with ``PreparedProgram.of``.
     """
 
-    _module: torch.fx.GraphModule | None
+    _module: PreparedModule | None
 
     @classmethod
     def of(cls, program: ExportedProgram) -> PreparedProgram:
@@ -38,26 +46,149 @@ class PreparedProgram(ExportedProgram):
             verifiers=list(program.verifiers),
             cls=cls,
         )
-        assert isinstance(prepared, cls)
-        prepared._module = None
-        return prepared
+        prepared._module = None  # type: ignore[attr-defined]
+        return cast("PreparedProgram", prepared)
 
     def with_own_state(self) -> PreparedProgram:
         """Return a program on the same graph and constants whose mutable state is its own."""
         copied = PreparedProgram.of(self)
-        copied._state_dict = dict(self.state_dict)
-        copied._constants = dict(self.constants)
-        for target in mutated_targets(self):
-            for holder in (copied._state_dict, copied._constants):
-                if target in holder:
-                    holder[target] = lazy_clone(cast("torch.Tensor", holder[target]))
+        copied._state_dict = own_mutable_state(self, self.state_dict)
+        copied._constants = own_mutable_state(self, self.constants)
         return copied
 
-    def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
-        """Return the eager module; the same one at every call."""
-        if self._module is None:
-            self._module = super().module(check_guards=check_guards)
+    def module(self, check_guards: bool = True) -> Any:
+        """Return the eager module, the same one at every call.
+
+        It runs this program's graph itself, on flat arguments, and does not check them.
+        ``ExportedProgram.module(program)`` makes torch's own, with its checks.
+
+        Args:
+            check_guards: As torch's, where torch's own module must serve: for a program with
+                effect tokens.
+        """
+        if any(spec.kind == InputKind.TOKEN for spec in self.graph_signature.input_specs):
+            return super().module(check_guards=check_guards)
+        if self._module is None or not self._module.is_of(self):
+            self._module = PreparedModule(self)
         return self._module
+
+
+class PreparedModule(torch.nn.Module):
+    """Calls a program's graph with the program's state, and keeps the new state.
+
+    Args:
+        program: The program. Its tensors are used, not copied.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        # In a tuple, so that torch does not take the graph and the tensors for its own.
+        self._source = (program.graph_module, program.graph_signature)
+        values = {**program.constants, **program.state_dict}
+        inputs = program.graph_signature.input_specs
+        self._state = (
+            [
+                None if spec.kind == InputKind.USER_INPUT else values[cast("str", spec.target)]
+                for spec in inputs
+            ],
+        )
+        self._user_inputs = [
+            place for place, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
+        ]
+        self._plan = _plan(program)
+        self._fake: weakref.WeakKeyDictionary[FakeTensorMode, list[Any]]
+        self._fake = weakref.WeakKeyDictionary()
+
+    def is_of(self, program: ExportedProgram) -> bool:
+        """Return whether this module was made of what ``program`` consists of now."""
+        return self._source == (program.graph_module, program.graph_signature)
+
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        """Return the program's outputs for flat arguments.
+
+        Args:
+            *args: One per input of the user.
+        """
+        mode = fake_mode_of(args) or active_fake_mode()
+        values = list(self._state[0] if mode is None else self._fake_state(mode))
+        for place, value in zip(self._user_inputs, args, strict=True):
+            values[place] = value
+        outputs = self._source[0](*values)
+        returned = [
+            outputs[source].clone() if aliased else outputs[source]
+            for source, aliased in self._plan.returned
+        ]
+        changes = [
+            (place, outputs[source].clone() if aliased else outputs[source])
+            for source, aliased, place in self._plan.changed
+        ]
+        for place, value in changes:
+            values[place].copy_(value)
+        return tuple(returned)
+
+    def _fake_state(self, mode: FakeTensorMode) -> list[Any]:
+        state = self._fake.get(mode)
+        if state is None:
+            state = [
+                mode.from_tensor(value, static_shapes=True)
+                if isinstance(value, torch.Tensor)
+                else value
+                for value in self._state[0]
+            ]
+            self._fake[mode] = state
+        return state
+
+
+class _Plan:
+    """Which outputs are returned, and which go back into which input.
+
+    Attributes:
+        returned: For each output of the user its index, and whether it must be cloned because it
+            may be a view of state that is about to change.
+        changed: For each mutation the same, and the index of the input that takes the value.
+    """
+
+    def __init__(
+        self, returned: list[tuple[int, bool]], changed: list[tuple[int, bool, int]]
+    ) -> None:
+        self.returned = returned
+        self.changed = changed
+
+
+def _plan(program: ExportedProgram) -> _Plan:
+    signature = program.graph_signature
+    placeholders = program.graph.find_nodes(op="placeholder")
+    names = {spec.target: place for place, spec in enumerate(signature.input_specs)}
+    names |= {node.name: place for place, node in enumerate(placeholders)}
+    outputs = program.graph.output_node().args[0]
+    changing = {
+        placeholders[names[spec.target]]
+        for spec in signature.output_specs
+        if spec.kind in MUTATIONS
+    }
+    returned, changed = [], []
+    for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
+        aliased = _may_view(value, changing)
+        if spec.kind in MUTATIONS:
+            changed.append((index, aliased, names[spec.target]))
+        else:
+            returned.append((index, aliased))
+    return _Plan(returned, changed)
+
+
+def _may_view(value: object, changing: set[Node]) -> bool:
+    """Return whether ``value`` may share memory with one of the nodes ``changing``."""
+    while isinstance(value, Node):
+        if value in changing:
+            return True
+        schema = getattr(value.target, "_schema", None)
+        views = schema is not None and any(found.alias_info for found in schema.returns)
+        if not views and value.op != "call_function":
+            return False
+        if schema is not None and not views:
+            return False
+        value = value.args[0] if value.args else None
+    return False
 
 
 def mutated_targets(program: ExportedProgram) -> Iterator[str]:

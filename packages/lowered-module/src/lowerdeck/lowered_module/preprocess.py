@@ -8,6 +8,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._torch_private import set_program_parts
+from lowerdeck.lowered_module.calling_convention import CallingConvention
 from lowerdeck.lowered_module.copies import backend_copy
 from lowerdeck.lowered_module.cut import Cut
 from lowerdeck.lowered_module.errors import PreprocessError
@@ -20,7 +21,12 @@ Progress = Callable[[int, int, str], None]
 
 
 def make_delegate(
-    program: ExportedProgram, backend_id: str, compile_specs: list[Any], result: Any, place: str
+    program: ExportedProgram,
+    backend_id: str,
+    compile_specs: list[Any],
+    result: Any,
+    place: str,
+    convention: CallingConvention | None = None,
 ) -> LoweredBackendModule:
     """Return the delegate of one partition.
 
@@ -30,6 +36,7 @@ def make_delegate(
         compile_specs: What the backend was told.
         result: What the backend returned.
         place: The partition, in words for errors.
+        convention: How to call it, where that is not with flat positional arguments.
 
     Raises:
         PreprocessError: ``result`` is no result.
@@ -49,7 +56,12 @@ def make_delegate(
         constants=own_mutable_state(program, program.constants),
     )
     delegate = LoweredBackendModule(
-        program, backend_id, blob, compile_specs, getattr(result, "data_store_output", None)
+        program,
+        backend_id,
+        blob,
+        compile_specs,
+        getattr(result, "data_store_output", None),
+        convention,
     )
     delegate.meta["debug_handle_map"] = getattr(result, "debug_handle_map", None)
     for name in ("delegate_info_meta", "_delegate_info_meta"):

@@ -16,9 +16,9 @@ from torch.export.graph_signature import (
     OutputSpec,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module.calling_convention import CallingConvention
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.signature import argument_of, user_values
 
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 
 def single_call_program(
     delegate: LoweredBackendModule,
-    in_spec: pytree.TreeSpec | None,
-    out_spec: pytree.TreeSpec | None,
+    convention: CallingConvention | None,
 ) -> ExportedProgram:
     """Return a program whose inputs go to ``delegate`` and whose outputs come from it.
 
     Args:
         delegate: The delegate to call. What it owns is no part of the program.
-        in_spec: Structure of the program's arguments, if not flat.
-        out_spec: Structure of the program's result, if not flat.
+        convention: How the program is called; with flat arguments if None.
     """
     inner = delegate.original_module
     signature = inner.graph_signature
@@ -56,40 +54,47 @@ def single_call_program(
         executorch_call_delegate, (graph.get_attr("lowered_module_0"), *arguments)
     )
     call.meta = {"val": [_value(output) for output in returned], HANDLE: 1}
-    results: list[Any] = []
-    for index, output in enumerate(returned):
-        if not isinstance(output, Node):
-            results.append(output)
-            continue
-        part = graph.call_function(operator.getitem, (call, index))
-        part.meta = {"val": output.meta.get("val")}
-        results.append(part)
-    graph.output(tuple(results))
+    parts = [_picked(call, index, output) for index, output in enumerate(returned)]
+    mutated = () if convention is None else convention.mutated
+    output_specs = [
+        OutputSpec(OutputKind.USER_INPUT_MUTATION, argument_of(part), arguments[place].name)
+        for part, place in zip(parts, mutated, strict=False)
+    ]
+    results: list[Any] = parts[len(mutated) :]
+    if convention is not None:
+        results = convention.with_constants(results)
+    output_specs += [
+        OutputSpec(OutputKind.USER_OUTPUT, argument_of(result), None) for result in results
+    ]
+    graph.output((*parts[: len(mutated)], *results))
     root = torch.nn.Module()
     root.add_module("lowered_module_0", delegate)
-    flat = inner.module_call_graph[0].signature
     return ExportedProgram(
         root=GraphModule(root, graph),
         graph=graph,
-        graph_signature=ExportGraphSignature(
-            input_specs,
-            [OutputSpec(OutputKind.USER_OUTPUT, argument_of(result), None) for result in results],
-        ),
+        graph_signature=ExportGraphSignature(input_specs, output_specs),
         state_dict={},
         range_constraints=dict(inner.range_constraints),
-        module_call_graph=[
-            ModuleCallEntry(
-                "",
-                ModuleCallSignature(
-                    inputs=[],
-                    outputs=[],
-                    in_spec=in_spec or flat.in_spec,
-                    out_spec=out_spec or flat.out_spec,
-                ),
-            )
-        ],
+        module_call_graph=_call_graph(convention, inner),
         constants={},
     )
+
+
+def _picked(call: Node, index: int, output: object) -> Node:
+    part = call.graph.call_function(operator.getitem, (call, index))
+    part.meta = {"val": _value(output)}
+    return part
+
+
+def _call_graph(
+    convention: CallingConvention | None, inner: ExportedProgram
+) -> list[ModuleCallEntry]:
+    if convention is None:
+        return list(inner.module_call_graph)
+    signature = ModuleCallSignature(
+        inputs=[], outputs=[], in_spec=convention.in_spec, out_spec=convention.out_spec
+    )
+    return [ModuleCallEntry("", signature)]
 
 
 def _value(output: object) -> object:
