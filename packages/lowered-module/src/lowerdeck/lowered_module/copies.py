@@ -14,11 +14,10 @@ from torch.fx import GraphModule
 
 from lowerdeck.lowered_module._torch_private import (
     bare_program,
-    executorch_call_delegate,
     fake_mode_of,
     lazy_clone,
 )
-from lowerdeck.lowered_module.debug_handles import attribute_of, graphs_of
+from lowerdeck.lowered_module.graphs import attribute_of, delegate_calls, delegate_of, graphs_of
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
@@ -31,8 +30,9 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
             value = attribute_of(gm, node)
             if not isinstance(value, GraphModule):
                 memo[id(value)] = value
-    for call in _delegate_calls(graph_module):
-        memo[id(call)] = call
+        for call in delegate_calls(gm):
+            delegate = delegate_of(gm, call)
+            memo[id(delegate)] = delegate
     return copy.deepcopy(graph_module, memo)
 
 
@@ -111,11 +111,3 @@ def _lazily(values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, torch.Tensor)
     }
     return {name: copies.get(id(value), value) for name, value in values.items()}
-
-
-def _delegate_calls(graph_module: GraphModule) -> list[Any]:
-    found = []
-    for gm in graphs_of(graph_module):
-        for node in gm.graph.find_nodes(op="call_function", target=executorch_call_delegate):
-            found.append(attribute_of(gm, node.args[0]))
-    return found

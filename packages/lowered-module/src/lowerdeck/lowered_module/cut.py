@@ -10,7 +10,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import Region, outline
-from lowerdeck.lowered_module.debug_handles import assign_debug_handles, nested_graphs
+from lowerdeck.lowered_module.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.graphs import nested_graphs
 from lowerdeck.lowered_module.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.ownership import settle_ownership
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG

@@ -9,8 +9,8 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from lowerdeck.lowered_module.debug_handles import attribute_of, graphs_of, is_getitem
 from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.graphs import attribute_of, graphs_of, is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 
 Groups = dict[str, list[Node]]

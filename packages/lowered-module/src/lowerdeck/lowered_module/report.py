@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import cast
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
-from lowerdeck.lowered_module.debug_handles import attribute_of, graphs_of, is_getitem
+from lowerdeck.lowered_module.graphs import (
+    computing_nodes,
+    delegate_calls,
+    delegate_of,
+    graphs_of,
+)
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.serializer import FileRange, Program, Storage
 
@@ -62,12 +66,8 @@ def figures_of(
         seconds: Wall time of each stage.
         difference: Largest difference from eager, if measured.
     """
-    left = sum(
-        node.target is not executorch_call_delegate and not is_getitem(node)
-        for gm in graphs_of(after.graph_module)
-        for node in gm.graph.find_nodes(op="call_function")
-    )
-    nodes = computing_nodes(before.graph_module)
+    left = len(list(computing_nodes(after.graph_module)))
+    nodes = len(list(computing_nodes(before.graph_module)))
     return LoweringFigures(
         nodes=nodes,
         delegated_nodes=nodes - left,
@@ -81,20 +81,11 @@ def figures_of(
     )
 
 
-def computing_nodes(graph_module: GraphModule) -> int:
-    """Return how many nodes compute something, nested graphs included."""
-    return sum(
-        not is_getitem(node)
-        for gm in graphs_of(graph_module)
-        for node in gm.graph.find_nodes(op="call_function")
-    )
-
-
 def delegates_in(graph_module: GraphModule) -> Iterator[LoweredBackendModule]:
     """Yield the delegates that a graph and its nested graphs call, in order."""
     for gm in graphs_of(graph_module):
-        for node in gm.graph.find_nodes(op="call_function", target=executorch_call_delegate):
-            yield cast("LoweredBackendModule", attribute_of(gm, cast("Node", node.args[0])))
+        for call in delegate_calls(gm):
+            yield cast("LoweredBackendModule", delegate_of(gm, call))
 
 
 def report_lines(figures: LoweringFigures) -> Iterator[str]:
