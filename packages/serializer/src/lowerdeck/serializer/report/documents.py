@@ -6,7 +6,7 @@ from lowerdeck.serializer.read import PteFile
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.contents import file_entry
 from lowerdeck.serializer.report.file_map import Placement
-from lowerdeck.serializer.report.page import page
+from lowerdeck.serializer.report.page import html_page, own_script
 from lowerdeck.serializer.report.placement import placement_of
 from lowerdeck.serializer.schema import Program
 
@@ -33,7 +33,8 @@ def html_report(source: PteFile | Program, *, title: str = "program") -> str:
         True
     """
     program, placement = _parts(source)
-    return page({"mode": "report", "file": file_entry(program, placement, title)}, title)
+    data = {"mode": "report", "file": file_entry(program, placement, title)}
+    return html_page(data, title, script=own_script())
 
 
 def html_diff(
@@ -60,7 +61,7 @@ def html_diff(
         "methods": method_changes(left[0], right[0]),
         "stored": stored_changes(left[0], right[0]),
     }
-    return page(data, " → ".join(titles))
+    return html_page(data, " → ".join(titles), script=own_script())
 
 
 def _parts(source: PteFile | Program) -> tuple[Program, Placement | None]:

@@ -12,53 +12,71 @@ from typing import Any
 from lowerdeck.serializer.report.embed import json_for_page
 
 _ASSETS = files(__package__).joinpath("assets")
-_SCRIPTS = (
-    "elements.js",
-    "format.js",
+_BEFORE = ("elements.js", "format.js", "search.js", "virtual_list.js", "tables.js")
+_AFTER = ("start.js",)
+_OWN = (
     "model.js",
-    "virtual_list.js",
-    "tables.js",
     "memory.js",
     "instructions.js",
     "file_map.js",
     "report.js",
     "diff.js",
-    "start.js",
+    "show.js",
 )
 
 
-def page(data: dict[str, Any], title: str) -> str:
+def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "") -> str:
     """Return an HTML page that shows ``data`` and asks nothing of the network.
 
+    The page has a base that all our pictures share: elements that take names as text only, lists
+    that hold only the rows one can see, tables that sort, a search, and a style in light and
+    dark. Other packages draw theirs on it.
+
     Args:
-        data: What the scripts of this package draw; see :mod:`.contents`.
+        data: What to draw; anything that JSON can say, except infinite numbers.
         title: Title of the page.
+        script: JavaScript that defines ``showPage(data)``.
+        style: CSS behind that of the base.
 
     Returns:
-        The text of the page. A content security policy in it admits only the style and the
-        script that stand in it, by their hashes.
+        The text of the page, to be written as UTF-8. A content security policy in it admits only
+        the style and the script that stand in it, by their hashes.
+
+    Raises:
+        ValueError: ``data`` holds a number that is infinite or not a number.
+
+    Example:
+        >>> from lowerdeck.serializer.report import html_page
+        >>> script = "function showPage(data) { document.body.append(data.greeting); }"
+        >>> page = html_page({"greeting": "</script>"}, "Hello", script=script)
+        >>> page.count("</script>")
+        2
     """
-    style = _asset("report.css")
-    script = "\n".join(
-        ['"use strict";', "(() => {", *(_asset(name) for name in _SCRIPTS), "})();"]
-    )
+    styles = "\n".join([_asset("report.css"), style])
+    parts = [*map(_asset, _BEFORE), script, *map(_asset, _AFTER)]
+    whole = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     policy = "; ".join(
         [
             "default-src 'none'",
             "base-uri 'none'",
             "form-action 'none'",
             "img-src data:",
-            f"style-src '{_digest(style)}'",
-            f"script-src '{_digest(script)}'",
+            f"style-src '{_digest(styles)}'",
+            f"script-src '{_digest(whole)}'",
         ]
     )
     return Template(_asset("page.html")).substitute(
         policy=html.escape(policy),
         title=html.escape(title.encode(errors="replace").decode()),
-        style=style,
-        script=script,
+        style=styles,
+        script=whole,
         data=json_for_page(data),
     )
+
+
+def own_script() -> str:
+    """Return the script that draws reports of files and differences between two."""
+    return "\n".join(map(_asset, _OWN))
 
 
 def _asset(name: str) -> str:

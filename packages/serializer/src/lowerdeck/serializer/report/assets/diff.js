@@ -101,7 +101,7 @@ class PairedInstructions {
 
   filter(query) {
     this.query = query;
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(query);
     const holds = (method, index, word) => index >= 0 && method.haystack(index).includes(word);
     const kept = this.rows.filter(
       (row) =>
@@ -248,11 +248,11 @@ function showDiff(data) {
   function search(query) {
     if (!parts) return;
     parts.instructions.filter(query);
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(query);
     parts.operators.filter((row) => words.every((word) => row.name.toLowerCase().includes(word)));
   }
 
-  const box = searchBox(search);
+  const box = searchBox(search, SEARCHED);
   const links = PARTS.filter(([id]) => id !== "delegates").toSpliced(3, 0, ["stored", "Stored"]);
   document.getElementById("page").append(
     topBar([named(files[0].title), " → ", named(files[1].title)], data.methods.map((method) => method.name), show, box, links),

@@ -121,7 +121,7 @@ function fileMapSection(file, id = "file") {
     ],
   });
   function filter(query) {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(query);
     const kept = file.stored.filter((item) => {
       const text = `${item.name} ${item.what} ${item.kind}`.toLowerCase();
       return words.every((word) => text.includes(word));

@@ -85,7 +85,7 @@ class InstructionsView {
   }
 
   filter(query) {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(query);
     const kept = words.length
       ? this.all.filter((index) => words.every((word) => this.method.haystack(index).includes(word)))
       : this.all;

@@ -45,56 +45,14 @@ function delegatesSection(method) {
     filter: (query) => {
       items.forEach((item, index) => {
         const text = `${delegates[index].id} ${delegates[index].ops.join(" ")} ${delegates[index].preview.text ?? ""}`;
-        item.hidden = !query.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word));
+        item.hidden = !wordsOf(query).every((word) => text.toLowerCase().includes(word));
       });
     },
     element: section("delegates", "Delegates", delegates.length ? "Open one for its settings, its operators where its blob tells them, and its first bytes." : null, ...items, none, more),
   };
 }
 
-function searchBox(found) {
-  let timer = null;
-  const box = h("input", {
-    type: "search",
-    id: "search",
-    placeholder: "Search  ( / )",
-    "aria-label": "Search instructions, values, operators, delegates, stored names and source lines",
-    autocomplete: "off",
-    spellcheck: "false",
-    oninput: () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => found(box.value), 80);
-    },
-  });
-  document.addEventListener("keydown", (event) => {
-    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-    if (event.key === "/" && !typing) {
-      box.focus();
-      event.preventDefault();
-    } else if (event.key === "Escape" && event.target === box && box.value) {
-      box.value = "";
-      found("");
-    }
-  });
-  return box;
-}
-
-function topBar(title, methods, chosen, search, links) {
-  const choice = h(
-    "select",
-    { "aria-label": "Method", id: "method", onchange: () => chosen(Number(choice.value)) },
-    methods.map((name, index) => h("option", { value: index }, name)),
-  );
-  return h(
-    "header",
-    { class: "bar" },
-    h("h1", {}, title),
-    methods.length > 1 ? h("label", { class: "choice" }, "method ", choice) : null,
-    h("nav", { "aria-label": "Parts of this page" }, links.map(([id, text]) => h("a", { href: `#${id}` }, text))),
-    search,
-  );
-}
-
+const SEARCHED = "Search instructions, values, operators, delegates, stored names and source lines";
 const PARTS = [
   ["memory", "Memory"],
   ["instructions", "Instructions"],
@@ -149,14 +107,14 @@ function showReport(data) {
     map.filter(query);
     if (!parts) return;
     const kept = parts.instructions.filter(query);
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = wordsOf(query);
     parts.operators.filter((row) => words.every((word) => row.name.toLowerCase().includes(word)));
     parts.delegates.filter(query);
     const touched = words.length ? new Set(kept.flatMap((index) => parts.method.split(index).made.concat(parts.method.isDelegate(index) ? parts.method.arguments(index) : []))) : null;
     parts.memory.views.forEach((view) => view.highlight(touched));
   }
 
-  const box = searchBox(search);
+  const box = searchBox(search, SEARCHED);
   document.getElementById("page").append(
     topBar(named(file.title), file.methods.map((method) => method.name), show, box, PARTS),
     tiles([

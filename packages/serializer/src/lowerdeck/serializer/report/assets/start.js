@@ -1,6 +1,5 @@
-// Begin: read the data that stands in the page, and draw it.
+// Begin: draw the data that stands in the page.
 
 const pageData = JSON.parse(document.getElementById("report-data").textContent);
-if (pageData.mode === "diff") showDiff(pageData);
-else showReport(pageData);
+showPage(pageData);
 document.documentElement.dataset.ready = "true";
