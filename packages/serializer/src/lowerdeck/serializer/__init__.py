@@ -7,8 +7,34 @@ from lowerdeck.serializer.enums import (
     TensorDataLocation,
     TensorShapeDynamism,
 )
-from lowerdeck.serializer.errors import SerializerError
+from lowerdeck.serializer.errors import (
+    AlignmentError,
+    ContentError,
+    EnumError,
+    FormatError,
+    HeaderError,
+    IndexRangeError,
+    LimitError,
+    MagicError,
+    MissingFieldError,
+    NamedDataConflictError,
+    OffsetError,
+    ProgramError,
+    SegmentError,
+    SerializerError,
+    TableError,
+    TextError,
+    TruncatedError,
+)
+from lowerdeck.serializer.header import ExtendedHeader
 from lowerdeck.serializer.layout import FileLayout
+from lowerdeck.serializer.named_data import (
+    DataEntry,
+    NamedDataStore,
+    NamedDataStoreOutput,
+    TensorLayout,
+)
+from lowerdeck.serializer.read import DelegateEntry, PteFile, deserialize_pte, open_pte
 from lowerdeck.serializer.schema import (
     AllocationDetails,
     BackendDelegate,
@@ -51,8 +77,22 @@ from lowerdeck.serializer.schema import (
     TensorList,
 )
 from lowerdeck.serializer.storage import FileRange
+from lowerdeck.serializer.write import serialize_pte, write_pte
 
 __all__ = [
+    # Writing and reading
+    "serialize_pte",
+    "write_pte",
+    "deserialize_pte",
+    "open_pte",
+    "PteFile",
+    "DelegateEntry",
+    "ExtendedHeader",
+    # Named data
+    "NamedDataStore",
+    "NamedDataStoreOutput",
+    "DataEntry",
+    "TensorLayout",
     # The program and its methods
     "Program",
     "ExecutionPlan",
@@ -107,4 +147,20 @@ __all__ = [
     "DeviceType",
     # Errors
     "SerializerError",
+    "ProgramError",
+    "NamedDataConflictError",
+    "FormatError",
+    "TruncatedError",
+    "MagicError",
+    "HeaderError",
+    "OffsetError",
+    "AlignmentError",
+    "TableError",
+    "MissingFieldError",
+    "EnumError",
+    "TextError",
+    "LimitError",
+    "SegmentError",
+    "IndexRangeError",
+    "ContentError",
 ]

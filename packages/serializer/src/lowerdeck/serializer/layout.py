@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+from lowerdeck.serializer.alignment import check_positive, check_power_of_two
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +25,39 @@ class FileLayout:
     constant_tensor_alignment: int = 16
     delegate_alignment: int = 16
     extract_delegate_segments: bool = True
+
+
+def chosen_layout(
+    known: FileLayout | None,
+    segment_alignment: int | None,
+    constant_tensor_alignment: int | None,
+    delegate_alignment: int | None,
+    extract_delegate_segments: bool | None,
+) -> FileLayout:
+    """Return the layout that a writer was asked for.
+
+    Args:
+        known: Layout of the file that the program was read from, if any.
+        segment_alignment: None means the known one, or else the default; so do the others.
+        constant_tensor_alignment: A power of two.
+        delegate_alignment: A power of two.
+        extract_delegate_segments: Whether delegates become segments.
+
+    Raises:
+        ProgramError: An alignment is not possible.
+    """
+    known = known or FileLayout()
+    layout = FileLayout(
+        _first(segment_alignment, known.segment_alignment),
+        _first(constant_tensor_alignment, known.constant_tensor_alignment),
+        _first(delegate_alignment, known.delegate_alignment),
+        _first(extract_delegate_segments, known.extract_delegate_segments),
+    )
+    check_positive(layout.segment_alignment, "segment_alignment")
+    check_power_of_two(layout.constant_tensor_alignment, "constant_tensor_alignment")
+    check_power_of_two(layout.delegate_alignment, "delegate_alignment")
+    return layout
+
+
+def _first(asked: T | None, known: T) -> T:
+    return known if asked is None else asked

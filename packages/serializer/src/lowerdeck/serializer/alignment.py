@@ -1,0 +1,39 @@
+"""Rounding of offsets, and the rules on alignments that a caller may ask for."""
+
+from __future__ import annotations
+
+from lowerdeck.serializer.errors import ProgramError
+
+MAX_ALIGNMENT = 1 << 30
+"""Above this an alignment is surely a mistake: the padding alone would be a gigabyte."""
+
+
+def round_up(offset: int, alignment: int) -> int:
+    """Return the smallest multiple of ``alignment`` that is at least ``offset``."""
+    return -(-offset // alignment) * alignment
+
+
+def lowest_bit(number: int) -> int:
+    """Return the largest power of two that divides ``number`` (which is not 0)."""
+    return number & -number
+
+
+def check_power_of_two(alignment: int, name: str) -> None:
+    """Refuse an alignment that FlatBuffers cannot promise.
+
+    Raises:
+        ProgramError: ``alignment`` is not a power of two from 1 to 2**30.
+    """
+    check_positive(alignment, name)
+    if alignment & (alignment - 1):
+        raise ProgramError(f"{name}: found {alignment}, expected a power of two, such as 16")
+
+
+def check_positive(alignment: int, name: str) -> None:
+    """Refuse an alignment that is no positive number, or absurdly large.
+
+    Raises:
+        ProgramError: ``alignment`` is below 1 or above 2**30.
+    """
+    if not 1 <= alignment <= MAX_ALIGNMENT:
+        raise ProgramError(f"{name}: found {alignment}, expected 1 to {MAX_ALIGNMENT}")

@@ -1,0 +1,1 @@
+"""The commands of the ``lowerdeck`` script that this package brings; none imports torch."""

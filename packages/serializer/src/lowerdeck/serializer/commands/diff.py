@@ -1,0 +1,123 @@
+"""``lowerdeck diff A B``: how two `.pte` files differ, by meaning and not by bytes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lowerdeck.serializer.commands.sizes import size_text
+from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.read import PteFile, open_pte
+from lowerdeck.serializer.report.changes import method_changes, stored_changes
+from lowerdeck.serializer.report.documents import html_diff
+
+
+class DiffCommand:
+    """Compares methods, instructions, memory, delegates and stored data."""
+
+    help = "show how two .pte files differ in meaning"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command.
+
+        Args:
+            parser: The parser of this command.
+        """
+        parser.add_argument("old", type=Path, metavar="A")
+        parser.add_argument("new", type=Path, metavar="B")
+        parser.add_argument(
+            "--html", type=Path, metavar="OUT", help="write both side by side as one page"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the differences, or write the page.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            0 if the files mean the same, else 1.
+
+        Raises:
+            FormatError: A file is malformed.
+            OSError: A file cannot be opened, or the page cannot be written.
+        """
+        with ExitStack() as stack:
+            old = stack.enter_context(open_pte(args.old))
+            new = stack.enter_context(open_pte(args.new))
+            lines = list(difference_lines(old, new))
+            if args.html is not None:
+                page = html_diff(old, new, titles=(args.old.name, args.new.name))
+                args.html.write_text(page, encoding="utf-8")
+                print(f"wrote {args.html}")
+        for line in lines or ["no difference in meaning"]:
+            print(line)
+        return 1 if lines else 0
+
+
+def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
+    """Yield a line for each thing that is not the same in both files.
+
+    Where the bytes stand (alignment, order of segments, sharing) has no meaning and is left out.
+
+    Args:
+        old: The file on the left.
+        new: The file on the right.
+
+    Raises:
+        FormatError: A file is malformed.
+    """
+    left, right = summarise(old), summarise(new)
+    if left["version"] != right["version"]:
+        yield f"schema version: {left['version']} -> {right['version']}"
+    programs = old.program(), new.program()
+    changes = {change["name"]: change["rows"] for change in method_changes(*programs)}
+    methods = {m["name"]: m for m in left["methods"]}, {m["name"]: m for m in right["methods"]}
+    for name in [*methods[0], *(name for name in methods[1] if name not in methods[0])]:
+        if name not in methods[1]:
+            yield f"method {name}: removed"
+        elif name not in methods[0]:
+            yield f"method {name}: added"
+        else:
+            yield from _method_differences(methods[0][name], methods[1][name])
+            yield from _instruction_differences(name, changes.get(name, []))
+    if left["delegates"] != right["delegates"]:
+        for text in _of_delegates(left) - _of_delegates(right):
+            yield f"delegate removed: {text}"
+        for text in _of_delegates(right) - _of_delegates(left):
+            yield f"delegate added: {text}"
+    for entry in stored_changes(*programs):
+        sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"
+        yield f"{entry['kind']} {entry['name']}: {entry['change']}, {sizes}"
+
+
+def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    name = old["name"]
+    for kind in ("inputs", "outputs"):
+        if old[kind] != new[kind]:
+            shown = [", ".join(value["text"] for value in side[kind]) for side in (old, new)]
+            yield f"method {name}: {kind}: ({shown[0]}) -> ({shown[1]})"
+    if old["planned_memory"] != new["planned_memory"]:
+        sizes = [sum(m["size"] for m in side["planned_memory"]) for side in (old, new)]
+        yield f"method {name}: planned memory: {size_text(sizes[0])} -> {size_text(sizes[1])}"
+    for operator in sorted({*old["operators"], *new["operators"]}):
+        counts = old["operators"].get(operator, 0), new["operators"].get(operator, 0)
+        if counts[0] != counts[1]:
+            yield f"method {name}: {operator}: {counts[0]} -> {counts[1]} calls"
+
+
+def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
+    removed = sum(1 for row in rows if row[1] < 0)
+    added = sum(1 for row in rows if row[0] < 0)
+    if removed or added:
+        yield f"method {name}: {removed} instructions removed, {added} added"
+
+
+def _of_delegates(summary: dict[str, Any]) -> set[str]:
+    return {
+        f"{entry['id']} in {entry['method']}, {size_text(entry['size'])}, {entry['compile_specs']}"
+        for entry in summary["delegates"]
+    }

@@ -1,0 +1,174 @@
+"""``lowerdeck extract FILE``: the delegates' blobs, constants and named data as files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowerdeck.serializer import schema
+from lowerdeck.serializer.commands.npy import npy_header
+from lowerdeck.serializer.commands.sizes import size_text
+from lowerdeck.serializer.errors import SerializerError
+from lowerdeck.serializer.read import PteFile, open_pte
+from lowerdeck.serializer.report.values import dtype_name
+from lowerdeck.serializer.storage import byte_view
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file to write.
+
+    Attributes:
+        folder: Folder it goes to.
+        name: What the program calls it.
+        data: Its bytes, a view on the program's file.
+        tensor: What it is, for a constant or an initial value; None for opaque bytes.
+    """
+
+    folder: str
+    name: str
+    data: memoryview
+    tensor: schema.Tensor | None = None
+
+
+class ExtractCommand:
+    """Writes every blob of a program to a file of its own, with a ``manifest.json``."""
+
+    help = "write delegate blobs, constants (.npy) and named data to files"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command.
+
+        Args:
+            parser: The parser of this command.
+        """
+        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FOLDER",
+            help="a new folder; FILE_parts if absent",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Write the files.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            0.
+
+        Raises:
+            SerializerError: The folder exists already, or the file is malformed.
+            OSError: The file cannot be opened, or the folder cannot be written.
+        """
+        target = args.output or args.file.with_name(f"{args.file.stem}_parts")
+        with open_pte(args.file) as file:
+            parts = list(parts_of(file))
+            write_parts(parts, target)
+            total = sum(part.data.nbytes for part in parts)
+            del parts
+        print(f"wrote {size_text(total)} to {target}; manifest.json there says what each file is")
+        return 0
+
+
+def parts_of(file: PteFile) -> Iterator[Part]:
+    """Yield what can be taken out of a file, as views on it.
+
+    Args:
+        file: An open file.
+
+    Raises:
+        FormatError: The file is malformed.
+    """
+    for entry in file.delegates:
+        yield Part("delegates", f"{entry.method}-{entry.id}", entry.data)
+    constants, state = _tensors(file)
+    for index, buffer in enumerate(file.constants):
+        if index:
+            yield _tensor_part("constants", index, buffer, constants)
+    for index, buffer in enumerate(file.mutable_data):
+        if index:
+            yield _tensor_part("state", index, buffer, state)
+    for named in file.named_data:
+        yield Part("named_data", named.key, byte_view(named.data, named.key))
+
+
+def write_parts(parts: list[Part], target: Path) -> None:
+    """Write parts to a new folder: all of them, or nothing.
+
+    Args:
+        parts: What to write.
+        target: The folder; it must not exist.
+
+    Raises:
+        SerializerError: The folder exists.
+        OSError: It cannot be written.
+    """
+    if target.exists():
+        raise SerializerError(f"{target} exists already; name a new folder with --output")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        manifest = [_write(part, number, work) for number, part in enumerate(parts)]
+        text = json.dumps(manifest, indent=2)
+        (work / "manifest.json").write_text(text, encoding="utf-8")
+        work.rename(target)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _tensors(file: PteFile) -> tuple[dict[int, schema.Tensor], dict[int, schema.Tensor]]:
+    """Return the first tensor that uses each constant, and each initial value."""
+    constants: dict[int, schema.Tensor] = {}
+    state: dict[int, schema.Tensor] = {}
+    for name in file.method_names:
+        for entry in file.method(name).values:
+            tensor = entry.val
+            if isinstance(tensor, schema.Tensor) and tensor.data_buffer_idx:
+                known = constants if tensor.allocation_info is None else state
+                known.setdefault(tensor.data_buffer_idx, tensor)
+    return constants, state
+
+
+def _tensor_part(
+    folder: str, index: int, buffer: schema.Buffer, tensors: dict[int, schema.Tensor]
+) -> Part:
+    tensor = tensors.get(index)
+    extra = tensor.extra_tensor_info if tensor is not None else None
+    name = (extra.fully_qualified_name if extra is not None else None) or f"{folder}_{index}"
+    return Part(folder, name, byte_view(buffer.storage, name), tensor)
+
+
+def _write(part: Part, number: int, work: Path) -> dict[str, object]:
+    # Names come from the file, which may be hostile: keep the harmless part, let the number
+    # make it unique.
+    safe = _UNSAFE.sub("_", part.name)[:_LONGEST_NAME].strip(".") or "unnamed"
+    header = npy_header(part.tensor) if part.tensor is not None else None
+    data = part.data
+    if header is not None and part.tensor is not None:
+        data = data[: part.tensor.nbytes]
+    path = Path(part.folder) / f"{number:05d}-{safe}{'.npy' if header else '.bin'}"
+    (work / part.folder).mkdir(exist_ok=True)
+    with (work / path).open("wb") as out:
+        if header is not None:
+            out.write(header)
+        out.write(data)
+    entry: dict[str, object] = {"file": path.as_posix(), "name": part.name, "size": data.nbytes}
+    if part.tensor is not None:
+        entry["dtype"] = dtype_name(part.tensor.scalar_type)
+        entry["sizes"] = list(part.tensor.sizes)
+        entry["dim_order"] = list(part.tensor.dim_order)
+    return entry

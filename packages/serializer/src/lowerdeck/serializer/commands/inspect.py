@@ -1,0 +1,124 @@
+"""``lowerdeck inspect FILE``: what a `.pte` file holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lowerdeck.serializer.commands.sizes import share_text, size_text
+from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.read import open_pte
+from lowerdeck.serializer.report.documents import html_report
+
+_BAR = 40
+_MOST_ROWS = 20
+
+
+class InspectCommand:
+    """Shows methods, operators, delegates, memory, and what fills the file."""
+
+    help = "show what a .pte file holds"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command.
+
+        Args:
+            parser: The parser of this command.
+        """
+        parser.add_argument("file", type=Path, metavar="FILE")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print it for machines")
+        form.add_argument(
+            "--html", type=Path, metavar="OUT", help="write it as one self-contained page"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the summary, or write the page.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            0.
+
+        Raises:
+            FormatError: The file is malformed.
+            OSError: It cannot be opened, or the page cannot be written.
+        """
+        with open_pte(args.file) as file:
+            if args.html is not None:
+                page = html_report(file, title=args.file.name)
+                args.html.write_text(page, encoding="utf-8")
+                print(f"wrote {args.html}")
+                return 0
+            summary = summarise(file)
+        if args.json:
+            print(json.dumps(summary, indent=2))
+        else:
+            print("\n".join(summary_lines(args.file.name, summary)))
+        return 0
+
+
+def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that a person reads.
+
+    Args:
+        name: Name of the file.
+        summary: What :func:`summarise` returned.
+    """
+    header = "with segments" if summary["header"] else "one FlatBuffer without segments"
+    yield f"{name}: {size_text(summary['size'])}, schema version {summary['version']}, {header}"
+    for method in summary["methods"]:
+        yield ""
+        yield from _method_lines(method)
+    if summary["delegates"]:
+        yield ""
+        yield "delegates"
+        yield from _cut([_delegate_line(entry) for entry in summary["delegates"]])
+    yield ""
+    yield "what fills the file"
+    yield from _section_lines(summary)
+
+
+def _method_lines(method: dict[str, Any]) -> Iterator[str]:
+    yield f"method {method['name']}"
+    for kind in ("inputs", "outputs"):
+        texts = [f"    {index}: {value['text']}" for index, value in enumerate(method[kind])]
+        yield f"  {kind}" if texts else f"  {kind}: none"
+        yield from _cut(texts)
+    steps = ", ".join(f"{count} {kind}" for kind, count in method["instructions"].items())
+    yield f"  instructions: {steps or 'none'}; values: {method['values']}"
+    memory = ", ".join(f"{size_text(m['size'])} (id {m['id']})" for m in method["planned_memory"])
+    yield f"  planned memory: {memory or 'none'}"
+    if method["operators"]:
+        yield "  operators"
+        yield from _cut([f"    {n:6d}  {name}" for name, n in method["operators"].items()])
+
+
+def _delegate_line(entry: dict[str, Any]) -> str:
+    specs = ", ".join(f"{key}={value!r}" for key, value in entry["compile_specs"].items())
+    place = "inline" if entry["location"] == "INLINE" else "segment"
+    line = f"  {entry['id']} in {entry['method']}: {size_text(entry['size'])}, {place}"
+    return f"{line}; {specs}" if specs else line
+
+
+def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
+    whole = summary["size"]
+    rows = []
+    for section in summary["sections"]:
+        bar = "█" * round(_BAR * section["size"] / whole) if whole else ""
+        size, share = size_text(section["size"]), share_text(section["size"], whole)
+        rows.append(f"  {size:>9}  {share:>7}  {section['label']}  {bar}".rstrip())
+    yield from _cut(rows)
+    constants, state = summary["constants"]["count"], summary["state"]["count"]
+    named = len(summary["named_data"])
+    yield f"  {constants} constants, {state} initial values, {named} named blobs"
+
+
+def _cut(rows: list[str]) -> Iterator[str]:
+    yield from rows[:_MOST_ROWS]
+    if len(rows) > _MOST_ROWS:
+        yield f"    ... and {len(rows) - _MOST_ROWS} more (--json shows all)"

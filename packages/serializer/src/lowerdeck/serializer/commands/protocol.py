@@ -1,0 +1,33 @@
+"""What a command of the ``lowerdeck`` script is."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Protocol
+
+
+class Command(Protocol):
+    """One command, as other packages offer it through the entry points ``lowerdeck.commands``.
+
+    Attributes:
+        help: What it does, in one line.
+    """
+
+    help: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments.
+
+        Args:
+            parser: The parser of this command alone.
+        """
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            The exit status: 0 for success.
+        """

@@ -1,0 +1,29 @@
+"""The limits that a reader keeps to, so that no file can take more than its size is worth."""
+
+from __future__ import annotations
+
+MAX_TABLES = 1_000_000
+"""The runtime's own check visits at most this many tables and refuses a program with more."""
+
+MAX_RANK = 16
+"""The runtime refuses tensors of more dimensions."""
+
+MAX_OPERATOR_NAME = 99
+"""The runtime copies ``name.overload`` into 100 bytes, and crashes on a longer one."""
+
+MEMORY_PER_BYTE = 256
+"""A FlatBuffer may refer to one object from many places, 4 bytes each. What it decodes to may
+take this many times the FlatBuffer's size; honest files that share all that can be shared stay
+below 160."""
+
+FREE_MEMORY = 1 << 20
+"""What a file may decode to in any case, so that tiny files need not be counted closely."""
+
+OBJECT_COST = 120
+"""Bytes that one decoded table takes, about."""
+
+LIST_COST = 56
+"""Bytes that an empty list takes."""
+
+SLOT_COST = 8
+"""Bytes that one entry of a list takes."""

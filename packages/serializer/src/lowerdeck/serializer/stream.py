@@ -1,0 +1,64 @@
+"""Pieces of a file written one after the other, so that a crash leaves the old file or the new."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+Piece: TypeAlias = bytes | bytearray | memoryview
+
+_CHUNK = 1 << 24
+
+
+def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
+    """Write pieces to a path or an open file and return how many bytes they were.
+
+    A path is written under a temporary name in the same folder, flushed to the disk, and renamed.
+
+    Args:
+        pieces: The bytes in order.
+        path_or_file: Where to write.
+
+    Raises:
+        OSError: The file cannot be written; the old one is as it was.
+    """
+    if not isinstance(path_or_file, str | os.PathLike):
+        return _write(pieces, path_or_file)
+    path = Path(path_or_file)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb", buffering=0) as file:
+            written = _write(pieces, file)
+            os.fchmod(file.fileno(), _mode(path))
+            os.fsync(file.fileno())
+        os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)  # noqa: PTH108
+        raise
+    return written
+
+
+def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
+    total = 0
+    for piece in pieces:
+        view = memoryview(piece)
+        # One call may write less than it was given, and most systems stop at 2 GiB.
+        while view:
+            done = file.write(view[:_CHUNK])
+            total += done
+            view = view[done:]
+    return total
+
+
+def _mode(path: Path) -> int:
+    # mkstemp makes private files; a model should be as readable as one that open() makes.
+    with suppress(OSError):
+        return path.stat().st_mode & 0o7777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

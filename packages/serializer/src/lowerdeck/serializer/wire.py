@@ -1,0 +1,144 @@
+"""The tables as they stand in the file: for each its fields in id order, and their kinds.
+
+A kind is a scalar (``i32``), ``str``, ``bytes`` (a vector of bytes that is not copied), a vector
+(``[i32]``, ``[Tensor]``), a table (``Tensor``) or a union (``union``, whose type is the field
+before it).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FILE_IDENTIFIER = b"ET12"
+EXTERNAL_IDENTIFIER = b"FT01"
+
+SCALAR_CODES = {
+    "u8": "B",
+    "i8": "b",
+    "bool": "?",
+    "i32": "i",
+    "u32": "I",
+    "i64": "q",
+    "u64": "Q",
+    "f64": "d",
+}
+SCALAR_SIZES = {"u8": 1, "i8": 1, "bool": 1, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "f64": 8}
+
+# Members of the unions, in the order of their numbers (0 is NONE).
+KERNEL_TYPES = (
+    "NONE",
+    "Null",
+    "Int",
+    "Bool",
+    "Double",
+    "Tensor",
+    "String",
+    "IntList",
+    "DoubleList",
+    "BoolList",
+    "TensorList",
+    "OptionalTensorList",
+)
+INSTRUCTION_ARGUMENTS = (
+    "NONE",
+    "KernelCall",
+    "DelegateCall",
+    "MoveCall",
+    "JumpFalseCall",
+    "FreeCall",
+)
+
+
+class Field(NamedTuple):
+    """One field of a table: its name and its kind."""
+
+    name: str
+    kind: str
+
+    @property
+    def is_offset(self) -> bool:
+        """Return whether the field holds an offset to something else."""
+        return self.kind not in SCALAR_CODES
+
+    @property
+    def code(self) -> str:
+        """Return the struct code of what stands in the table itself."""
+        return SCALAR_CODES.get(self.kind, "I")
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes in the table itself."""
+        return SCALAR_SIZES.get(self.kind, 4)
+
+
+def _fields(text: str) -> tuple[Field, ...]:
+    return tuple(Field(*part.split(":")) for part in text.split())
+
+
+PROGRAM_TABLES: dict[str, tuple[Field, ...]] = {
+    "Program": _fields(
+        "version:u32 execution_plan:[ExecutionPlan] constant_buffer:[Buffer]"
+        " backend_delegate_data:[BackendDelegateInlineData] segments:[DataSegment]"
+        " constant_segment:SubsegmentOffsets mutable_data_segments:[SubsegmentOffsets]"
+        " named_data:[NamedData]"
+    ),
+    "ExecutionPlan": _fields(
+        "name:str container_meta_type:ContainerMetadata values:[EValue] inputs:[i32]"
+        " outputs:[i32] chains:[Chain] operators:[Operator] delegates:[BackendDelegate]"
+        " non_const_buffer_sizes:[i64] non_const_buffer_device:[NonConstBufferDevice]"
+    ),
+    "ContainerMetadata": _fields("encoded_inp_str:str encoded_out_str:str"),
+    "EValue": _fields("val_type:u8 val:union"),
+    "Null": (),
+    "Int": _fields("int_val:i64"),
+    "Bool": _fields("bool_val:bool"),
+    "Double": _fields("double_val:f64"),
+    "String": _fields("string_val:str"),
+    "IntList": _fields("items:[i64]"),
+    "DoubleList": _fields("items:[f64]"),
+    "BoolList": _fields("items:[bool]"),
+    "TensorList": _fields("items:[i32]"),
+    "OptionalTensorList": _fields("items:[i32]"),
+    "Tensor": _fields(
+        "scalar_type:i8 storage_offset:i32 sizes:[i32] dim_order:[u8] requires_grad:bool"
+        " data_buffer_idx:u32 allocation_info:AllocationDetails layout:i8 shape_dynamism:i8"
+        " extra_tensor_info:ExtraTensorInfo"
+    ),
+    "AllocationDetails": _fields("memory_id:u32 memory_offset_low:u32 memory_offset_high:u32"),
+    "ExtraTensorInfo": _fields(
+        "mutable_data_segments_idx:u64 fully_qualified_name:str location:i8 device_type:i8"
+        " device_index:i8"
+    ),
+    "Operator": _fields("name:str overload:str"),
+    "Chain": _fields(
+        "inputs:[i32] outputs:[i32] instructions:[Instruction] stacktrace:[FrameList]"
+    ),
+    "Instruction": _fields("instr_args_type:u8 instr_args:union"),
+    "KernelCall": _fields("op_index:i32 args:[i32]"),
+    "DelegateCall": _fields("delegate_index:i32 args:[i32]"),
+    "MoveCall": _fields("move_from:i32 move_to:i32"),
+    "JumpFalseCall": _fields("cond_value_index:i32 destination_instruction:i32"),
+    "FreeCall": _fields("value_index:i32"),
+    "FrameList": _fields("items:[Frame]"),
+    "Frame": _fields("filename:str lineno:i32 name:str context:str"),
+    "BackendDelegate": _fields(
+        "id:str processed:BackendDelegateDataReference compile_specs:[CompileSpec]"
+    ),
+    "BackendDelegateDataReference": _fields("location:i8 index:u32"),
+    "CompileSpec": _fields("key:str value:bytes"),
+    "Buffer": _fields("storage:bytes"),
+    "BackendDelegateInlineData": _fields("data:bytes"),
+    "DataSegment": _fields("offset:u64 size:u64"),
+    "SubsegmentOffsets": _fields("segment_index:u32 offsets:[u64]"),
+    "NamedData": _fields("key:str segment_index:u32"),
+    "NonConstBufferDevice": _fields("buffer_idx:i32 device_type:i8 device_index:i8"),
+}
+"""The tables of a `.pte` file; the root is ``Program``."""
+
+EXTERNAL_TABLES: dict[str, tuple[Field, ...]] = {
+    "FlatTensor": _fields("version:u32 segments:[DataSegment] named_data:[NamedData]"),
+    "DataSegment": _fields("offset:u64 size:u64"),
+    "NamedData": _fields("key:str segment_index:u32 tensor_layout:TensorLayout"),
+    "TensorLayout": _fields("scalar_type:i8 sizes:[i32] dim_order:[u8]"),
+}
+"""The tables of a `.ptd` file; the root is ``FlatTensor``."""

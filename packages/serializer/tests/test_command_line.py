@@ -1,0 +1,213 @@
+"""The script: what it offers, prints, writes and refuses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowerdeck.serializer import (
+    AllocationDetails,
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Buffer,
+    Chain,
+    CompileSpec,
+    DataLocation,
+    DelegateCall,
+    EValue,
+    ExecutionPlan,
+    ExtraTensorInfo,
+    Instruction,
+    Int,
+    KernelCall,
+    NamedData,
+    Operator,
+    Program,
+    ScalarType,
+    Tensor,
+    write_pte,
+)
+from lowerdeck.serializer.command_line import main
+
+
+def _program(*, weight: bytes = struct.pack("<3f", 1.0, 2.0, 3.0), steps: int = 1) -> Program:
+    tensors = [
+        Tensor(ScalarType.FLOAT, sizes=[3], dim_order=[0], data_buffer_idx=1),
+        Tensor(ScalarType.FLOAT, sizes=[3], dim_order=[0]),
+        Tensor(ScalarType.FLOAT, sizes=[3], dim_order=[0]),
+    ]
+    tensors[0].extra_tensor_info = ExtraTensorInfo(fully_qualified_name="../weight")
+    tensors[1].allocation_info = AllocationDetails.at(1, 0)
+    tensors[2].allocation_info = AllocationDetails.at(1, 16)
+    plan = ExecutionPlan(
+        "forward",
+        values=[*map(EValue, tensors), EValue(Int(1))],
+        inputs=[1],
+        outputs=[2],
+        chains=[
+            Chain(
+                instructions=[
+                    *[Instruction(KernelCall(0, [1, 0, 3, 2, 2])) for _ in range(steps)],
+                    Instruction(DelegateCall(0, [2, 2])),
+                ]
+            )
+        ],
+        operators=[Operator("aten::add", "out")],
+        delegates=[
+            BackendDelegate(
+                "SomeBackend",
+                BackendDelegateDataReference(DataLocation.INLINE, 0),
+                [CompileSpec("speed", b"fast")],
+            )
+        ],
+        non_const_buffer_sizes=[0, 32],
+    )
+    return Program(
+        execution_plan=[plan],
+        constant_buffer=[Buffer(b""), Buffer(weight)],
+        backend_delegate_data=[BackendDelegateInlineData(b"blob bytes")],
+        named_data=[NamedData("a/key", b"named bytes")],
+    )
+
+
+@pytest.fixture
+def pte(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pte"
+    write_pte(_program(), path)
+    return path
+
+
+def test_the_menu_lists_own_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for name in ("inspect", "diff", "extract"):
+        assert name in shown
+
+
+def test_an_unknown_command_is_answered_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["frobnicate"])
+    assert stop.value.code == 2
+    assert "frobnicate" in (shown := capsys.readouterr().err)
+    assert "inspect" in shown
+
+
+def test_inspect_tells_what_a_person_wants_to_see(
+    pte: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(pte)]) == 0
+    shown = capsys.readouterr().out
+    for text in ("forward", "float32[3]", "aten::add.out", "SomeBackend", "speed='fast'", "32 B"):
+        assert text in shown
+
+
+def test_inspect_json_is_stable_for_machines(
+    pte: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "--json", str(pte)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["summary_version"] == 1
+    assert summary["size"] == pte.stat().st_size
+    (method,) = summary["methods"]
+    assert method["operators"] == {"aten::add.out": 1}
+    assert method["planned_memory"] == [{"id": 1, "size": 32}]
+    assert summary["constants"] == {"count": 1, "size": 12}
+    assert [entry["size"] for entry in summary["delegates"]] == [10]
+    assert sum(section["size"] for section in summary["sections"]) <= summary["size"]
+
+
+def test_inspect_html_writes_one_page(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "report.html"
+    assert main(["inspect", "--html", str(page), str(pte)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_inspect_never_imports_torch_or_numpy(pte: Path) -> None:
+    code = (
+        "import sys; from lowerdeck.serializer.command_line import main;"
+        f"main(['inspect', {str(pte)!r}]); print({{'torch', 'numpy'}} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("command", ["inspect", "extract"])
+def test_a_broken_file_gets_one_line_and_status_2(
+    command: str, pte: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pte.write_bytes(pte.read_bytes()[:40])
+    assert main([command, str(pte)]) == 2
+    assert capsys.readouterr().err.startswith(f"lowerdeck {command}: ")
+    assert [path.name for path in pte.parent.iterdir()] == ["model.pte"]
+
+
+def test_diff_of_a_file_with_itself_finds_nothing(
+    pte: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", str(pte), str(pte)]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_diff_ignores_where_bytes_stand(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.pte"
+    write_pte(_program(), other, segment_alignment=4096)
+    assert other.read_bytes() != pte.read_bytes()
+    assert main(["diff", str(pte), str(other)]) == 0
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_diff_names_what_changed(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.pte"
+    write_pte(_program(weight=struct.pack("<3f", 9.0, 2.0, 3.0), steps=2), other)
+    assert main(["diff", str(pte), str(other)]) == 1
+    shown = capsys.readouterr().out
+    assert "aten::add.out: 1 -> 2 calls" in shown
+    assert "weight" in shown
+
+
+def test_extract_writes_arrays_blobs_and_a_manifest(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "parts"
+    assert main(["extract", str(pte), "-o", str(folder)]) == 0
+    assert str(folder) in capsys.readouterr().out
+    manifest = json.loads((folder / "manifest.json").read_text())
+    by_name = {entry["name"]: entry for entry in manifest}
+    assert (folder / by_name["forward-SomeBackend"]["file"]).read_bytes() == b"blob bytes"
+    assert (folder / by_name["a/key"]["file"]).read_bytes() == b"named bytes"
+    array = (folder / by_name["../weight"]["file"]).read_bytes()
+    assert array[:8] == b"\x93NUMPY\x01\x00"
+    (length,) = struct.unpack_from("<H", array, 8)
+    assert (10 + length) % 64 == 0
+    header = ast.literal_eval(array[10 : 10 + length].decode())
+    assert header == {"descr": "<f4", "fortran_order": False, "shape": (3,)}
+    assert struct.unpack("<3f", array[10 + length :]) == (1.0, 2.0, 3.0)
+    # The hostile name stayed inside the folder.
+    assert all((folder / entry["file"]).resolve().is_relative_to(folder) for entry in manifest)
+
+
+def test_extract_leaves_an_existing_folder_alone(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("keep")
+    assert main(["extract", str(pte), "-o", str(folder)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
