@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,9 +14,22 @@ from torch.fx.node import map_arg
 _DEFERRED = ("__reduce__", "__reduce_package__", "__str__", "code", "forward", "recompile")
 
 
-def lazy_graph_module(class_name: str) -> GraphModule:
-    """Return a graph module without nodes that generates its code at its first use."""
-    made: GraphModule = _LazyGraphModule({}, Graph(), class_name=class_name)
+def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
+    """Return a graph module around ``graph`` that generates its code at its first use.
+
+    Args:
+        class_name: Name of its class.
+        graph: The graph; what it reads is to be installed in the module afterwards.
+    """
+    made = GraphModule.__new__(GraphModule)
+    own = type(made)
+    # The constructor would generate code; each graph module has a class of its own to hold it back.
+    own.recompile = lambda self: None  # type: ignore[assignment, misc, return-value]
+    GraphModule.__init__(made, {}, Graph(), class_name)
+    del own.recompile
+    made._graph = graph
+    graph.owning_module = made
+    defer_code(made)
     return made
 
 
@@ -46,8 +60,17 @@ def defer_code(module: GraphModule) -> None:
                 delattr(own, name)
         return self.recompile()
 
+    this = weakref.ref(module)
+
+    @torch.compiler.assume_constant_result
+    def generate() -> None:
+        # A compiler that traces ``forward`` runs this as it is and goes on with the new code.
+        due = this()
+        if due is not None:
+            recompile(due)
+
     def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        recompile(self)
+        generate()
         return self.forward(*args, **kwargs)
 
     def code(self: GraphModule) -> str:

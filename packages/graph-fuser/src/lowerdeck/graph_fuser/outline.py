@@ -23,6 +23,7 @@ from lowerdeck.graph_fuser.boundary import (
     InputOrder,
     find_boundary,
 )
+from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import NameInUseError, RegionError
 from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.meta import call_meta, value_meta
@@ -140,23 +141,24 @@ def outline(
         raise RegionError(
             "A bare graph was passed; expected a graph module, or in_place=False with make_module."
         )
-    tree = region_tree(graph, regions)
-    hazards = [*order_hazards(graph, module), *_checked(order, tree)]
-    boundary = find_boundary(
-        tree, order=hazards, input_order=input_order, attribute_name=attribute_name
-    )
-    plan = schedule(tree, boundary, hazards)
-    _check_names(module if in_place else None, tree)
-    if module is not None and make_module is None:
-        _check_attributes(module, tree, boundary)
-    builder = _Builder(graph, module, tree, boundary, plan, attribute_name, make_module)
-    for index in range(len(tree.regions) - 1, ROOT, -1):
-        builder.build(index)
-    if in_place and module is not None:
-        root_map = builder.splice(module)
-        return Outline(module, builder.collect(), root_map)
-    outermost, root_map = builder.rebuild_root()
-    return Outline(outermost, builder.collect(), root_map)
+    with collector_held():
+        tree = region_tree(graph, regions)
+        hazards = [*order_hazards(graph, module), *_checked(order, tree)]
+        boundary = find_boundary(
+            tree, order=hazards, input_order=input_order, attribute_name=attribute_name
+        )
+        plan = schedule(tree, boundary, hazards)
+        _check_names(module if in_place else None, tree)
+        if module is not None and make_module is None:
+            _check_attributes(module, tree, boundary)
+        builder = _Builder(graph, module, tree, boundary, plan, attribute_name, make_module)
+        for index in range(len(tree.regions) - 1, ROOT, -1):
+            builder.build(index)
+        if in_place and module is not None:
+            root_map = builder.splice(module)
+            return Outline(module, builder.collect(), root_map)
+        outermost, root_map = builder.rebuild_root()
+        return Outline(outermost, builder.collect(), root_map)
 
 
 def extract(
@@ -416,7 +418,7 @@ class _Builder:
         self, gm: GraphModule, region: Region | None, index: int, made: _Built
     ) -> GraphModule:
         name = type(gm).__name__ if region is None else region.name.replace(".", "_")
-        module = lazy_graph_module(name)
+        module = lazy_graph_module(name, made.graph)
         module.training = gm.training
         reads = self.boundary.local[index]
         home = self.tree.home
@@ -428,5 +430,4 @@ class _Builder:
         for node in (*old, *reads):
             if node.op in {"get_attr", "call_module"}:
                 install(module, str(made.env[node].target), attribute(gm, str(node.target)))
-        module.graph = made.graph
         return module

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import (
     DuplicateNodeError,
     ErasedNodeError,
@@ -138,10 +139,11 @@ def propose_partitions(
     wanted = _wanted(gm, nodes, is_supported, left_out)
     together = _groups(gm, nodes, groups, wanted, left_out)
     _check_nodes(gm, keep_apart, nodes, "keep_apart")
-    hazards = order_hazards(gm.graph, gm)
-    items, item_of = _items(nodes, together, wanted, hazards, left_out)
-    _keep_apart(items, item_of, keep_apart)
-    partitions = _collect(items, spread(items), nodes)
+    with collector_held():
+        hazards = order_hazards(gm.graph, gm)
+        items, item_of = _items(nodes, together, wanted, hazards, left_out)
+        _keep_apart(items, item_of, keep_apart)
+        partitions = _collect(items, spread(items), nodes)
     if connected_only:
         partitions = [part for whole in partitions for part in _connected(whole)]
     kept = _large_enough(partitions, min_nodes, non_compute_ops, left_out)
