@@ -162,25 +162,28 @@ class SegmentResolver:
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
         starts = sorted(set(offsets[1:]))
+        # Those that share a place share their bytes: the longest use counts for all.
+        used_at = {offset: inner.size for offset, inner in aliases.items()}
         for index, offset in enumerate(offsets[1:], 1):
-            inner = aliases.get(offset)
-            used = max(use.get(index, 0), inner.size if inner else 0)
+            if index in use:
+                used_at[offset] = max(used_at.get(offset, 0), use[index])
+        for index, offset in enumerate(offsets[1:], 1):
+            used = used_at.get(offset, 0)
             if offset + used > len(whole):
                 raise SegmentError(
                     f"found {used} bytes from {offset} on in a segment of {len(whole)} bytes",
                     field=f"{where}.offsets[{index}]",
                 )
             after = bisect_right(starts, offset)
-            if after == len(starts):
-                # Nothing is padded behind the last one.
-                end = len(whole)
-            else:
-                end = min(starts[after], len(whole))
+            # Nothing is padded behind the last one.
+            end = len(whole)
+            if after < len(starts) and starts[after] < end:
+                end = starts[after]
                 follower = aliases.get(end)
                 reach = lcm(alignment, follower.alignment) if follower else alignment
                 padding = end - offset - used
                 if (
-                    (index in use or inner)
+                    offset in used_at
                     and 0 < padding < reach
                     and not any(whole[end - padding : end])
                 ):

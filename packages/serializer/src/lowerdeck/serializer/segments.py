@@ -78,9 +78,10 @@ class SegmentPlanner:
         offsets = [0]
         for index, buffer in enumerate(buffers[1:], 1):
             view = byte_view(buffer.storage, f"constant_buffer[{index}]")
-            known = self._constants.find(view)
+            # An empty one needs a place inside the segment, and any will do.
+            known = self._constants.find(view) if len(view) else 0
             if known is None:
-                asked = self._asked.find(view) if len(view) else None
+                asked = self._asked.find(view)
                 alignment = tensor_alignment
                 if asked is not None:
                     alignment = lcm(alignment, self._segment_alignment(asked[0]))
@@ -104,7 +105,7 @@ class SegmentPlanner:
         offsets = [0]
         for index, buffer in enumerate(buffers[1:], 1):
             view = byte_view(buffer.storage, f"mutable_data[{index}]")
-            known = seen.find(view)
+            known = seen.find(view) if len(view) else 0
             if known is None:
                 known = end - start
                 seen.add(view, known)
