@@ -13,6 +13,8 @@ from lowerdeck.demo_backends.errors import (
     DemoBackendError,
     UnsupportedNodeError,
 )
+from lowerdeck.demo_backends.xnnpack.backend import XnnpackBackend
+from lowerdeck.demo_backends.xnnpack.partitioner import XnnpackPartitioner
 
 __all__ = [
     # Fusion and decomposition with debug maps
@@ -20,6 +22,9 @@ __all__ = [
     "DelegateMappingDemoPartitioner",
     "DelegateMappingDemoRuntime",
     "OWN_IDENTIFIERS",
+    # What phones run
+    "XnnpackBackend",
+    "XnnpackPartitioner",
     # Errors
     "DemoBackendError",
     "BlobError",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import torch
 from torch.fx import Node
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def source_line(node: Node) -> str:
-    """Return the innermost line of source that made a node, as ``file.py:12``.
+    """Return the innermost line outside torch that made a node, as ``file.py:12``.
 
     Args:
         node: Any node.
@@ -17,7 +22,8 @@ def source_line(node: Node) -> str:
     frames = [line for line in (node.stack_trace or "").splitlines() if 'File "' in line]
     if not frames:
         return "an unknown line"
-    file, _, rest = frames[-1].partition('File "')[2].partition('", line ')
+    own = [line for line in frames if _TORCH not in line]
+    file, _, rest = (own or frames)[-1].partition('File "')[2].partition('", line ')
     return f"{file}:{rest.split(',')[0].strip()}"
 
 

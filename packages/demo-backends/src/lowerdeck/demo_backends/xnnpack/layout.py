@@ -1,0 +1,39 @@
+"""The two orders in which the dimensions of a value can lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Layout(Enum):
+    """Order of a value's dimensions in memory."""
+
+    PLAIN = 0
+    """As torch counts them: N, C, H, W."""
+    CHANNELS_LAST = 1
+    """As XNNPACK's convolutions and pools want them: N, H, W, C."""
+
+    def permutation(self, rank: int) -> tuple[int, ...]:
+        """Return, for each dimension of memory from the outermost, which of torch's it is."""
+        if self is Layout.PLAIN or rank < 3:
+            return tuple(range(rank))
+        return (0, *range(2, rank), 1)
+
+    def arrange(self, sizes: Sequence[T]) -> tuple[T, ...]:
+        """Return what is listed by torch's dimensions in the order of memory."""
+        return tuple(sizes[axis] for axis in self.permutation(len(sizes)))
+
+    def position(self, axis: int, rank: int) -> int:
+        """Return where one of torch's dimensions lies in memory."""
+        return self.permutation(rank).index(axis)
+
+
+def conversion(rank: int, target: Layout) -> tuple[int, ...]:
+    """Return the permutation of memory that turns the other layout into ``target``."""
+    if target is Layout.CHANNELS_LAST:
+        return Layout.CHANNELS_LAST.permutation(rank)
+    return tuple(Layout.CHANNELS_LAST.position(axis, rank) for axis in range(rank))

@@ -1,0 +1,132 @@
+"""Batch normalisation with fixed statistics: folded into what stands before, or two nodes."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.demo_backends.xnnpack.arguments import Call, arguments
+from lowerdeck.demo_backends.xnnpack.emission import Emission
+from lowerdeck.demo_backends.xnnpack.layout import Layout
+from lowerdeck.demo_backends.xnnpack.operators.clamps import following_clamp
+from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
+from lowerdeck.demo_backends.xnnpack.schema import NodeKind
+
+_aten = torch.ops.aten
+_SINGLE = {_aten.batch_norm.default}
+_TRIPLE = {_aten._native_batch_norm_legit_no_training.default}
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """What a batch norm with fixed statistics computes: ``x * scale + shift`` for each channel.
+
+    Attributes:
+        scale: Factor of each channel, in float64.
+        shift: Summand of each channel, in float64.
+        last: The node that holds the result.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+    last: Node
+
+
+def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
+    """Return the batch norm that is a node's only user, or None.
+
+    Args:
+        node: A convolution or a linear layer.
+        emission: Where the constants of the batch norm are known.
+
+    Returns:
+        Its factors and summands, if its statistics are constants of the partition.
+    """
+    if len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    if user.target not in _SINGLE and user.target not in _TRIPLE:
+        return None
+    args = arguments(user)
+    names = ("weight", "bias", "running_mean", "running_var")
+    for one in (args[name] for name in names):
+        if one is not None and (one not in emission or emission.of(one).tensor is None):
+            return None
+    if args["input"] is not node:
+        return None
+    return _affine(user, emission)
+
+
+def _affine(node: Node, emission: Emission) -> Affine | None:
+    last = _result(node)
+    if last is None:
+        return None
+    args = arguments(node)
+    mean, variance = (
+        emission.constant(args[name]).double() for name in ("running_mean", "running_var")
+    )
+    scale = torch.rsqrt(variance + args["eps"])
+    if args["weight"] is not None:
+        scale = scale * emission.constant(args["weight"])
+    shift = -mean * scale
+    if args["bias"] is not None:
+        shift = shift + emission.constant(args["bias"])
+    return Affine(scale, shift, last)
+
+
+def _result(node: Node) -> Node | None:
+    """Return the node that holds the normalised tensor."""
+    if node.target in _SINGLE:
+        return node
+    readers = list(node.users)
+    if len(readers) == 1 and readers[0].target is operator.getitem and readers[0].args[1] == 0:
+        return readers[0]
+    return None
+
+
+def _emit(emission: Emission, call: Call) -> None:
+    affine = _affine(call.node, emission)
+    if affine is None:  # the refusal has seen to it, unless the graph was changed since
+        return
+    tracked = emission.of(call.args["input"])
+    rank, layout = len(tracked.shape), tracked.preferred
+    sizes = (1, -1, *(1,) * (rank - 2))
+    scale, shift = (
+        emission.constant_value(one.float().reshape(sizes).permute(layout.permutation(rank)))
+        for one in (affine.scale, affine.shift)
+    )
+    last, limits = following_clamp(affine.last)
+    value = emission.add(
+        NodeKind.MULTIPLY,
+        tracked.shape,
+        layout,
+        input1_id=emission.id_of(tracked, layout),
+        input2_id=scale,
+    )
+    value = emission.add(
+        NodeKind.ADD, tracked.shape, layout, limits, input1_id=value, input2_id=shift
+    )
+    emission.define_value(last, value, layout if rank > 2 else Layout.PLAIN)
+
+
+def _refusal(call: Call) -> str | None:
+    args = call.args
+    if args.get("training"):
+        return "it is in training mode"
+    if args["running_mean"] is None or args["running_var"] is None:
+        return "it has no fixed statistics"
+    if not all(
+        call.is_constant(name) for name in ("weight", "bias", "running_mean", "running_var")
+    ):
+        return "its statistics are not constant"
+    if call.rank("input") < 2:
+        return "it needs at least 2 dimensions"
+    if call.node.target in _TRIPLE and _result(call.node) is None:
+        return "more than its first result is used"
+    return None
+
+
+BATCH_NORMS: Table = dict.fromkeys([*_SINGLE, *_TRIPLE], Operator(_emit, _refusal))
