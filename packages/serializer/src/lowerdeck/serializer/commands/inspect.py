@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lowerdeck.serializer.read import open_pte
 from lowerdeck.serializer.report.documents import html_report
 
 _BAR = 40
+_NAME = 20
 _MOST_ROWS = 20
 
 
@@ -106,16 +108,30 @@ def _delegate_line(entry: dict[str, Any]) -> str:
 
 
 def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
+    """One line a kind, the largest first: a file may have thousands of segments."""
     whole = summary["size"]
-    rows = []
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for section in summary["sections"]:
-        bar = "█" * round(_BAR * section["size"] / whole) if whole else ""
-        size, share = size_text(section["size"]), share_text(section["size"], whole)
-        rows.append(f"  {size:>9}  {share:>7}  {section['label']}  {bar}".rstrip())
-    yield from _cut(rows)
+        sizes[section["kind"]] += section["size"]
+        counts[section["kind"]] += 1
+    padding = whole - sum(sizes.values())
+    if padding > 0:
+        sizes["padding"] = padding
     constants, state = summary["constants"]["count"], summary["state"]["count"]
-    named = len(summary["named_data"])
-    yield f"  {constants} constants, {state} initial values, {named} named blobs"
+    names = {
+        "program": "program",
+        "constants": f"{constants} constants",
+        "state": f"{state} initial values",
+        "delegate": f"{counts['delegate']} delegates' blobs",
+        "named": f"{counts['named']} named blobs",
+        "padding": "padding",
+    }
+    for kind, size in sizes.most_common():
+        bar = "█" * round(_BAR * size / whole) if whole else ""
+        share = share_text(size, whole)
+        name = names.get(kind, kind)
+        yield f"  {size_text(size):>9}  {share:>7}  {name:<{_NAME}}  {bar}".rstrip()
 
 
 def _cut(rows: list[str]) -> Iterator[str]:
