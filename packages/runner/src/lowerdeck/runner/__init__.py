@@ -1,5 +1,6 @@
 """Run, watch and compare .pte programs in Python."""
 
+from lowerdeck.runner.compare import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, Place
 from lowerdeck.runner.delegates import (
     BackendRuntime,
@@ -33,6 +34,9 @@ __all__ = [
     "Profile",
     "Event",
     "Place",
+    "compare",
+    "Comparison",
+    "Difference",
     "DebugMaps",
     "InstructionSource",
     # Errors

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils import _pytree
 
 
@@ -89,3 +90,22 @@ def leaf_paths(spec: _pytree.TreeSpec) -> list[str]:
     """Return a readable path to each leaf of ``spec``, such as ``[0][1]['mask']``."""
     tree = _pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     return [_pytree.keystr(path) for path, _ in _pytree.tree_flatten_with_path(tree)[0]]
+
+
+def leaves(tree: object) -> list[Any]:
+    """Return the leaves of ``tree``."""
+    return _pytree.tree_leaves(tree)
+
+
+def flat_graph_inputs(
+    program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Return what the graph of ``program`` takes: parameters, buffers and constants, then inputs.
+
+    Args:
+        program: The exported program.
+        args: Its inputs by position.
+        kwargs: Its inputs by name.
+    """
+    flat: Sequence[Any] = program._graph_module_flat_inputs(tuple(args), dict(kwargs))
+    return flat

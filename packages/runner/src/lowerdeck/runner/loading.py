@@ -20,7 +20,7 @@ ReadableBuffer = bytes | bytearray | memoryview
 def load(
     program: str | os.PathLike[str] | ReadableBuffer | Program,
     *,
-    data: Mapping[str, ReadableBuffer] | None = None,
+    data: str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None = None,
     backends: Mapping[str, BackendRuntime] | None = None,
     memory: Literal["strict", "poison"] = "strict",
     debug: DebugMaps | None = None,
@@ -31,7 +31,7 @@ def load(
 
     Args:
         program: The path of a ``.pte``, its bytes, or a program in memory.
-        data: The bytes of the external tensors by name.
+        data: The ``.ptd`` beside it (path or bytes), or the bytes of external tensors by name.
         backends: Runtime halves of backends by id, before the installed ones.
         memory: ``"poison"`` checks the memory plan: writes onto values that are still needed are
             refused, and dead memory is filled with 0xFF, so that reading it gives NaN.
@@ -50,7 +50,7 @@ def load(
         raise ValueError(f"memory is {memory!r}; 'strict' or 'poison' was expected")
     return LoadedProgram(
         program if isinstance(program, Program) else _read(program),
-        external={key: as_view(value) for key, value in (data or {}).items()},
+        external=_external(data),
         backends=backends or {},
         poison=memory == "poison",
         debug=debug,
@@ -66,3 +66,13 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
         return deserialize_pte(source)
     except SerializerError as error:
         raise ProgramError(f"the program cannot be read: {error}") from error
+
+
+def _external(
+    data: str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None,
+) -> dict[str, memoryview]:
+    if data is None:
+        return {}
+    if isinstance(data, Mapping):
+        return {key: as_view(value) for key, value in data.items()}
+    raise ProgramError("this version reads no .ptd; give the bytes of each tensor by name")

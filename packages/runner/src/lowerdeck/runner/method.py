@@ -41,6 +41,7 @@ class LoadedMethod:
 
     Attributes:
         name: Its name.
+        plan: The method as the file describes it.
         signature: The structure of its inputs and outputs.
     """
 
@@ -55,6 +56,7 @@ class LoadedMethod:
         debug: DebugMaps | None,
     ) -> None:
         self.name = plan.name
+        self.plan = plan
         self._places = Places(plan, debug)
         self._checker: MemoryChecker | None = None
         self.signature = _read_signature(plan)

@@ -1,0 +1,123 @@
+"""The command ``lowerdeck backends``: what is installed, and what each supports."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+_GROUPS = {
+    "ahead of time": "lowerdeck.backends",
+    "partitioner": "lowerdeck.partitioners",
+    "runtime": "lowerdeck.runtimes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledBackend:
+    """One backend as entry points tell of it.
+
+    Attributes:
+        name: Its id.
+        halves: Which of its parts are installed, with where they are defined.
+        distribution: The distribution that registers it, with its version.
+        description: First line of its documentation.
+        operators: Operators that it supports, as far as a part of it tells them.
+        problem: Why a part of it cannot be imported; empty if all can.
+    """
+
+    name: str
+    halves: dict[str, str]
+    distribution: str
+    description: str
+    operators: tuple[str, ...]
+    problem: str
+
+
+class BackendsCommand:
+    """Lists the installed backends."""
+
+    help = "list the installed backends: their halves, and what each supports"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command.
+
+        Args:
+            parser: The parser of this command.
+        """
+        parser.add_argument("--json", action="store_true", help="print JSON for machines")
+        parser.add_argument("--operators", action="store_true", help="list the operators of each")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the list, and return the exit code.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            0.
+        """
+        found = installed_backends()
+        if args.json:
+            print(json.dumps([asdict(backend) for backend in found], indent=2))
+            return 0
+        if not found:
+            print("no backends are installed; lowerdeck-demo-backends has some")
+        for backend in found:
+            print("\n".join(_lines(backend, with_operators=args.operators)))
+        return 0
+
+
+def installed_backends() -> list[InstalledBackend]:
+    """Return all backends of which any half is installed, by name."""
+    entries: dict[str, dict[str, EntryPoint]] = {}
+    for half, group in _GROUPS.items():
+        for entry in entry_points(group=group):
+            entries.setdefault(entry.name, {})[half] = entry
+    return [_examined(name, halves) for name, halves in sorted(entries.items())]
+
+
+def _examined(name: str, halves: dict[str, EntryPoint]) -> InstalledBackend:
+    parts, problems = [], []
+    for half, entry in halves.items():
+        try:
+            parts.append(entry.load())
+        except Exception as error:  # a broken backend must not hide the others
+            problems.append(f"{half}: {type(error).__name__}: {error}")
+    return InstalledBackend(
+        name,
+        {half: entry.value for half, entry in halves.items()},
+        _distribution(next(iter(halves.values()))),
+        (inspect.getdoc(parts[0]) or "").partition("\n")[0] if parts else "",
+        tuple(sorted({name for part in parts for name in _operators(part)})),
+        "; ".join(problems),
+    )
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+
+
+def _operators(part: object) -> Iterable[str]:
+    """Return what ``supported_operators`` of a part tells, be it a function or a collection."""
+    told = getattr(part, "supported_operators", ())
+    try:
+        return [str(operator) for operator in (told() if callable(told) else told)]
+    except TypeError:
+        return []
+
+
+def _lines(backend: InstalledBackend, *, with_operators: bool) -> list[str]:
+    lines = [f"{backend.name}  ({', '.join(backend.halves)}; {backend.distribution})"]
+    if backend.description:
+        lines.append(f"    {backend.description}")
+    if backend.operators:
+        lines.append(f"    supports {len(backend.operators)} operators")
+    if with_operators:
+        lines += [f"        {operator}" for operator in backend.operators]
+    if backend.problem:
+        lines.append(f"    cannot be used: {backend.problem}")
+    return lines

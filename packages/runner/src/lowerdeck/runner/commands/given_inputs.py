@@ -1,0 +1,122 @@
+"""Inputs for a method from what is typed on a command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowerdeck.runner.dtypes import DTYPES
+from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.layout import strides_of
+from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor
+
+HELP = (
+    "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "
+    "or a file that torch.save wrote (a tensor, or a list of all inputs); random without any"
+)
+_FILLS = {"zeros", "ones", "rand"}
+
+
+def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[Any]:
+    """Return the inputs of a method.
+
+    Args:
+        plan: The method as the file describes it.
+        texts: What was typed, one text for each input; fewer leave the others random.
+        seed: Seed of the random ones.
+
+    Raises:
+        InputError: A text does not describe an input.
+        OSError: A file cannot be read.
+    """
+    values = [plan.values[index].val for index in plan.inputs]
+    files = [text for text in texts if Path(text).is_file()]
+    if len(texts) == 1 and files:
+        loaded = _load(texts[0])
+        if isinstance(loaded, (list, tuple)):
+            return list(loaded)
+    if len(texts) > len(values):
+        raise InputError(f"{len(texts)} inputs are given; the method takes {len(values)}")
+    generator = torch.Generator().manual_seed(seed)
+    padded = [*texts, *["rand"] * (len(values) - len(texts))]
+    return [
+        _one(value, text, f"--input {text}", generator)
+        for value, text in zip(values, padded, strict=True)
+    ]
+
+
+def _one(value: object, text: str, name: str, generator: torch.Generator) -> Any:
+    fill, _, shape = text.partition(":")
+    if not isinstance(value, Tensor):
+        return _fixed(value) if fill in _FILLS else _number(text, name)
+    if fill in _FILLS:
+        return _filled(value, fill, shape, name, generator)
+    if Path(text).is_file():
+        return _load(text)
+    return torch.tensor(_number(text, name), dtype=DTYPES[value.scalar_type])
+
+
+def _fixed(value: object) -> Any:
+    match value:
+        case Int(number):
+            return number
+        case Bool(truth):
+            return truth
+        case Double(real):
+            return real
+        case String(text):
+            return text
+        case _:
+            return None
+
+
+def _filled(
+    value: Tensor, fill: str, shape: str, name: str, generator: torch.Generator
+) -> torch.Tensor:
+    """Return a tensor of the file's type and layout; its shape is the upper bound by default."""
+    try:
+        sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
+    except ValueError as error:
+        raise InputError(f"{name}: {shape!r} is no shape such as 2x3", argument=name) from error
+    if len(sizes) != len(value.sizes) or min(sizes, default=0) < 0:
+        raise InputError(f"{name}: {len(value.sizes)} sizes were expected", argument=name)
+    dtype = DTYPES[value.scalar_type]
+    tensor = torch.zeros(sizes, dtype=dtype)
+    if fill == "ones":
+        tensor.fill_(1)
+    elif fill == "rand":
+        random = torch.rand(sizes, generator=generator)
+        # Integers are most often indices, for which 0 and 1 are seldom out of range.
+        integral = not (dtype.is_floating_point or dtype.is_complex)
+        tensor.copy_(random.round() if integral else random * 2 - 1)
+    dense = torch.empty(0, dtype=dtype).set_(
+        torch.empty(tensor.numel(), dtype=dtype).untyped_storage(),
+        0,
+        tensor.shape,
+        strides_of(sizes, value.dim_order),
+    )
+    return dense.copy_(tensor)
+
+
+def _number(text: str, name: str) -> float | int | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise InputError(f"{name} is neither a file nor an input: {HELP}", argument=name)
+
+
+def _load(path: str | os.PathLike[str]) -> Any:
+    try:
+        return torch.load(path, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path} holds no tensors that torch.save wrote: {error}") from error

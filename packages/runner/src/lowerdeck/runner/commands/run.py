@@ -1,0 +1,110 @@
+"""The command ``lowerdeck run``: one call of a method, its results, and what it took."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowerdeck.runner._torch_private import leaves
+from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
+from lowerdeck.runner.errors import RunnerError
+from lowerdeck.runner.loading import load
+from lowerdeck.runner.program import LoadedProgram
+
+
+class RunCommand:
+    """Runs a method of a ``.pte`` file."""
+
+    help = "run a method of a .pte file and show what it returns, and what took how long"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command.
+
+        Args:
+            parser: The parser of this command.
+        """
+        parser.add_argument("file", type=Path, metavar="FILE", help="the .pte file")
+        parser.add_argument("--method", help="name of the method (forward, or the only one)")
+        parser.add_argument("--data", type=Path, metavar="FILE", help="the .ptd file beside it")
+        parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
+        parser.add_argument("--seed", type=int, default=0, help="seed of random inputs (0)")
+        parser.add_argument("--repeat", type=int, default=1, help="number of calls (1)")
+        parser.add_argument("--profile", action="store_true", help="show what took how long")
+        parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
+        parser.add_argument(
+            "--output", type=Path, metavar="FILE", help="save results (torch.save)"
+        )
+        parser.add_argument(
+            "--memory",
+            choices=("strict", "poison"),
+            default="strict",
+            help="poison: check the memory plan, fill dead memory with NaN",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the method, and return the exit code.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            0, or 1 after an error, which is printed.
+        """
+        try:
+            _run(args)
+        except (RunnerError, OSError) as error:
+            print(f"lowerdeck run: {error}", file=sys.stderr)
+            return 1
+        return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    program = load(args.file, data=args.data, memory=args.memory)
+    method = program.method(_method_name(program, args.method))
+    inputs = make_inputs(method.plan, args.input, args.seed)
+    result: Any = None
+    start = time.perf_counter()
+    for _ in range(max(args.repeat, 1)):
+        result = method.signature.unflatten(method.run_flat(inputs))
+    seconds = (time.perf_counter() - start) / max(args.repeat, 1)
+    for number, value in enumerate(leaves(result)):
+        print(f"output {number}: {_described(value)}")
+    print(f"{method.name}: {seconds * 1e3:.3f} ms a call")
+    if args.output is not None:
+        torch.save(result, args.output)
+    if not args.profile and args.trace is None:
+        return
+    profile = method.profile(*inputs)
+    if args.profile:
+        print(profile.table())
+        print()
+        print(profile.table(by_name=True))
+    if args.trace is not None:
+        profile.save_trace(args.trace)
+        print(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
+
+
+def _method_name(program: LoadedProgram, wanted: str | None) -> str:
+    names = program.methods
+    return wanted if wanted is not None else names[0] if len(names) == 1 else "forward"
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    name = f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
+    if value.numel() == 0:
+        return name
+    flat = value.flatten()
+    head = ", ".join(f"{item:.6g}" for item in flat[:6].tolist())
+    more = ", ..." if flat.numel() > 6 else ""
+    if not value.dtype.is_floating_point:
+        return f"{name} = [{head}{more}]"
+    wide = flat.double()
+    spread = f"min {wide.min():.6g}, mean {wide.mean():.6g}, max {wide.max():.6g}"
+    return f"{name} = [{head}{more}], {spread}"

@@ -1,0 +1,287 @@
+"""A program beside eager: the first operator whose result differs, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.runner._torch_private import leaves
+from lowerdeck.runner.debug_info import Place
+from lowerdeck.runner.eager import EagerOp, record_calls, record_nodes
+from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.profile import Event
+from lowerdeck.runner.program import LoadedProgram
+
+_FAMILIES = {
+    "_conv_depthwise2d": "convolution",
+    "_log_softmax_backward_data": "log_softmax_backward",
+    "_native_batch_norm_legit": "batch_norm",
+    "_native_batch_norm_legit_no_training": "batch_norm",
+    "_reshape_alias": "view",
+    "_safe_softmax": "softmax",
+    "_softmax": "softmax",
+    "_log_softmax": "log_softmax",
+    "_unsafe_view": "view",
+    "addmm": "matmul",
+    "bmm": "matmul",
+    "clone_dim_order": "copy",
+    "clone": "copy",
+    "contiguous": "copy",
+    "conv1d": "convolution",
+    "conv2d": "convolution",
+    "empty_dim_order": "empty",
+    "et_view": "view",
+    "flatten": "view",
+    "linear": "matmul",
+    "max_pool2d": "max_pool2d_with_indices",
+    "mkldnn_convolution": "convolution",
+    "mm": "matmul",
+    "native_batch_norm": "batch_norm",
+    "_batch_norm_no_update": "batch_norm",
+    "reshape": "view",
+    "slow_conv2d_forward": "convolution",
+    "t": "permute",
+    "thnn_conv2d": "convolution",
+    "to_copy": "copy",
+    "to_dim_order_copy": "copy",
+    "transpose": "permute",
+}
+"""Operators that compute the same thing under several names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One result that differs from eager's.
+
+    Attributes:
+        instruction: Index of the instruction, or -1 for an output of the method.
+        name: What it calls, or ``output 0``.
+        place: Where it comes from in the user's code, as far as it is known.
+        eager_name: The operator of eager that should have given the same.
+        found: The program's value.
+        expected: Eager's value.
+        largest: The largest absolute difference; infinite where only one of the two is NaN.
+    """
+
+    instruction: int
+    name: str
+    place: Place
+    eager_name: str
+    found: torch.Tensor
+    expected: torch.Tensor
+    largest: float
+
+    def __str__(self) -> str:
+        where = "; ".join(filter(None, (self.place.module_path, self.place.source_line)))
+        start = (
+            f"instruction {self.instruction} ({self.name})" if self.instruction >= 0 else self.name
+        )
+        return (
+            f"{start} differs from eager's {self.eager_name or 'result'} by up to "
+            f"{self.largest:.4g}{' at ' + where if where else ''}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison with eager found.
+
+    Attributes:
+        differences: Everything that differs, in the order of the program; outputs come last.
+        compared: Number of results that were compared.
+        unmatched: Events of the program that nothing of eager's corresponds to.
+    """
+
+    differences: tuple[Difference, ...]
+    compared: int
+    unmatched: tuple[Event, ...]
+
+    @property
+    def first(self) -> Difference | None:
+        """Return the first difference, or None when all is equal."""
+        return self.differences[0] if self.differences else None
+
+    def __str__(self) -> str:
+        told = f"{self.compared} results compared, {len(self.unmatched)} without a counterpart"
+        if self.first is None:
+            return f"equal to eager ({told})"
+        return f"{self.first} ({told}, {len(self.differences)} differ)"
+
+
+def compare(
+    program: LoadedProgram,
+    eager_model: Callable[..., Any] | ExportedProgram,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    method: str = "forward",
+    rtol: float = 1e-4,
+    atol: float = 1e-4,
+) -> Comparison:
+    """Return what differs between a program and the model that it was made from.
+
+    Both run once on the same inputs, and the result of each instruction is held against that of
+    the operator it was made from. With an exported program as ``eager_model``, and a program
+    loaded with ``debug=``, the two are matched by node. Otherwise they are matched by order,
+    operator and shape, and what has no counterpart, such as a part of a decomposition, is only
+    listed.
+
+    Args:
+        program: The loaded program; its state, if it has any, moves on by one call.
+        eager_model: A module or function, or the exported program that was emitted.
+        inputs: The inputs of the original function by position.
+        kwargs: Its inputs by name.
+        method: Name of the method.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+
+    Raises:
+        InputError: The model and the method return different numbers of results.
+        ExecutionError: An instruction failed.
+
+    Example:
+        >>> comparison = compare(load("model.pte"), model, (x,))  # doctest: +SKIP
+        >>> print(comparison.first)  # doctest: +SKIP
+        instruction 17 (aten::addmm.out) differs from eager's aten::linear by up to 0.25 ...
+    """
+    given = kwargs or {}
+    # The program runs on copies, so that neither sees what the other writes into its inputs.
+    copies = [_copied(value) for value in inputs]
+    kept = {name: _copied(value) for name, value in given.items()}
+    profile = program.method(method).profile(*copies, **kept)
+    if isinstance(eager_model, ExportedProgram):
+        expected = eager_model.module()(*map(_copied, inputs), **given)
+        ops = record_nodes(eager_model, list(map(_copied, inputs)), given)
+        pairs = _by_node(profile.events, ops) or _by_order(profile.events, ops)
+    else:
+        expected, ops = record_calls(eager_model, list(map(_copied, inputs)), given)
+        pairs = _by_order(profile.events, ops)
+    differences, compared = [], 0
+    for event, op in pairs:
+        for found, value in zip(_tensors(event.values), op.values, strict=False):
+            compared += 1
+            largest = _distance(found, value, rtol, atol)
+            if largest is not None:
+                place = _place(event.place, op)
+                differences.append(
+                    Difference(
+                        event.instruction, event.name, place, op.name, found, value, largest
+                    )
+                )
+    differences += _outputs(profile.result, expected, rtol, atol)
+    matched = {id(event) for event, _ in pairs}
+    unmatched = tuple(e for e in profile.events if id(e) not in matched and _tensors(e.values))
+    return Comparison(tuple(differences), compared, unmatched)
+
+
+def _by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Event, EagerOp]]:
+    """Pair each node with the last event that gives its shapes and comes from it."""
+    by_node = {op.node: op for op in ops}
+    by_handle = {op.handle: op for op in ops if op.handle is not None}
+    last: dict[str, int] = {}
+    for number, event in enumerate(events):
+        op = _op_of(event, by_node, by_handle)
+        shapes = _shapes(_tensors(event.values))
+        # A kernel may give more than the operator, such as a layer norm its mean.
+        if op is not None and op.values and shapes[: len(op.values)] == _shapes(op.values):
+            last[op.node] = number
+    found = []
+    for number in sorted(last.values()):
+        op = _op_of(events[number], by_node, by_handle)
+        if op is not None:
+            found.append((events[number], op))
+    return found
+
+
+def _op_of(
+    event: Event, by_node: Mapping[str, EagerOp], by_handle: Mapping[int, EagerOp]
+) -> EagerOp | None:
+    if event.place.node in by_node:
+        return by_node[event.place.node]
+    return next((by_handle[h] for h in event.place.handles[-1:] if h in by_handle), None)
+
+
+def _by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Event, EagerOp]]:
+    """Pair events and operators by the longest common runs of operator and shape."""
+    ours = [event for event in events if _tensors(event.values)]
+    theirs = [op for op in ops if op.values]
+    matcher = SequenceMatcher(
+        None,
+        [(_family(event.name), *_shapes(_tensors(event.values))[:1]) for event in ours],
+        [(_family(op.name), *_shapes(op.values)[:1]) for op in theirs],
+        autojunk=False,
+    )
+    return [
+        (ours[block.a + i], theirs[block.b + i])
+        for block in matcher.get_matching_blocks()
+        for i in range(block.size)
+    ]
+
+
+def _family(name: str) -> str:
+    """Return one name for all operators that compute the same."""
+    short = name.rpartition("::")[2].partition(".")[0]
+    if short in _FAMILIES:
+        return _FAMILIES[short]
+    short = short.strip("_").removesuffix("_copy")
+    return _FAMILIES.get(short, short)
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _shapes(values: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+    return [tuple(value.shape) for value in values]
+
+
+def _distance(
+    found: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float
+) -> float | None:
+    """Return the largest difference of two tensors if it is beyond the tolerance, else None."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if found.numel() == 0:
+        return None
+    wide = torch.complex128 if found.is_complex() else torch.float64
+    one, other = found.to(wide), expected.to(wide)
+    if torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True):
+        return None
+    apart = (one - other).abs()
+    return float(torch.where(apart.isnan(), float("inf"), apart).max())
+
+
+def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Difference]:
+    ours, theirs = leaves(found), leaves(expected)
+    if len(ours) != len(theirs):
+        raise InputError(f"the method returns {len(ours)} results, the model {len(theirs)}")
+    differences = []
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        left, right = torch.as_tensor(one), torch.as_tensor(other)
+        largest = _distance(left, right.detach(), rtol, atol)
+        if largest is not None:
+            differences.append(
+                Difference(-1, f"output {number}", Place(), "", left, right, largest)
+            )
+    return differences
+
+
+def _place(place: Place, op: EagerOp) -> Place:
+    """Return ``place`` with eager's own line where the program knows none."""
+    line = place.source_line or op.source_line
+    return Place(place.handles, place.node or op.node, line, place.module_path)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value
