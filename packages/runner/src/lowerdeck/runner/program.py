@@ -12,7 +12,7 @@ from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.sources import ProgramData, as_view
-from lowerdeck.serializer import DataLocation, ExecutionPlan, Program, Tensor
+from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
 
 
 class LoadedProgram:
@@ -137,7 +137,7 @@ class LoadedProgram:
                     item.id,
                     find_runtime(item.id, self._backends),
                     as_view(blobs[at.index].data),
-                    item.compile_specs,
+                    [CompileSpec(s.key, as_view(s.value)) for s in item.compile_specs],
                     named,
                 )
             )

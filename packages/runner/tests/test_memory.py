@@ -1,0 +1,158 @@
+"""Memory plans: state shared between methods, overlaps found, dead memory poisoned."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowerdeck.runner import MemoryPlanError, ProgramError, load
+from lowerdeck.runner.liveness import members
+
+
+def relu(m: Any, x: int, out: int) -> int:
+    return int(m.call("aten::relu.out", x, out, out))
+
+
+def add(m: Any, left: int, right: int, out: int) -> None:
+    m.call("aten::add.out", left, right, m.integer(1), out, out)
+
+
+def test_a_write_onto_a_value_that_is_needed_later_is_refused(method: Any) -> None:
+    x, kept, other, out = (method.tensor([4], at=at) for at in (0, 16, 20, 64))
+    relu(method, x, kept)
+    relu(method, x, other)
+    add(method, kept, other, out)
+    program = method.ends([x], [out])
+    load(program).run("forward", torch.ones(4))
+    with pytest.raises(MemoryPlanError, match="writes value 2 onto value 1") as caught:
+        load(program, memory="poison").method()
+    assert (caught.value.instruction, caught.value.operator) == (1, "aten::relu.out")
+
+
+def test_a_result_on_its_own_input_is_refused_unless_the_kernel_bears_it(build: Any) -> None:
+    m = build.method("elementwise")
+    x, out = m.tensor([2, 2], at=0), m.tensor([2, 2], at=0)
+    relu(m, x, out)
+    m.ends([x], [out])
+    m = build.method("matmul")
+    x, out = m.tensor([2, 2], at=0), m.tensor([2, 2], at=0)
+    m.call("aten::mm.out", x, x, out, out)
+    m.ends([x], [out])
+    m = build.method("shifted")
+    x, out = m.tensor([2, 2], at=0), m.tensor([2, 2], at=4)
+    relu(m, x, out)
+    program = load(m.ends([x], [out]), memory="poison")
+    assert torch.equal(program.run("elementwise", torch.ones(2, 2))[0], torch.ones(2, 2))
+    for name in ("matmul", "shifted"):
+        with pytest.raises(MemoryPlanError, match="onto its own input"):
+            program.method(name)
+
+
+def test_what_is_read_before_it_is_written_counts_as_state(method: Any) -> None:
+    x, first, out = (method.tensor([2], at=at) for at in (0, 16, 32))
+    again = method.tensor([2], at=16)  # another name for the bytes of ``first``
+    relu(method, x, first)
+    relu(method, first, out)
+    relu(method, again, out)
+    program = method.ends([x], [out])
+    assert load(program, memory="poison").run("forward", torch.ones(2))[0].tolist() == [1.0, 1.0]
+
+
+def test_a_branch_may_skip_a_write(method: Any) -> None:
+    condition, x = method.tensor([], torch.bool), method.tensor([2])
+    middle, out = method.tensor([2]), method.tensor([2])
+    relu(method, x, middle)
+    relu(method, middle, out)
+    method.jump(condition, 4)
+    relu(method, x, out)
+    program = method.ends([condition, x], [out])
+    for truth in (True, False):
+        inputs = (torch.tensor(truth), torch.ones(2))
+        assert load(program, memory="poison").run("forward", *inputs)[0].tolist() == [1.0, 1.0]
+
+
+def test_dead_bytes_are_filled(method: Any) -> None:
+    x, first, second, out = (method.tensor([2], at=at) for at in (0, 16, 32, 48))
+    relu(method, x, first)
+    relu(method, first, second)
+    relu(method, second, out)
+    loaded = load(method.ends([x], [out]), memory="poison").method()
+    loaded.run_flat([torch.ones(2)])
+    registers: Any = loaded._frame.registers
+    assert registers[x].isnan().all()
+    assert registers[first].isnan().all()
+    assert registers[out].tolist() == [1.0, 1.0]
+
+
+def test_state_is_never_poisoned(build: Any) -> None:
+    m = build.method()
+    named = m.tensor([2], name="cache", memory_id=2)
+    initial = m.tensor([2], initial=torch.ones(2), memory_id=1)
+    x, out = m.tensor([2], memory_id=1), m.tensor([2], memory_id=1)
+    add(m, x, named, out)
+    m.call("aten::copy_", named, out, m.boolean(False), named)
+    add(m, named, initial, out)
+    program = load(m.ends([x], [out]), memory="poison")
+    assert program.run("forward", torch.ones(2))[0].tolist() == [2.0, 2.0]
+    assert program.run("forward", torch.ones(2))[0].tolist() == [3.0, 3.0]
+
+
+def stateful(build: Any) -> Any:
+    """Two methods with state at the same place of memory 2; both also use memory 1."""
+    for name in ("fill", "read"):
+        m = build.method(name)
+        cache = m.tensor([2], name="cache", memory_id=2, at=0, initial=torch.tensor([7.0, 8.0]))
+        x, out = m.tensor([2]), m.tensor([2])
+        add(m, x, cache, out)
+        if name == "fill":
+            m.call("aten::copy_", cache, x, m.boolean(False), cache)
+        m.ends([x], [out])
+    return build.program
+
+
+def test_methods_share_a_memory_that_holds_only_state(build: Any) -> None:
+    program = load(stateful(build))
+    zeros = torch.zeros(2)
+    assert program.run("read", zeros)[0].tolist() == [7.0, 8.0]
+    assert program.run("fill", torch.ones(2))[0].tolist() == [8.0, 9.0]
+    assert program.run("read", zeros)[0].tolist() == [1.0, 1.0]
+    program.reset()
+    assert program.run("read", zeros)[0].tolist() == [7.0, 8.0]
+
+
+def test_memory_that_cannot_be_is_refused(build: Any) -> None:
+    m = build.method("outside")
+    x = m.tensor([4])
+    m.plan.non_const_buffer_sizes[1] = 8
+    m.ends([x], [x])
+    m = build.method("odd")
+    x = m.tensor([4], at=2)
+    m.ends([x], [x])
+    m = build.method("negative")
+    x = m.tensor([4])
+    m.plan.non_const_buffer_sizes[1] = -1
+    m.ends([x], [x])
+    m = build.method("huge")
+    m.plan.non_const_buffer_sizes.append(2**62)
+    m.ends([], [])
+    m = build.method("beyond")
+    x = m.tensor([4])
+    m.plan.values[x].val.allocation_info.memory_id = 9
+    program = load(m.ends([x], [x]))
+    for name, message in (
+        ("outside", "ends at byte 16 of a planned memory of 8 bytes"),
+        ("odd", "no multiple of its 4 bytes"),
+        ("negative", "has the size -1"),
+        ("huge", "cannot be had"),
+        ("beyond", "lies in memory 9; the method has 1"),
+    ):
+        with pytest.raises(ProgramError, match=message):
+            program.method(name)
+
+
+@given(st.sets(st.integers(0, 300)))
+@settings(max_examples=50, deadline=None)
+def test_members_are_the_bits_that_are_set(numbers: set[int]) -> None:
+    assert members(sum(1 << number for number in numbers)) == sorted(numbers)
