@@ -1,5 +1,6 @@
 """Lower parts of an ExportedProgram to compiler backends."""
 
+from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.compile_spec import CompileSpec
@@ -15,7 +16,15 @@ from lowerdeck.lowered_module.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
-from lowerdeck.lowered_module.lowering import to_backend
+from lowerdeck.lowered_module.inspection import (
+    format_delegated_graph,
+    get_delegates,
+    get_lowered_backend_modules,
+    get_lowered_submodules,
+    get_non_lowered_nodes,
+    print_delegated_graph,
+)
+from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.partitioner import (
     DELEGATION_TAG,
@@ -23,6 +32,7 @@ from lowerdeck.lowered_module.partitioner import (
     Partitioner,
     PartitionResult,
 )
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.lowered_module.registry import (
     backend_names,
     find_backend,
@@ -30,17 +40,21 @@ from lowerdeck.lowered_module.registry import (
     register_backend,
     unregister_backend,
 )
+from lowerdeck.lowered_module.rejects import WhyNoPartition, WhyNoPartitionReporter
 from lowerdeck.lowered_module.signature import (
     arrange_graph_outputs,
     arrange_graph_placeholders,
     create_exported_program_from_submodule,
 )
+from lowerdeck.lowered_module.summary import DelegationSummary, delegation_summary
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
 
 __all__ = [
     # Lowering
     "LoweredBackendModule",
+    "MethodProgramsPartitionerSpec",
     "executorch_call_delegate",
+    "Progress",
     "to_backend",
     # What a backend author writes
     "BackendDetails",
@@ -60,10 +74,22 @@ __all__ = [
     "find_partitioner",
     "register_backend",
     "unregister_backend",
+    # Looking at what was lowered
+    "DelegationSummary",
+    "WhyNoPartition",
+    "WhyNoPartitionReporter",
+    "delegation_summary",
+    "format_delegated_graph",
+    "get_delegates",
+    "get_lowered_backend_modules",
+    "get_lowered_submodules",
+    "get_non_lowered_nodes",
+    "print_delegated_graph",
     # Surgery on graphs and signatures
     "arrange_graph_outputs",
     "arrange_graph_placeholders",
     "create_exported_program_from_submodule",
+    "create_submodule_from_nodes",
     # Errors
     "AmbiguousBackendError",
     "BackendNotFoundError",

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,7 +108,7 @@ def lower_model(
         LoweringError: The factory cannot be used, or the runner is missing.
     """
     seconds: dict[str, float] = {}
-    with tqdm(total=len(STAGES), unit="stage", disable=None, leave=False) as bar:
+    with _torch_quiet(), tqdm(total=len(STAGES), unit="stage", disable=None, leave=False) as bar:
         with _stage(bar, seconds, "build"):
             module, inputs, named = load_example(factory)
         with _stage(bar, seconds, "export"):
@@ -128,7 +129,7 @@ def lower_model(
         if check is not False and _can_run(demanded=bool(check)):
             with _stage(bar, seconds, "check"):
                 difference = _difference(module, inputs, named, output)
-    return figures_of(before, program, emitted.program, output, seconds, difference)
+    return figures_of(before, program, emitted, output, seconds, difference)
 
 
 def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -164,6 +165,16 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
         )
     inputs = found[1] if isinstance(found[1], tuple) else (found[1],)
     return found[0].eval(), inputs, dict(found[2]) if len(found) == 3 else {}
+
+
+@contextmanager
+def _torch_quiet() -> Iterator[None]:
+    """Keep torch from telling users that torch's own copies of tree specs are outdated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning
+        )
+        yield
 
 
 @contextmanager

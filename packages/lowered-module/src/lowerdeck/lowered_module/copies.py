@@ -33,7 +33,13 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
         for call in delegate_calls(gm):
             delegate = delegate_of(gm, call)
             memo[id(delegate)] = delegate
-    return copy.deepcopy(graph_module, memo)
+    copied = copy.deepcopy(graph_module, memo)
+    for old, new in zip(graphs_of(graph_module), graphs_of(copied), strict=True):
+        for source, node in zip(old.graph.nodes, new.graph.nodes, strict=True):
+            # fx gives a copy of a node called "input" another name; signatures know the old one.
+            if node.name != source.name:
+                node.name = source.name
+    return copied
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:

@@ -2,91 +2,232 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, overload
 
 from torch.export import ExportedProgram
 
+from lowerdeck.lowered_module._torch_private import set_program_parts
+from lowerdeck.lowered_module.cache import ResultCache
 from lowerdeck.lowered_module.calling_convention import flatten_program
-from lowerdeck.lowered_module.copies import backend_copy, partitioner_copy, shared_copy
-from lowerdeck.lowered_module.cut import CutProgram, cut_program
+from lowerdeck.lowered_module.copies import partitioner_copy, shared_copy
+from lowerdeck.lowered_module.cut import Cut, CutProgram, cut_program
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
-from lowerdeck.lowered_module.errors import PartitionError, PreprocessError
+from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.preprocess import Progress, make_delegate, preprocess_each
-from lowerdeck.lowered_module.registry import find_backend
+from lowerdeck.lowered_module.preprocess import preprocess_each, preprocess_methods
+from lowerdeck.lowered_module.progress import Progress, shown
+from lowerdeck.lowered_module.signature import SubProgram
 from lowerdeck.lowered_module.splice import splice_delegates
+
+PartitionerLike = Callable[[ExportedProgram], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodProgramsPartitionerSpec:
+    """Several methods of one file, and who partitions each.
+
+    Attributes:
+        method_to_edge_program: The program of each method.
+        method_to_partitioner: The partitioner of each method; a method without one stays as it
+            is.
+    """
+
+    method_to_edge_program: Mapping[str, ExportedProgram]
+    method_to_partitioner: Mapping[str, PartitionerLike]
 
 
 @overload
 def to_backend(
-    first: str, second: ExportedProgram, third: list[Any], /
+    what: str,
+    program: ExportedProgram,
+    compile_specs: list[Any],
+    /,
+    *,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> LoweredBackendModule: ...
 
 
 @overload
 def to_backend(
-    first: ExportedProgram,
-    second: Callable[[ExportedProgram], Any],
+    what: ExportedProgram,
+    partitioner: PartitionerLike,
     /,
     *,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ExportedProgram: ...
 
 
+@overload
 def to_backend(
-    first: Any, second: Any = None, third: Any = None, /, *, progress: Progress | None = None
+    what: MethodProgramsPartitionerSpec,
+    /,
+    *,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, ExportedProgram]: ...
+
+
+def to_backend(
+    what: Any,
+    second: Any = None,
+    third: Any = None,
+    /,
+    *,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> Any:
-    """Return a program, parts of which are given to backends."""
-    if isinstance(first, str):
-        return _lower_whole(first, second, third)
-    return _lower_parts(first, second, progress or _quiet)
+    """Return a program, or several, of which parts are given to backends.
 
+    ``to_backend(backend_id, program, compile_specs)`` gives the whole program to one backend and
+    returns a ``LoweredBackendModule``. ``to_backend(program, partitioner)`` gives away what the
+    partitioner tags, nested graphs included, and returns a new program.
+    ``to_backend(MethodProgramsPartitionerSpec(...))`` does so for several methods, each backend
+    seeing its partitions of all methods at once (``preprocess_multimethod``).
 
-def _quiet(done: int, total: int, place: str) -> None:
-    del done, total, place
+    What is passed in is never changed, whether lowering succeeds or not. Weights are not copied.
+    Results come in the same order, and are the same, with or without executor and cache.
 
+    Args:
+        what: A backend id, a program, or a ``MethodProgramsPartitionerSpec``.
+        second: The program, or the partitioner: any callable from a program to something with
+            ``tagged_exported_program`` and ``partition_tags``.
+        third: The compile specs, with a backend id.
+        executor: Any ``concurrent.futures.Executor``: partitions are sent to it and preprocessed
+            side by side. Backends must be importable there.
+        cache: A directory of results by content (graph, weights, specs, backend version); it may
+            be shared by concurrent lowerings.
+        progress: Called with the number of partitions done, of all, and the place of the last; if
+            None, a bar is shown where standard error is a terminal.
 
-def _lower_whole(
-    backend_id: str, program: ExportedProgram, compile_specs: list[Any]
-) -> LoweredBackendModule:
-    backend = find_backend(backend_id)
-    kept = shared_copy(program)
-    convention = flatten_program(kept)
-    assign_debug_handles(kept.graph_module)
-    try:
-        result = backend.preprocess(backend_copy(kept), list(compile_specs))
-    except Exception as error:
-        raise PreprocessError(
-            f"backend {backend_id!r} failed on the whole program with "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return make_delegate(
-        kept, backend_id, list(compile_specs), result, "the whole program", convention
+    Returns:
+        A ``LoweredBackendModule``, a program, or a program for each method.
+
+    Raises:
+        BackendNotFoundError: A backend is not known; AmbiguousBackendError: two are.
+        PartitionError: A partitioner changed the graph or tagged what cannot be delegated.
+        OwnershipError: A partition cannot own what it was given.
+        PreprocessError: A backend failed; the message names the partition and its source lines.
+        lowerdeck.graph_fuser.CycleError: A value leaves a partition and comes back; the message
+            shows the path.
+
+    Example:
+        >>> import torch
+        >>> class Bytes(BackendDetails):
+        ...     @staticmethod
+        ...     def preprocess(edge_program, compile_specs):
+        ...         return PreprocessResult(b"compiled")
+        >>> class Relus(Partitioner):
+        ...     def partition(self, exported_program):
+        ...         for node in exported_program.graph.nodes:
+        ...             if node.target is torch.ops.aten.relu.default:
+        ...                 node.meta["delegation_tag"] = "relu"
+        ...         return PartitionResult(exported_program, {"relu": DelegationSpec("Bytes", [])})
+        >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+        >>> lowered = to_backend(program, Relus())
+        >>> [delegate.backend_id for delegate in get_lowered_backend_modules(lowered.graph_module)]
+        ['Bytes']
+    """
+    kept = None if cache is None else ResultCache(cache)
+    if isinstance(what, str):
+        return _lower_whole(what, second, list(third or []), executor, kept, progress)
+    if isinstance(what, ExportedProgram):
+        cut = _partitioned(what, second)
+        with shown(progress, len(cut.cuts)) as show:
+            results = preprocess_each(cut.cuts, show, executor=executor, cache=kept)
+        return _spliced(cut, results)
+    if hasattr(what, "method_to_edge_program") and hasattr(what, "method_to_partitioner"):
+        return _lower_methods(what, executor, kept, progress)
+    raise PartitionError(
+        f"found a {type(what).__name__}, expected a backend id, an ExportedProgram or a "
+        "MethodProgramsPartitionerSpec"
     )
 
 
-def _lower_parts(
-    program: ExportedProgram, partitioner: Callable[[ExportedProgram], Any], progress: Progress
-) -> ExportedProgram:
-    cut = _partitioned(program, partitioner)
-    return splice_delegates(cut, list(preprocess_each(cut.cuts, progress)))
+def _lower_whole(
+    backend_id: str,
+    program: ExportedProgram,
+    compile_specs: list[Any],
+    executor: Executor | None,
+    cache: ResultCache | None,
+    progress: Progress | None,
+) -> LoweredBackendModule:
+    if not isinstance(program, ExportedProgram):
+        raise PartitionError(
+            f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
+            "ExportedProgram: export the module first"
+        )
+    kept = shared_copy(program)
+    convention = flatten_program(kept)
+    assign_debug_handles(kept.graph_module)
+    cut = Cut(
+        tag="",
+        backend_id=backend_id,
+        compile_specs=compile_specs,
+        owner=kept.graph_module,
+        call=kept.graph.output_node(),
+        part=SubProgram(kept, {}, {}),
+        place="that is the whole program",
+    )
+    with shown(progress, 1) as show:
+        (result,) = preprocess_each([cut], show, executor=executor, cache=cache)
+    return make_delegate(kept, backend_id, compile_specs, result, convention)
 
 
-def _partitioned(
-    program: ExportedProgram, partitioner: Callable[[ExportedProgram], Any]
-) -> CutProgram:
+def _lower_methods(
+    spec: Any, executor: Executor | None, cache: ResultCache | None, progress: Progress | None
+) -> dict[str, ExportedProgram]:
+    programs = dict(spec.method_to_edge_program)
+    unknown = [name for name in spec.method_to_partitioner if name not in programs]
+    if unknown:
+        raise PartitionError(
+            f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
+            f"{', '.join(programs) or 'none'}: give a program for each"
+        )
+    cut = {
+        name: _partitioned(programs[name], partitioner)
+        for name, partitioner in spec.method_to_partitioner.items()
+    }
+    parts = {name: one.cuts for name, one in cut.items()}
+    with shown(progress, sum(map(len, parts.values()))) as show:
+        results = preprocess_methods(parts, show, executor=executor, cache=cache)
+    return programs | {name: _spliced(one, results[name]) for name, one in cut.items()}
+
+
+def _spliced(cut: CutProgram, results: list[Any]) -> ExportedProgram:
+    delegates = [
+        make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
+        for part, result in zip(cut.cuts, results, strict=True)
+    ]
+    return splice_delegates(cut, delegates)
+
+
+def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it."""
+    if not callable(partitioner):
+        raise PartitionError(
+            f"found a {type(partitioner).__name__} as partitioner, expected a Partitioner"
+        )
     result = partitioner(partitioner_copy(program))
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)
     name = type(partitioner).__name__
     if not isinstance(tagged, ExportedProgram) or not isinstance(tags, Mapping):
         raise PartitionError(
-            f"partitioner {name} returned {type(result).__name__} with "
-            f"{type(tagged).__name__} and {type(tags).__name__}: return a PartitionResult of the "
-            "tagged program and a mapping from tags to DelegationSpecs"
+            f"partitioner {name} returned a {type(result).__name__} with a "
+            f"{type(tagged).__name__} and a {type(tags).__name__}: return a PartitionResult of "
+            "the tagged program and a mapping from tags to DelegationSpecs"
         )
     edit = first_edit(program.graph_module, tagged.graph_module)
     if edit is not None:
@@ -94,6 +235,7 @@ def _partitioned(
             f"partitioner {name} changed the graph: {edit}. A partitioner only tags nodes; "
             "transform the program before partitioning, or in preprocess"
         )
-    tagged._state_dict = dict(program.state_dict)
-    tagged._constants = dict(program.constants)
+    set_program_parts(
+        tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
+    )
     return cut_program(tagged, tags)

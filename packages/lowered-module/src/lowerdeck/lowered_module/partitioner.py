@@ -50,6 +50,10 @@ class Partitioner(ABC):
     Args:
         spec: Settings of the partitioner, kept as a read-only mapping.
 
+    Attributes:
+        refused: Why the last call of ``partition`` left nodes alone, by node name; a partitioner
+            that says so assigns it.
+
     Example:
         >>> class Everything(Partitioner):
         ...     def partition(self, exported_program):
@@ -58,6 +62,8 @@ class Partitioner(ABC):
         ...                 node.meta["delegation_tag"] = "all"
         ...         return PartitionResult(exported_program, {"all": DelegationSpec("Mine", [])})
     """
+
+    refused: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, spec: Mapping[str | int | float | bool, object] = MappingProxyType({})

@@ -1,112 +1,175 @@
-"""Hand partitions to their backends and make delegates of what comes back."""
+"""Hand partitions to their backends: one by one, side by side, or all methods at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, as_completed
 from typing import Any
 
-from torch.export import ExportedProgram
-
-from lowerdeck.lowered_module._torch_private import set_program_parts
-from lowerdeck.lowered_module.calling_convention import CallingConvention
+from lowerdeck.lowered_module.backend import BackendDetails
+from lowerdeck.lowered_module.cache import ResultCache
+from lowerdeck.lowered_module.content_key import content_key
 from lowerdeck.lowered_module.copies import backend_copy
 from lowerdeck.lowered_module.cut import Cut
+from lowerdeck.lowered_module.delegate import check_result, failure
 from lowerdeck.lowered_module.errors import PreprocessError
-from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.prepared import own_mutable_state
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.lowered_module.registry import find_backend
-
-Progress = Callable[[int, int, str], None]
-"""Called with the number of partitions done, the number of all, and the last one's place."""
+from lowerdeck.lowered_module.transport import pack, preprocess_parcel
 
 
-def make_delegate(
-    program: ExportedProgram,
-    backend_id: str,
-    compile_specs: list[Any],
-    result: Any,
-    place: str,
-    convention: CallingConvention | None = None,
-) -> LoweredBackendModule:
-    """Return the delegate of one partition.
+def preprocess_each(
+    cuts: Sequence[Cut],
+    progress: Progress,
+    *,
+    executor: Executor | None = None,
+    cache: ResultCache | None = None,
+) -> list[Any]:
+    """Return the result of each partition, in order, whoever computed it.
 
     Args:
-        program: The partition.
-        backend_id: Its backend.
-        compile_specs: What the backend was told.
-        result: What the backend returned.
-        place: The partition, in words for errors.
-        convention: How to call it, where that is not with flat positional arguments.
-
-    Raises:
-        PreprocessError: ``result`` is no result.
-    """
-    blob = getattr(result, "processed_bytes", None)
-    if isinstance(blob, bytearray | memoryview):
-        blob = bytes(blob)
-    if not isinstance(blob, bytes):
-        raise PreprocessError(
-            f"backend {backend_id!r} returned {_kind(result)} for partition {place}, whose "
-            f"processed_bytes is {_kind(blob)}: return a PreprocessResult with bytes"
-        )
-    # What the delegate changes is its own from now on: the caller's program keeps its values.
-    set_program_parts(
-        program,
-        state_dict=own_mutable_state(program, program.state_dict),
-        constants=own_mutable_state(program, program.constants),
-    )
-    delegate = LoweredBackendModule(
-        program,
-        backend_id,
-        blob,
-        compile_specs,
-        getattr(result, "data_store_output", None),
-        convention,
-    )
-    delegate.meta["debug_handle_map"] = getattr(result, "debug_handle_map", None)
-    for name in ("delegate_info_meta", "_delegate_info_meta"):
-        if getattr(result, name, None) is not None:
-            delegate.meta["_delegate_info_meta"] = getattr(result, name)
-    return delegate
-
-
-def preprocess_each(cuts: Sequence[Cut], progress: Progress) -> Iterator[LoweredBackendModule]:
-    """Yield the delegate of each partition, in order.
+        cuts: The partitions.
+        progress: Called after each.
+        executor: Where backends run; in this process, one after the other, if None.
+        cache: Where results are looked up and kept.
 
     Raises:
         BackendNotFoundError: A partition goes to no known backend.
-        PreprocessError: A backend raised or returned no result.
+        PreprocessError: A backend raised or returned no result. What other partitions came to
+            stays in the cache.
     """
     backends = {name: find_backend(name) for name in dict.fromkeys(c.backend_id for c in cuts)}
-    for number, cut in enumerate(cuts):
-        program = cut.part.program
+    results: dict[int, Any] = {}
+    keys: dict[int, str | None] = {}
+    if cache is not None:
+        for number, cut in enumerate(cuts):
+            backend = backends[cut.backend_id]
+            program = cut.part.program
+            keys[number] = content_key(program, backend, cut.backend_id, cut.compile_specs)
+            found = cache.get(keys[number])
+            if found is not None:
+                results[number] = found
+
+    def keep(number: int, result: Any) -> None:
+        cut = cuts[number]
+        results[number] = check_result(result, cut.backend_id, cut.place)
+        if cache is not None:
+            cache.put(keys[number], result)
+        progress(len(results), len(cuts), cut.place)
+
+    todo = [number for number in range(len(cuts)) if number not in results]
+    if executor is None:
+        for number in todo:
+            keep(number, _run_here(cuts[number], backends[cuts[number].backend_id]))
+    else:
+        parcels: dict[Future[Any], int] = {}
+        for number in todo:
+            cut = cuts[number]
+            parcel = pack(cut.part.program, backends[cut.backend_id], cut.compile_specs)
+            parcels[executor.submit(preprocess_parcel, parcel)] = number
+        _gather(parcels, cuts, keep)
+    return [results[number] for number in range(len(cuts))]
+
+
+def preprocess_methods(
+    cuts: Mapping[str, Sequence[Cut]],
+    progress: Progress,
+    *,
+    executor: Executor | None = None,
+    cache: ResultCache | None = None,
+) -> dict[str, list[Any]]:
+    """Return the results of each method's partitions, each backend seeing all its partitions.
+
+    A backend that does not override ``preprocess_multimethod`` looks at each partition alone, so
+    that ``executor`` and ``cache`` serve it; one that does runs here, once.
+
+    Args:
+        cuts: The partitions of each method.
+        progress: Called after each partition, or after each backend that takes all at once.
+        executor: As in ``preprocess_each``.
+        cache: As in ``preprocess_each``.
+
+    Raises:
+        BackendNotFoundError: A partition goes to no known backend.
+        PreprocessError: A backend raised, or returned too few results or something else.
+    """
+    every = [(method, cut) for method, parts in cuts.items() for cut in parts]
+    results: dict[int, Any] = {}
+    for name in dict.fromkeys(cut.backend_id for _, cut in every):
+        mine = [(method, cut) for method, cut in every if cut.backend_id == name]
+        backend = find_backend(name)
+        if _looks_at_each(backend):
+            found = preprocess_each(
+                [cut for _, cut in mine], progress, executor=executor, cache=cache
+            )
+        else:
+            found = _run_together(backend, name, mine)
+            progress(len(results) + len(found), len(every), mine[-1][1].place)
+        results.update({id(cut): one for (_, cut), one in zip(mine, found, strict=True)})
+    return {method: [results[id(cut)] for cut in parts] for method, parts in cuts.items()}
+
+
+def _run_here(cut: Cut, backend: Any) -> Any:
+    try:
+        return backend.preprocess(backend_copy(cut.part.program), cut.compile_specs)
+    except Exception as error:
+        raise failure(cut, error) from error
+
+
+def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
+    """Keep what arrives; at the first failure cancel what has not begun and wait for the rest."""
+    failures: dict[int, BaseException] = {}
+    for future in as_completed(parcels):
+        number = parcels[future]
         try:
-            result = backends[cut.backend_id].preprocess(backend_copy(program), cut.compile_specs)
+            keep(number, future.result())
+        except CancelledError:
+            continue
+        except PreprocessError as error:
+            failures[number] = error
         except Exception as error:
-            raise failure(cut, error) from error
-        yield make_delegate(program, cut.backend_id, cut.compile_specs, result, cut.place)
-        progress(number + 1, len(cuts), cut.place)
+            failures[number] = failure(cuts[number], error)
+            failures[number].__cause__ = error
+        if number in failures:
+            for other in parcels:
+                other.cancel()
+    if failures:
+        raise failures[min(failures)]
 
 
-def failure(cut: Cut, error: BaseException) -> PreprocessError:
-    """Return what to raise when the backend of ``cut`` raised ``error``."""
-    lines = source_lines(cut.part.program)
-    return PreprocessError(
-        f"backend {cut.backend_id!r} failed on partition {cut.place} with "
-        f"{type(error).__name__}: {error}"
-        + (f"\nThe partition comes from\n{lines}" if lines else "")
-    )
+def _looks_at_each(backend: Any) -> bool:
+    method = getattr(backend, "preprocess_multimethod", None)
+    if method is None:
+        return True
+    own = getattr(method, "__func__", method)
+    base = getattr(BackendDetails.preprocess_multimethod, "__func__", None)
+    return own is base
 
 
-def source_lines(program: ExportedProgram, limit: int = 5) -> str:
-    """Return the last lines of source of the first nodes of ``program``, each once."""
-    found: dict[str, None] = {}
-    for node in program.graph.nodes:
-        trace = (node.meta.get("stack_trace") or "").strip()
-        if node.op == "call_function" and trace and len(found) < limit:
-            found["\n".join(trace.splitlines()[-2:])] = None
-    return "\n".join(found)
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> list[Any]:
+    programs: dict[str, list[Any]] = {}
+    specs: dict[str, list[Any]] = {}
+    for method, cut in mine:
+        programs.setdefault(method, []).append(backend_copy(cut.part.program))
+        specs.setdefault(method, []).append(cut.compile_specs)
+    try:
+        found = backend.preprocess_multimethod(programs, specs)
+    except Exception as error:
+        raise PreprocessError(
+            f"backend {name!r} failed on methods {', '.join(programs)} with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise PreprocessError(
+            f"backend {name!r} returned a {type(found).__name__} from preprocess_multimethod, "
+            "expected a mapping from methods to lists of results"
+        )
+    for method, parts in programs.items():
+        count = len(found.get(method, ()))
+        if count != len(parts):
+            raise PreprocessError(
+                f"backend {name!r} returned {count} results for the {len(parts)} partitions of "
+                f"method {method!r}: return one per partition, in order"
+            )
+    taken = {method: iter(found[method]) for method in programs}
+    return [check_result(next(taken[method]), name, cut.place) for method, cut in mine]

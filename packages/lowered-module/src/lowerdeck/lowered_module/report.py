@@ -11,6 +11,7 @@ from typing import cast
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.graphs import (
     computing_nodes,
     delegate_calls,
@@ -18,7 +19,7 @@ from lowerdeck.lowered_module.graphs import (
     graphs_of,
 )
 from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.serializer import FileRange, Program, Storage
+from lowerdeck.serializer import FileRange, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class LoweringFigures:
 def figures_of(
     before: ExportedProgram,
     after: ExportedProgram,
-    program: Program,
+    emitted: EmittedProgram,
     file: Path,
     seconds: Mapping[str, float],
     difference: float | None,
@@ -61,7 +62,7 @@ def figures_of(
     Args:
         before: The program before lowering.
         after: The program after lowering.
-        program: What was emitted.
+        emitted: What was emitted.
         file: Where it was written.
         seconds: Wall time of each stage.
         difference: Largest difference from eager, if measured.
@@ -74,8 +75,10 @@ def figures_of(
         partitions=Counter(delegate.backend_id for delegate in delegates_in(after.graph_module)),
         file=file,
         file_bytes=file.stat().st_size,
-        contents=_contents(program, file.stat().st_size),
-        planned_bytes=sum(sum(plan.non_const_buffer_sizes) for plan in program.execution_plan),
+        contents=_contents(emitted, file.stat().st_size),
+        planned_bytes=sum(
+            sum(plan.non_const_buffer_sizes) for plan in emitted.program.execution_plan
+        ),
         seconds=seconds,
         difference=difference,
     )
@@ -116,11 +119,13 @@ def report_lines(figures: LoweringFigures) -> Iterator[str]:
     yield f"file           {figures.file.resolve()}"
 
 
-def _contents(program: Program, file_bytes: int) -> dict[str, int]:
+def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
+    program = emitted.program
+    named = emitted.named_data.get_named_data_store_output()
     parts = {
         "constants": sum(_bytes(buffer.storage) for buffer in program.constant_buffer),
         "delegate blobs": sum(_bytes(blob.data) for blob in program.backend_delegate_data),
-        "named data": sum(_bytes(entry.data) for entry in program.named_data or ()),
+        "named data": sum(_bytes(blob) for blob in named.buffers),
         "initial state": sum(_bytes(buffer.storage) for buffer in program.mutable_data or ()),
     }
     parts["program and padding"] = max(0, file_bytes - sum(parts.values()))
@@ -135,4 +140,4 @@ def _size(count: int) -> str:
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"
-    return f"{count} bytes"
+    return f"{count} B"

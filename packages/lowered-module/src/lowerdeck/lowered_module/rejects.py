@@ -1,0 +1,89 @@
+"""Why nodes were not delegated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from torch.fx import Node
+
+REJECT = "lowerdeck.reject"
+"""Key of ``node.meta`` under which a partitioner leaves the reason for leaving a node alone."""
+
+
+class WhyNoPartition:
+    """Logs why a node was not delegated, and leaves the reason on the node.
+
+    Args:
+        logger: Where reasons are logged, at level debug.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.logger = logger
+        self.node: Node | None = None
+        self.reason = ""
+
+    def __call__(self, node: Node, reason: str) -> None:
+        """Record why ``node`` is left to the program."""
+        self.node, self.reason = node, reason
+        node.meta.setdefault(REJECT, reason)
+        self.logger.debug(str(self))
+
+    def __str__(self) -> str:
+        return f"WhyNoPartition: Node {self.node} was not partitioned because {self.reason}."
+
+
+class WhyNoPartitionReporter:
+    """Collects why nodes were not delegated; the first reason for each node counts.
+
+    Example:
+        >>> reporter = WhyNoPartitionReporter()
+        >>> graph = __import__("torch").fx.Graph()
+        >>> reporter.report_reject(graph.placeholder("x"), "it is an input")
+        >>> print(reporter.get_table_report())
+        node | operator    | reason
+        -----+-------------+---------------
+        x    | placeholder | it is an input
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[Node, str] = {}
+
+    @property
+    def reasons(self) -> Mapping[Node, str]:
+        """The reason for each node, in the order of reporting."""
+        return dict(self._reasons)
+
+    def report_reject(self, node: Node, reason: str) -> None:
+        """Record why ``node`` is left to the program.
+
+        Args:
+            node: The node.
+            reason: Why, in words that end a sentence.
+        """
+        self._reasons.setdefault(node, reason)
+        node.meta.setdefault(REJECT, reason)
+
+    def get_table_report(self) -> str:
+        """Return the reasons as a table."""
+        rows = [(node.name, operator_name(node), why) for node, why in self._reasons.items()]
+        return table(("node", "operator", "reason"), rows)
+
+
+def operator_name(node: Node) -> str:
+    """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``."""
+    if node.op != "call_function":
+        return node.op
+    name = getattr(node.target, "name", None)
+    text = name() if callable(name) else getattr(node.target, "__name__", str(node.target))
+    return str(text).replace("::", ".")
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return aligned columns as text."""
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+
+    def line(cells: tuple[str, ...]) -> str:
+        return " | ".join(cell.ljust(w) for cell, w in zip(cells, widths, strict=True)).rstrip()
+
+    return "\n".join([line(heads), "-+-".join("-" * w for w in widths), *map(line, rows)])
