@@ -12,6 +12,17 @@ from lowerdeck.emitter.errors import (
     UnsupportedError,
 )
 from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, RUNTIME_VERSION, KernelTable
+from lowerdeck.emitter.lifetimes import Lifetime
+from lowerdeck.emitter.memory_plan import (
+    MemoryPlan,
+    MemoryPlanner,
+    Place,
+    PlannedBlock,
+    PlanRequest,
+    check_plan,
+    fast_and_large,
+    one_memory,
+)
 from lowerdeck.emitter.program import EmittedProgram
 
 __all__ = [
@@ -23,6 +34,16 @@ __all__ = [
     "KernelTable",
     "OFFICIAL_KERNELS",
     "RUNTIME_VERSION",
+    # Memory
+    "MemoryPlan",
+    "PlannedBlock",
+    "MemoryPlanner",
+    "PlanRequest",
+    "Place",
+    "Lifetime",
+    "one_memory",
+    "fast_and_large",
+    "check_plan",
     # Errors
     "EmitterError",
     "InvalidDelegateError",

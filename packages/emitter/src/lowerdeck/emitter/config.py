@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
+from lowerdeck.emitter.memory_plan import MemoryPlanner, one_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class EmitConfig:
         decompositions: Decompositions to add to those of the emitter, which they override.
         constant_methods: Values that methods of their own return, such as
             ``{"get_max_seq_len": 128}``.
+        memory_planner: Places the activations; see :data:`lowerdeck.emitter.MemoryPlanner`.
         plan_inputs: Whether inputs get planned memory; else the caller must bring it.
         plan_outputs: Whether outputs get planned memory; else the caller must bring it.
         zeroed_memory: Whether the target fills planned memory with zeros before the first call,
@@ -34,6 +36,7 @@ class EmitConfig:
         default_factory=dict
     )
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    memory_planner: MemoryPlanner = one_memory
     plan_inputs: bool = True
     plan_outputs: bool = True
     zeroed_memory: bool = True

@@ -18,6 +18,7 @@ from lowerdeck.emitter.errors import EmitterError
 from lowerdeck.emitter.linearize import linearize
 from lowerdeck.emitter.memory_plan import plan_memory
 from lowerdeck.emitter.passes.pipeline import run_passes
+from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.emitter.read_graph import read_method
 from lowerdeck.emitter.source_code import stack_frames
@@ -74,15 +75,17 @@ class _Emission:
         method = read_method(name, decompose(exported, settings))
         run_passes(method, settings)
         code = linearize(method)
-        sizes = plan_memory(code, self._states)
+        write_in_place(code, settings.table)
+        memory = plan_memory(code, settings.memory_planner, self._states)
         builder = PlanBuilder(self._constants, self._states, self._delegates)
-        plan = builder.build(code, sizes)
+        plan = builder.build(code, memory.sizes)
         plan.container_meta_type = container_metadata(method.in_spec, method.out_spec)
         if settings.stack_traces:
             plan.chains[0].stacktrace = [stack_frames(step.origin) for step in code.steps]
         trace = DebugTrace(exported, self._handles)
         self._emitted.debug_handle_map[name] = trace.sources(code)
         self._emitted.delegate_debug_maps[name] = trace.delegates(code)
+        self._emitted.memory_plans[name] = memory
         self._emitted.program.execution_plan.append(plan)
 
     def add_constant(self, name: str) -> None:

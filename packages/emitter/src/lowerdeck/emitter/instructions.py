@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from torch import fx
@@ -116,6 +118,14 @@ class Loop:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Of the steps ``first`` to ``last`` (both counted) only some run."""
+
+    first: int
+    last: int
+
+
 @dataclass(eq=False, slots=True)
 class Code:
     """The steps of one method, with everything needed to plan its memory.
@@ -128,6 +138,7 @@ class Code:
         outputs: User outputs: values or literals.
         storages: Every block of memory that the steps touch, in order of first use.
         states: The mutable buffers that the steps touch.
+        branches: Where control flow skips steps.
     """
 
     name: str
@@ -137,3 +148,18 @@ class Code:
     outputs: list[Any]
     storages: list[Storage] = field(default_factory=list)
     states: list[TensorValue] = field(default_factory=list)
+    branches: list[Branches] = field(default_factory=list)
+
+    def drop_steps(self, removed: Collection[int]) -> None:
+        """Remove steps by their indices; jumps, loops and branches follow.
+
+        Args:
+            removed: Indices of the steps; none of them may be a jump.
+        """
+        moved = list(accumulate((i not in removed for i in range(len(self.steps))), initial=0))
+        labels = {step.target for step in self.steps if isinstance(step, JumpStep)}
+        for label in labels:
+            label.index = moved[label.index]
+        self.loops = [Loop(moved[loop.first], moved[loop.last]) for loop in self.loops]
+        self.branches = [Branches(moved[b.first], moved[b.last]) for b in self.branches]
+        self.steps = [step for i, step in enumerate(self.steps) if i not in removed]

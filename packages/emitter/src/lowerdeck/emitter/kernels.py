@@ -92,7 +92,11 @@ _CONTIGUOUS_ONLY = """
 _IN_PLACE_SAFE = """
     relu add sub mul div neg exp sigmoid tanh gelu sqrt rsqrt clamp hardtanh leaky_relu elu abs
     pow where maximum minimum logical_not sin cos erf log
+    _native_batch_norm_legit_no_training
 """
+
+# Those of them that have more outputs: the first one may be the memory of the first input.
+_FIRST_OUT_IN_PLACE = "_native_batch_norm_legit_no_training"
 
 # Kernels that copy ``self`` into the output and then write parts of it, which is the same work
 # when both are one memory.
@@ -109,6 +113,8 @@ class KernelTable:
         channels_last: Operators whose kernels take channels-last tensors.
         in_place_safe: Operators whose output may be the memory of an input that is alike.
         writes_into_self: Operators whose output may be the memory of their first argument.
+        first_out_in_place: Operators with several outputs of which the first may be the memory
+            of the first argument.
         version: The runtime version that the table was read from.
     """
 
@@ -117,6 +123,7 @@ class KernelTable:
     channels_last: frozenset[str]
     in_place_safe: frozenset[str]
     writes_into_self: frozenset[str]
+    first_out_in_place: frozenset[str]
     version: str = RUNTIME_VERSION
 
     def __contains__(self, full_name: object) -> bool:
@@ -138,6 +145,7 @@ class KernelTable:
             self.channels_last,
             self.in_place_safe,
             self.writes_into_self,
+            self.first_out_in_place,
             self.version,
         )
 
@@ -152,4 +160,5 @@ OFFICIAL_KERNELS = KernelTable(
     frozenset(_CHANNELS_LAST.split()),
     frozenset(_IN_PLACE_SAFE.split()),
     frozenset(_WRITES_INTO_SELF.split()),
+    frozenset(_FIRST_OUT_IN_PLACE.split()),
 )

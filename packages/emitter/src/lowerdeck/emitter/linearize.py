@@ -22,6 +22,7 @@ from lowerdeck.emitter.graph import (
     values_in,
 )
 from lowerdeck.emitter.instructions import (
+    Branches,
     Code,
     DelegateStep,
     JumpStep,
@@ -33,7 +34,7 @@ from lowerdeck.emitter.instructions import (
     TensorListArg,
 )
 from lowerdeck.emitter.overloads import out_variant
-from lowerdeck.emitter.values import Role, ScalarValue, Storage, TensorValue
+from lowerdeck.emitter.values import Role, ScalarValue, Storage, TensorValue, root_of
 
 _CLONE = Kernel("aten::clone", "out")
 _SELECT = Kernel("aten::select_copy", "int_out")
@@ -53,6 +54,7 @@ class _Linearizer:
         self._method = method
         self._steps: list[Step] = []
         self._loops: list[Loop] = []
+        self._branches: list[Branches] = []
         self._storages: list[Storage] = []
         self._states: list[TensorValue] = []
 
@@ -74,6 +76,7 @@ class _Linearizer:
             outputs=outputs,
             storages=self._storages,
             states=self._states,
+            branches=self._branches,
         )
 
     # Storages
@@ -83,6 +86,10 @@ class _Linearizer:
         if value.storage is None:
             if value.base is not None:
                 value.storage = self._touch(value.base)
+                # The bound of a reshaped tensor may be less exact than that of its base.
+                root, offset = root_of(value)
+                if root.constant is None:
+                    value.storage.nbytes = max(value.storage.nbytes, offset + value.nbytes)
             else:
                 role = value.fixed_role or Role.ACTIVATION
                 value.storage = Storage(value.nbytes, role, value.name)
@@ -150,7 +157,7 @@ class _Linearizer:
         label.index = len(self._steps)
 
     def _cond(self, cond: Cond) -> None:
-        on_false, end = Label(), Label()
+        on_false, end, first = Label(), Label(), len(self._steps)
         self._jump(cond.predicate, on_false, cond.origin)
         self._block(cond.branches[0])
         self._assign(cond.outs, cond.branches[0].results, cond.origin)
@@ -159,6 +166,7 @@ class _Linearizer:
         self._block(cond.branches[1])
         self._assign(cond.outs, cond.branches[1].results, cond.origin)
         self._place(end)
+        self._branches.append(Branches(first, len(self._steps) - 1))
 
     def _while(self, loop: While) -> None:
         self._assign(loop.carried, loop.initial, loop.origin)

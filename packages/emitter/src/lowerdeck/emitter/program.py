@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from lowerdeck.emitter.debug_map import DelegateSource, InstructionSource
+from lowerdeck.emitter.memory_plan import MemoryPlan
 from lowerdeck.serializer import NamedDataStore, Program, serialize_pte, write_pte
 
 
@@ -19,12 +20,14 @@ class EmittedProgram:
         debug_handle_map: For each method, where each instruction comes from, by its index.
         delegate_debug_maps: For each method, what the backend told about each delegate call, by
             the index of its instruction.
+        memory_plans: For each method, where each storage lies and when it is live.
         named_data: The blobs that backends look up by key at run time.
     """
 
     program: Program
     debug_handle_map: dict[str, dict[int, InstructionSource]] = field(default_factory=dict)
     delegate_debug_maps: dict[str, dict[int, DelegateSource]] = field(default_factory=dict)
+    memory_plans: dict[str, MemoryPlan] = field(default_factory=dict)
     named_data: NamedDataStore = field(default_factory=NamedDataStore)
 
     def to_bytes(self, **options: Any) -> bytes:

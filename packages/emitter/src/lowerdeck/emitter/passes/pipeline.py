@@ -9,6 +9,7 @@ from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
 from lowerdeck.emitter.passes.legalize_operands import legalize_operands
 from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
+from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
 
@@ -28,6 +29,7 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     legalize_scalars(method, config.table)
     legalize_operands(method)
     legalize_layouts(method, config.table)
+    remove_copies(method)
     share_views(method)
     drop_dead_code(method)
     select_kernels(method, config.table)

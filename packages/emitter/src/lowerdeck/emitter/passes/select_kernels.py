@@ -54,6 +54,8 @@ def select_kernels(method: Method, table: KernelTable) -> None:
 def needs_no_kernel(call: Call) -> bool:
     """Return whether ``call`` is done by planning memory alone."""
     outs = call.outs
+    if isinstance(call.target, Kernel):
+        return False
     if outs and all(isinstance(out, TensorValue) and out.base is not None for out in outs):
         return True
     return call.op_name in _NO_KERNEL_NEEDED

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from lowerdeck.emitter.graph import Call, Method, all_blocks
-from lowerdeck.emitter.values import Role, TensorValue
+from lowerdeck.emitter.runtime_ops import RESHAPE_IN_PLACE
+from lowerdeck.emitter.values import Role, TensorValue, root_of
 
 _RESHAPES_NAMES = """
     view view_copy _unsafe_view _reshape_alias unsqueeze unsqueeze_copy squeeze squeeze_copy
 """
 _RESHAPES = frozenset(_RESHAPES_NAMES.split())
+_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias"})
 _SAME_NAMES = """
     alias alias_copy detach detach_copy clone lift_fresh_copy _to_copy expand expand_copy
 """
@@ -25,11 +29,14 @@ _PERMUTES = frozenset(_PERMUTES_NAMES.split())
 def share_views(method: Method) -> None:
     """Set ``base`` on each tensor that is only another name for bytes that exist already.
 
+    Where a shape varies, or the caller brings the memory, the view is made at run time by
+    ``et_view``, which copies nothing either.
+
     Requires:
         Layouts are decided; the method is functional.
 
     Ensures:
-        A tensor with a base is static, and so is its base; both are contiguous or alike.
+        A tensor with a base needs no kernel but ``et_view``.
     """
     for block in all_blocks(method.block):
         for operation in block.body:
@@ -39,10 +46,15 @@ def share_views(method: Method) -> None:
 
 def _share(call: Call) -> None:
     source = call.args[0] if call.args else None
-    if not isinstance(source, TensorValue) or not _may_be_base(source):
-        return
     outs = [out for out in call.outs if isinstance(out, TensorValue)]
-    if any(out.dynamic or out.dtype != source.dtype for out in outs):
+    if not isinstance(source, TensorValue) or not outs:
+        return
+    if any(out.dtype.itemsize != source.dtype.itemsize for out in outs):
+        return
+    if any(out.dtype != source.dtype for out in outs) and not _reads_bits(call):
+        return
+    if _varies(source) or any(out.dynamic for out in outs):
+        _share_at_run_time(call, source, outs[0])
         return
     offsets = _offsets(call, source, outs)
     if offsets is None:
@@ -51,19 +63,39 @@ def _share(call: Call) -> None:
         out.base, out.base_offset = source, offset
 
 
-def _may_be_base(source: TensorValue) -> bool:
-    root = source
-    while root.base is not None:
-        root = root.base
-    return not source.dynamic and root.fixed_role is not Role.CALLER
+def _reads_bits(call: Call) -> bool:
+    """Return whether ``call`` reads the same bytes as another type."""
+    return call.op_name in _RESHAPES and isinstance(call.args[1], torch.dtype)
+
+
+def _varies(source: TensorValue) -> bool:
+    """Return whether the place or the shape of ``source`` is known only at run time."""
+    root, _ = root_of(source)
+    return source.dynamic or root.dynamic or root.fixed_role is Role.CALLER
+
+
+def _share_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> None:
+    """Turn a view into ``et_view`` if its shape can be given."""
+    if not (source.contiguous and out.contiguous) or out.dtype != source.dtype:
+        return
+    name = call.op_name
+    if name not in _RESHAPES and not (name in _PERMUTES and _keeps_order(call, source)):
+        return
+    size: list[Any]
+    if name in _VIEWS:
+        size = list(call.args[1])
+    else:
+        # One dimension may be left to the runtime to find.
+        size = [dim if isinstance(dim, int) else -1 for dim in out.shape]
+        if size.count(-1) > 1:
+            return
+    call.target, call.args = RESHAPE_IN_PLACE, [source, size]
+    out.base = source
 
 
 def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Sequence[int] | None:
     """Return where each output starts in the bytes of ``source``; None if it must be computed."""
-    name, args = call.op_name, call.args
-    if not outs:
-        return None
-    out = outs[0]
+    name, args, out = call.op_name, call.args, outs[0]
     if name in _SAME:
         return [0] if _alike(source, out) else None
     if not source.contiguous or any(not one.contiguous for one in outs):
@@ -71,7 +103,7 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
     if name in _RESHAPES:
         return [0]
     if name in _PERMUTES:
-        return [0] if _keeps_order(name, args, source) else None
+        return [0] if _keeps_order(call, source) else None
     if name in ("select", "select_copy") and _outermost(args[1], source):
         index = args[2]
         if not isinstance(index, int):
@@ -119,9 +151,9 @@ def _slice_offset(args: Sequence[Any], source: TensorValue) -> list[int] | None:
     return [first * row]
 
 
-def _keeps_order(name: str, args: Sequence[Any], source: TensorValue) -> bool:
+def _keeps_order(call: Call, source: TensorValue) -> bool:
     """Return whether a permutation moves only dimensions of size 1."""
-    rank = source.rank
+    rank, name, args = source.rank, call.op_name, call.args
     order = list(range(rank))
     if name.startswith("permute"):
         order = [dim % max(rank, 1) for dim in args[1]]
@@ -131,5 +163,5 @@ def _keeps_order(name: str, args: Sequence[Any], source: TensorValue) -> bool:
             order[one], order[other] = order[other], order[one]
     else:
         order.reverse()
-    moved = [dim for dim in order if source.sizes[dim] != 1]
+    moved = [dim for dim in order if source.shape[dim] != 1]
     return moved == sorted(moved)

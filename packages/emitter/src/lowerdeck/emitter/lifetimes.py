@@ -1,0 +1,112 @@
+"""When the bytes of each storage matter, control flow counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowerdeck.emitter.instructions import Code
+from lowerdeck.emitter.values import Role, Storage, TensorValue
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A storage and the steps during which its bytes matter.
+
+    Attributes:
+        storage: The storage.
+        nbytes: Its size, rounded up to the alignment.
+        first: First step, -1 for what is there before the method starts.
+        last: Last step, the number of steps for what must outlive the method.
+        accesses: How many steps read or write it.
+    """
+
+    storage: Storage
+    nbytes: int
+    first: int
+    last: int
+    accesses: int = 1
+
+    def overlaps(self, other: Lifetime) -> bool:
+        """Return whether both matter at some step."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def spans(code: Code) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the first and the last step of each storage, by the storage's ``id``.
+
+    The order of the steps is the order of time, but for loops: what a loop only reads is read
+    again by the next turn, and what it fills turn by turn is there from its first turn. Branches
+    need no rule, for only one of them runs.
+
+    Args:
+        code: The steps of a method.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    end = len(code.steps)
+    for value in code.inputs:
+        if isinstance(value, TensorValue):
+            first[id(value.storage)] = last[id(value.storage)] = -1
+    for index, step in enumerate(code.steps):
+        for value in (*step.reads, *step.writes):
+            first.setdefault(id(value.storage), index)
+            last[id(value.storage)] = index
+    for value in code.outputs:
+        if isinstance(value, TensorValue):
+            first.setdefault(id(value.storage), end)
+            last[id(value.storage)] = end
+    for loop in code.loops:
+        touched = {
+            id(value.storage)
+            for step in code.steps[loop.first : loop.last + 1]
+            for value in (*step.reads, *step.writes)
+        }
+        for key in touched:
+            if first[key] < loop.first:
+                last[key] = max(last[key], loop.last)
+            elif last[key] > loop.last:
+                first[key] = loop.first
+    return first, last
+
+
+def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
+    """Return the lifetime of every storage that needs a place among the activations.
+
+    Args:
+        code: The steps of a method.
+        alignment: Sizes are rounded up to a multiple of this many bytes.
+    """
+    first, last = spans(code)
+    accesses: dict[int, int] = {}
+    for step in code.steps:
+        for value in (*step.reads, *step.writes):
+            accesses[id(value.storage)] = accesses.get(id(value.storage), 0) + 1
+    planned = (Role.ACTIVATION, Role.INPUT, Role.OUTPUT)
+    return [
+        Lifetime(
+            storage,
+            -(-storage.nbytes // alignment) * alignment,
+            first[key],
+            last[key],
+            accesses.get(key, 0),
+        )
+        for storage in code.storages
+        if storage.role in planned and (key := id(storage)) in first
+    ]
+
+
+def most_live_bytes(lives: list[Lifetime]) -> int:
+    """Return the largest sum of sizes that matter at one step: no plan can need less.
+
+    Args:
+        lives: Lifetimes of one memory.
+    """
+    change: dict[int, int] = {}
+    for life in lives:
+        change[life.first] = change.get(life.first, 0) + life.nbytes
+        change[life.last + 1] = change.get(life.last + 1, 0) - life.nbytes
+    most = now = 0
+    for time in sorted(change):
+        now += change[time]
+        most = max(most, now)
+    return most

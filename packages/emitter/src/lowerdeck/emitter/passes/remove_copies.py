@@ -1,0 +1,109 @@
+"""Pass: read the source itself where a copy or a view changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowerdeck.emitter.graph import (
+    Block,
+    Call,
+    Method,
+    Operation,
+    WriteBack,
+    blocks_of,
+    substitute,
+    substitute_reads,
+)
+from lowerdeck.emitter.values import TensorValue, Value
+
+_COPIES = """
+    alias alias_copy clone detach detach_copy expand expand_copy lift_fresh_copy _to_copy view
+    view_copy _unsafe_view _reshape_alias slice slice_copy _clone_dim_order
+"""
+_MAY_CHANGE_NOTHING = frozenset(_COPIES.split())
+_PERMUTES = frozenset({"permute", "permute_copy"})
+_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias"})
+
+
+def remove_copies(method: Method) -> None:
+    """Exchange results that equal their source by the source, and join chains of views.
+
+    A copy matters only when its source is overwritten later. No operation overwrites anything
+    before the write-backs at the end, and those see to old values that are still wanted.
+
+    Requires:
+        Layouts are decided; the method is functional.
+
+    Ensures:
+        No call copies a tensor to the same type, shape and layout; no permutation or view reads
+        another one.
+    """
+    replaced: dict[Value, Any] = {}
+    _sweep(method.block, replaced, {})
+    method.outputs = substitute(method.outputs, replaced)
+    method.write_backs = [
+        WriteBack(w.target, replaced.get(w.source, w.source)) for w in method.write_backs
+    ]
+
+
+def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call]) -> None:
+    kept: list[Operation] = []
+    for operation in block.body:
+        substitute_reads(operation, replaced)
+        for inner in blocks_of(operation):
+            _sweep(inner, replaced, producers)
+        if isinstance(operation, Call):
+            _join(operation, producers)
+            if _changes_nothing(operation):
+                replaced[operation.outs[0]] = operation.args[0]
+                continue
+            for out in operation.outs:
+                producers[out] = operation
+        kept.append(operation)
+    block.body = kept
+    block.results = substitute(block.results, replaced)
+
+
+def _join(call: Call, producers: dict[Value, Call]) -> None:
+    """Read through the view or permutation that makes the argument of another one."""
+    name = call.op_name
+    if name not in _PERMUTES and name not in _VIEWS:
+        return
+    family = _PERMUTES if name in _PERMUTES else _VIEWS
+    before = producers.get(call.args[0])
+    if before is None or before.op_name not in family:
+        return
+    if family is _PERMUTES:
+        rank = before.args[0].rank
+        first = [dim % max(rank, 1) for dim in before.args[1]]
+        call.args = [before.args[0], [first[dim % max(rank, 1)] for dim in call.args[1]]]
+    elif call.outs[0].dtype == before.args[0].dtype:  # type: ignore[union-attr]
+        call.args = [before.args[0], *call.args[1:]]
+
+
+def _changes_nothing(call: Call) -> bool:
+    if len(call.outs) != 1 or not call.args:
+        return False
+    source, out = call.args[0], call.outs[0]
+    if not isinstance(source, TensorValue) or not isinstance(out, TensorValue):
+        return False
+    if source.dtype != out.dtype or source.dim_order != out.dim_order:
+        return False
+    if not _same_shape(source, out):
+        return False
+    if call.op_name in _PERMUTES:
+        rank = max(source.rank, 1)
+        return [dim % rank for dim in call.args[1]] == list(range(source.rank))
+    # A slice of the same length is the whole.
+    return call.op_name in _MAY_CHANGE_NOTHING
+
+
+def _same_shape(one: TensorValue, other: TensorValue) -> bool:
+    """Return whether two shapes are surely equal, symbols compared by their expressions."""
+    if one.sizes != other.sizes:
+        return False
+    return all(_dim(a) == _dim(b) for a, b in zip(one.shape, other.shape, strict=True))
+
+
+def _dim(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr

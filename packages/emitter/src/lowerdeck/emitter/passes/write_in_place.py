@@ -1,0 +1,160 @@
+"""Pass over the steps: let a kernel write where it reads, and buffers where they lie."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from lowerdeck.emitter.instructions import Code, KernelStep, Step
+from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.lifetimes import spans
+from lowerdeck.emitter.values import Role, Storage, TensorValue, root_of
+
+
+def write_in_place(code: Code, table: KernelTable) -> None:
+    """Merge storages where the output of a step may be the memory of its input.
+
+    Requires:
+        Every tensor of ``code`` has a storage of its own or shares that of its base.
+
+    Ensures:
+        A step whose output is its input's memory calls a kernel that the table calls safe, and
+        nothing reads the old content afterwards.
+    """
+    _Merger(code, table).run()
+
+
+class _Merger:
+    def __init__(self, code: Code, table: KernelTable) -> None:
+        self._code = code
+        self._table = table
+        self._values: dict[int, list[TensorValue]] = defaultdict(list)
+        self._uses: dict[int, list[int]] = defaultdict(list)
+        seen: set[int] = set()
+        for index, step in enumerate(code.steps):
+            for value in (*step.reads, *step.writes):
+                key = id(value.storage)
+                if not self._uses[key] or self._uses[key][-1] != index:
+                    self._uses[key].append(index)
+                self._remember(value, seen)
+        for value in (*code.inputs, *code.outputs):
+            if isinstance(value, TensorValue):
+                self._remember(value, seen)
+
+    def _remember(self, value: TensorValue, seen: set[int]) -> None:
+        if id(value) not in seen:
+            seen.add(id(value))
+            self._values[id(value.storage)].append(value)
+
+    def run(self) -> None:
+        self._write_states()
+        self._reuse_inputs()
+        gone = {id(storage) for storage in self._code.storages} - {
+            id(value.storage) for values in self._values.values() for value in values
+        }
+        self._code.storages = [s for s in self._code.storages if id(s) not in gone]
+
+    # Buffers
+
+    def _write_states(self) -> None:
+        """Let the producer of a buffer's new value write it into the buffer."""
+        code = self._code
+        removed = {
+            index
+            for index, step in enumerate(code.steps)
+            if self._is_write_back(step) and self._retarget(step, index)
+        }
+        if removed:
+            code.drop_steps(removed)
+
+    def _is_write_back(self, step: Step) -> bool:
+        return (
+            isinstance(step, KernelStep)
+            and step.origin is None
+            and len(step.reads) == len(step.writes) == 1
+            and step.writes[0].state
+        )
+
+    def _retarget(self, step: Step, index: int) -> bool:
+        source, state = step.reads[0], step.writes[0]
+        storage, target = source.storage, state.storage
+        if storage is None or target is None or not _whole(source):
+            return False
+        if storage.role is not Role.ACTIVATION or _form(source) != _form(state):
+            return False
+        uses = self._uses[id(storage)]
+        first = uses[0]
+        producer = self._code.steps[first]
+        if source not in producer.writes or not isinstance(producer, KernelStep):
+            return False
+        if self._inside_control_flow(first):
+            return False
+        between = [i for i in self._uses[id(target)] if first <= i < index]
+        if between and (between != [first] or not self._safe(producer, source, state)):
+            return False
+        self._merge(storage, target)
+        return True
+
+    def _inside_control_flow(self, index: int) -> bool:
+        if any(loop.first <= index <= loop.last for loop in self._code.loops):
+            return True
+        return any(part.first <= index <= part.last for part in self._code.branches)
+
+    def _safe(self, step: KernelStep, out: TensorValue, old: TensorValue) -> bool:
+        """Return whether ``step`` may write ``out`` into the memory of ``old``."""
+        name = step.kernel.name.partition("::")[2]
+        alike = [value for value in step.reads if value.storage is old.storage]
+        if any(not _whole(value) or _form(value) != _form(out) for value in alike):
+            return False
+        if len(step.writes) > 1 and name not in self._table.first_out_in_place:
+            return False
+        if name in self._table.in_place_safe:
+            return True
+        return name in self._table.writes_into_self and alike == [step.reads[0]]
+
+    # Activations
+
+    def _reuse_inputs(self) -> None:
+        first, last = spans(self._code)
+        for index, step in enumerate(self._code.steps):
+            if not isinstance(step, KernelStep) or not step.writes:
+                continue
+            out = step.writes[0]
+            storage = out.storage
+            if storage is None or storage.role is not Role.ACTIVATION or not _whole(out):
+                continue
+            if first[id(storage)] != index:
+                continue
+            for old in step.reads:
+                if self._dies(old, index, last) and self._safe(step, out, old):
+                    target = old.storage
+                    assert target is not None
+                    last[id(target)] = last[id(storage)]
+                    self._merge(storage, target)
+                    break
+
+    def _dies(self, old: TensorValue, index: int, last: dict[int, int]) -> bool:
+        storage = old.storage
+        if storage is None or storage.role not in (Role.ACTIVATION, Role.INPUT):
+            return False
+        return last[id(storage)] == index
+
+    def _merge(self, gone: Storage, into: Storage) -> None:
+        into.nbytes = max(into.nbytes, gone.nbytes)
+        moved = self._values.pop(id(gone))
+        for value in moved:
+            value.storage = into
+        self._values[id(into)] += moved
+        uses = self._uses.pop(id(gone))
+        self._uses[id(into)] = sorted({*self._uses[id(into)], *uses})
+
+
+def _whole(value: TensorValue) -> bool:
+    """Return whether ``value`` is all that lies in its storage."""
+    root, offset = root_of(value)
+    return offset == 0 and root.nbytes == value.nbytes
+
+
+def _form(value: TensorValue) -> tuple[object, ...]:
+    """Return what two tensors must share so that element i lies at the same place in both."""
+    shape = tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
+    return (value.dtype, shape, value.sizes, value.dim_order)
