@@ -196,7 +196,9 @@ class ProgramBuilder:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     return (
-        bytes(tensor.contiguous().view(torch.uint8).numpy().tobytes()) if tensor.numel() else b""
+        bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if tensor.numel()
+        else b""
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from lowerdeck.runner.debug_info import DebugMaps
@@ -11,7 +13,7 @@ from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.runner.sources import as_view
-from lowerdeck.serializer import Program, SerializerError, deserialize_pte, open_pte
+from lowerdeck.serializer import Program, SerializerError, deserialize_pte
 
 ReadableBuffer = bytes | bytearray | memoryview
 """The bytes of a file."""
@@ -59,13 +61,19 @@ def load(
 
 def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
     try:
-        if isinstance(source, (str, os.PathLike)):
-            # Views keep the map alive after the file is closed.
-            with open_pte(source) as file:
-                return file.program()
-        return deserialize_pte(source)
+        return deserialize_pte(_mapped(source))
     except SerializerError as error:
         raise ProgramError(f"the program cannot be read: {error}") from error
+
+
+def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:
+    """Return the bytes of a file; the views that are taken on them keep the map alive."""
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    with Path(source).open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return b""
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _external(

@@ -74,12 +74,14 @@ class LoadedProgram:
             self._loaded[name] = self._load(self._plans[name])
         return self._loaded[name]
 
-    def run(self, name: str, *inputs: Any, **kwargs: Any) -> Any:
+    def run(self, name: str, *inputs: Any, profile: bool = False, **kwargs: Any) -> Any:
         """Return the result of one call of the method ``name``, in its original structure.
 
         Args:
             name: Name of the method.
             *inputs: The inputs by position, flat or as the original function took them.
+            profile: Return a :class:`Profile`, which holds the result, and the times and values
+                of all instructions.
             **kwargs: The inputs that the original function took by name.
 
         Raises:
@@ -87,7 +89,8 @@ class LoadedProgram:
             InputError: The inputs do not fit; nothing has run.
             ExecutionError: An instruction failed.
         """
-        return self.method(name)(*inputs, **kwargs)
+        method = self.method(name)
+        return method.profile(*inputs, **kwargs) if profile else method(*inputs, **kwargs)
 
     def reset(self) -> None:
         """Bring all state back to its initial value; methods got before keep the old state."""

@@ -1,7 +1,7 @@
 """The commands ``lowerdeck run`` and ``lowerdeck backends``."""
 
-from lowerdeck.runner.commands.backends import BackendsCommand
-from lowerdeck.runner.commands.run import RunCommand
+from lowerdeck.runner.commands.listing import BackendsCommand
+from lowerdeck.runner.commands.running import RunCommand
 
 __all__ = ["run", "backends", "RunCommand", "BackendsCommand"]
 

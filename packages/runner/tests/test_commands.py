@@ -1,0 +1,144 @@
+"""The commands ``lowerdeck run`` and ``lowerdeck backends``."""
+
+import argparse
+import json
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.runner.commands import BackendsCommand, RunCommand
+from lowerdeck.serializer import write_pte
+
+
+def call(command: Any, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return int(command.run(parser.parse_args(words)))
+
+
+@pytest.fixture
+def file(method: Any, tmp_path: Path) -> Path:
+    x, y, out = method.tensor([2, 2]), method.tensor([2, 2]), method.tensor([2, 2])
+    method.call("aten::add.out", x, y, method.integer(1), out, out)
+    method.call("aten::mul.Scalar_out", out, method.double(1.0), out, out)
+    path = tmp_path / "model.pte"
+    write_pte(method.ends([x, y], [out]), path)
+    return path
+
+
+def test_a_run_shows_results(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(RunCommand(), str(file), "--input", "ones", "--input", "zeros:2x2") == 0
+    out = capsys.readouterr().out
+    assert "output 0: float32[2x2] = [1, 1, 1, 1], min 1, mean 1, max 1" in out
+    assert "ms a call" in out
+
+
+def test_random_inputs_depend_on_the_seed_only(file: Path, tmp_path: Path) -> None:
+    results = []
+    for seed in ("1", "1", "2"):
+        assert call(RunCommand(), str(file), "--seed", seed, "--output", str(tmp_path / "o")) == 0
+        results.append(torch.load(tmp_path / "o")[0])
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_inputs_come_from_files(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "inputs.pt"
+    torch.save([torch.ones(2, 2), torch.full((2, 2), 4.0)], saved)
+    assert call(RunCommand(), str(file), "--input", str(saved)) == 0
+    assert "[5, 5, 5, 5]" in capsys.readouterr().out
+    torch.save(torch.full((2, 2), 7.0), saved)
+    assert call(RunCommand(), str(file), "--input", str(saved), "--input", "ones") == 0
+    assert "[8, 8, 8, 8]" in capsys.readouterr().out
+
+
+def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    assert call(RunCommand(), str(file), "--profile", "--trace", str(trace)) == 0
+    out = capsys.readouterr().out
+    assert "aten::add.out" in out
+    assert str(trace) in out
+    assert len(json.loads(trace.read_text())["traceEvents"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--input", "ones:3x3"], "has shape [3, 3]"),
+        (["--input", "ones:x"], "is no shape"),
+        (["--input", "ones:2"], "2 sizes were expected"),
+        (["--input", "what"], "neither a file nor an input"),
+        (["--input", "ones"] * 3, "3 inputs are given; the method takes 2"),
+        (["--method", "backward"], "there is no method 'backward'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_1(
+    file: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(RunCommand(), str(file), *words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("lowerdeck run: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_missing_or_broken_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.pte"
+    broken.write_bytes(b"x" * 100)
+    for path in (tmp_path / "none.pte", broken):
+        assert call(RunCommand(), str(path)) == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+class Whole:
+    """Compiles everything.
+
+    More text.
+    """
+
+    supported_operators = ("aten.add", "aten.mul")
+
+
+def test_backends_lists_halves_and_operators(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [
+        EntryPoint("Whole", "whole:Whole", "lowerdeck.backends"),
+        EntryPoint("Whole", "whole:Runtime", "lowerdeck.runtimes"),
+        EntryPoint("Broken", "no_such_module:Backend", "lowerdeck.backends"),
+    ]
+    monkeypatch.setattr(
+        "lowerdeck.runner.commands.listing.entry_points",
+        lambda **wanted: EntryPoints(entries).select(**wanted),
+    )
+    load = EntryPoint.load
+    monkeypatch.setattr(
+        EntryPoint, "load", lambda self: Whole if self.name == "Whole" else load(self)
+    )
+    assert call(BackendsCommand(), "--operators") == 0
+    out = capsys.readouterr().out
+    assert "Whole  (ahead of time, runtime; )" in out
+    assert "Compiles everything." in out
+    assert "supports 2 operators" in out
+    assert "aten.mul" in out
+    assert "Broken  (ahead of time; )" in out
+    assert "cannot be used: ahead of time: ModuleNotFoundError" in out
+    assert call(BackendsCommand(), "--json") == 0
+    assert [item["name"] for item in json.loads(capsys.readouterr().out)] == ["Broken", "Whole"]
+
+
+def test_no_backends_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "lowerdeck.runner.commands.listing.entry_points", lambda **wanted: EntryPoints()
+    )
+    assert call(BackendsCommand()) == 0
+    assert "no backends are installed" in capsys.readouterr().out

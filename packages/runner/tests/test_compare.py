@@ -1,0 +1,137 @@
+"""Comparison with eager: the first operator that differs is found and named."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.runner import InputError, compare, load
+
+
+class Model(torch.nn.Module):
+    def __init__(self, offset: float = 0.0) -> None:
+        super().__init__()
+        self.offset = offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        z = torch.mul(y, 3.0 + self.offset)
+        return torch.neg(z)
+
+
+@dataclass
+class Source:
+    handles: tuple[int, ...]
+    node: str
+    source_line: str = ""
+    module_path: str = ""
+
+
+@dataclass
+class Maps:
+    debug_handle_map: dict[str, dict[int, Any]]
+    delegate_debug_maps: dict[str, dict[int, Any]]
+
+
+def program_of(like: Any, factor: float = 3.0) -> Any:
+    """Return relu, mul by ``factor`` and neg, as an emitter would write them."""
+    m = type(like.owner)().method()
+    x, y, z, out = (m.tensor([4]) for _ in range(4))
+    m.call("aten::relu.out", x, y, y)
+    m.call("aten::mul.out", y, m.constant(torch.tensor(factor)), z, z)
+    m.call("aten::neg.out", z, out, out)
+    return m.ends([x], [out])
+
+
+def inputs() -> tuple[torch.Tensor, ...]:
+    return (torch.tensor([1.0, -1.0, 2.0, 0.5]),)
+
+
+def test_equal_programs_have_no_difference(method: Any) -> None:
+    comparison = compare(load(program_of(method)), Model(), inputs())
+    assert comparison.first is None
+    assert comparison.compared == 3
+    assert str(comparison) == "equal to eager (3 results compared, 0 without a counterpart)"
+
+
+def test_the_first_operator_that_differs_is_named_with_eager_s_line(method: Any) -> None:
+    comparison = compare(load(program_of(method, 2.0)), Model(), inputs())
+    first = comparison.first
+    assert first is not None
+    assert (first.instruction, first.name, first.eager_name) == (1, "aten::mul.out", "aten::mul")
+    assert first.largest == pytest.approx(2.0)
+    assert "in forward" in str(first)
+    assert [difference.name for difference in comparison.differences] == [
+        "aten::mul.out",
+        "aten::neg.out",
+        "output 0",
+    ]
+
+
+def test_tolerances_decide(method: Any) -> None:
+    program = load(program_of(method, 3.001))
+    assert compare(program, Model(), inputs()).first is not None
+    assert compare(program, Model(), inputs(), rtol=1e-2).first is None
+    assert compare(program, Model(), inputs(), atol=1e-2).first is None
+
+
+def test_nan_where_eager_has_a_number_differs_without_bound(method: Any) -> None:
+    comparison = compare(load(program_of(method, float("nan"))), Model(), inputs())
+    assert comparison.first is not None
+    assert comparison.first.largest == float("inf")
+    both = compare(load(program_of(method, float("nan"))), Model(float("nan")), inputs())
+    assert both.first is None
+
+
+def test_an_exported_program_is_matched_by_node(method: Any) -> None:
+    exported = torch.export.export(Model(), inputs())
+    sources = {
+        number: Source((), name, module_path=f"m.{name}")
+        for number, name in enumerate(("relu", "mul", "neg"))
+    }
+    maps = Maps({"forward": sources}, {})
+    program = load(program_of(method, 2.0), debug=maps)
+    comparison = compare(program, exported, inputs())
+    assert comparison.first is not None
+    assert comparison.first.name == "aten::mul.out"
+    assert "at m.mul" in str(comparison.first)
+    # Without maps, order and operator tell the same.
+    by_order = compare(load(program_of(method, 2.0)), exported, inputs())
+    assert by_order.first is not None
+    assert by_order.first.name == "aten::mul.out"
+
+
+def test_what_has_no_counterpart_is_listed(method: Any) -> None:
+    x, y, z = method.tensor([4]), method.tensor([4]), method.tensor([4])
+    method.call("aten::relu.out", x, y, y)
+    method.call("aten::sin.out", y, z, z)
+    comparison = compare(load(method.ends([x], [y])), torch.relu, inputs())
+    assert comparison.first is None
+    assert [event.name for event in comparison.unmatched] == ["aten::sin.out"]
+
+
+def test_a_wrong_output_is_found_even_if_no_operator_differs(method: Any) -> None:
+    x, y = method.tensor([4]), method.tensor([4])
+    method.call("aten::relu.out", x, y, y)
+    comparison = compare(load(method.ends([x], [x])), torch.relu, inputs())
+    assert comparison.first is not None
+    assert comparison.first.name == "output 0"
+    assert str(comparison.first).startswith("output 0 differs from eager's result by up to 1")
+
+
+def test_different_numbers_of_outputs_are_told(method: Any) -> None:
+    with pytest.raises(InputError, match="returns 1 results, the model 2"):
+        compare(load(program_of(method)), lambda x: (x, x), inputs())
+
+
+def test_inputs_are_left_alone(method: Any) -> None:
+    x = method.tensor([4], planned=False)
+    method.call("aten::neg.out", x, x, x)
+
+    def negate(value: torch.Tensor) -> torch.Tensor:
+        return value.neg_()
+
+    given = inputs()
+    assert compare(load(method.ends([x], [x])), negate, given).first is None
+    assert torch.equal(given[0], inputs()[0])
