@@ -24,7 +24,7 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
     made = GraphModule.__new__(GraphModule)
     own = type(made)
     # The constructor would generate code; each graph module has a class of its own to hold it back.
-    own.recompile = lambda self: None  # type: ignore[assignment, misc, return-value]
+    own.recompile = lambda self: None  # type: ignore[assignment, return-value]
     GraphModule.__init__(made, {}, Graph(), class_name)
     del own.recompile
     made._graph = graph
@@ -62,7 +62,7 @@ def defer_code(module: GraphModule) -> None:
 
     this = weakref.ref(module)
 
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def generate() -> None:
         # A compiler that traces ``forward`` runs this as it is and goes on with the new code.
         due = this()

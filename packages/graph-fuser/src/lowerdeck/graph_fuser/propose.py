@@ -143,9 +143,9 @@ def propose_partitions(
         hazards = order_hazards(gm.graph, gm)
         items, item_of = _items(nodes, together, wanted, hazards, left_out)
         _keep_apart(items, item_of, keep_apart)
-        partitions = _collect(items, spread(items), nodes)
-    if connected_only:
-        partitions = [part for whole in partitions for part in _connected(whole)]
+        level = spread(items)
+        part = _connected(items, level) if connected_only else [(number, 0) for number in level]
+        partitions = _collect(items, part, nodes)
     kept = _large_enough(partitions, min_nodes, non_compute_ops, left_out)
     return Proposal(tuple(kept), {node: left_out[node] for node in nodes if node in left_out})
 
@@ -237,21 +237,34 @@ def _groups(
                     f"Node {node.name!r} stands in two groups; a node may stand in one. Join the groups."
                 )
     kept: list[list[Node]] = []
-    for group in groups:
+    for group in _led(groups, _followers(nodes)):
         stranger = next((node for node in group if not wanted[node]), None)
         if stranger is None:
-            kept.append(list(group))
+            kept.append(group)
             continue
         for node in group:
             if wanted[node]:
-                _drop(
-                    node, wanted, left_out, Reason.GROUP_NOT_SUPPORTED, _group_text(node, stranger)
-                )
+                detail = f"{node.name} is in one group with {stranger.name}, which is left out"
+                _drop(node, wanted, left_out, Reason.GROUP_NOT_SUPPORTED, detail)
     return kept
 
 
-def _group_text(node: Node, stranger: Node) -> str:
-    return f"{node.name} is in one group with {stranger.name}, which is left out"
+def _led(groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]) -> list[list[Node]]:
+    """Return the groups with producers in place of what takes their elements; joined where they meet."""
+    joined: list[dict[Node, None]] = []
+    home: dict[Node, dict[Node, None]] = {}
+    for group in groups:
+        members: dict[Node, None] = {}
+        for node in group:
+            while node in follows:
+                node = follows[node]  # noqa: PLW2901
+            members[node] = None
+        for met in {id(home[node]): home[node] for node in members if node in home}.values():
+            members = met | members
+            joined = [other for other in joined if other is not met]
+        joined.append(members)
+        home.update(dict.fromkeys(members, members))
+    return [list(members) for members in joined]
 
 
 def _drop(
@@ -315,10 +328,6 @@ def _number(
     item_of: dict[Node, int] = {}
     group_item: dict[int, int] = {}
     group_of = {node: number for number, group in enumerate(groups) for node in group}
-    # A group may name an element alone: its producer then joins the group.
-    for node in reversed(nodes):
-        if node in group_of and node in follows:
-            group_of.setdefault(follows[node], group_of[node])
     count = 0
     for node in nodes:
         if node in follows:
@@ -386,36 +395,34 @@ def _keep_apart(
             keep_items_apart(items, first, second)
 
 
-def _collect(items: ItemGraph, level: Sequence[int], nodes: Sequence[Node]) -> list[list[Node]]:
-    by_level: dict[int, list[Node]] = {}
+def _collect(
+    items: ItemGraph, part: Sequence[tuple[int, int]], nodes: Sequence[Node]
+) -> list[list[Node]]:
+    """Return the nodes of each partition, in the graph's order; ``part`` numbers them by item."""
+    found: dict[tuple[int, int], list[Node]] = {}
     for item, members in enumerate(items.nodes):
         if items.wanted[item]:
-            by_level.setdefault(level[item], []).extend(members)
+            found.setdefault(part[item], []).extend(members)
     place = {node: number for number, node in enumerate(nodes)}
-    return [sorted(by_level[key], key=place.__getitem__) for key in sorted(by_level)]
+    return [sorted(found[key], key=place.__getitem__) for key in sorted(found)]
 
 
-def _connected(partition: Sequence[Node]) -> list[list[Node]]:
-    """Return the parts of a partition that exchange values; each part in the graph's order."""
-    part_of: dict[Node, int] = {}
-    members = dict.fromkeys(partition)
-    count = 0
-    for start in partition:
-        if start in part_of:
+def _connected(items: ItemGraph, level: Sequence[int]) -> list[tuple[int, int]]:
+    """Return for each item its level, and a number for the part of that level that holds it."""
+    part = [-1] * len(level)
+    for start in range(len(level)):
+        if part[start] >= 0 or not items.wanted[start]:
             continue
-        part_of[start] = count
+        part[start] = start
         work = [start]
         while work:
-            node = work.pop()
-            for other in (*node.all_input_nodes, *node.users):
-                if other in members and other not in part_of:
-                    part_of[other] = count
+            item = work.pop()
+            # Pairs that must keep their order count too: they could tie two parts into a circle.
+            for other in (*items.before[item], *items.after[item]):
+                if part[other] < 0 and items.wanted[other] and level[other] == level[item]:
+                    part[other] = start
                     work.append(other)
-        count += 1
-    parts: list[list[Node]] = [[] for _ in range(count)]
-    for node in partition:
-        parts[part_of[node]].append(node)
-    return parts
+    return list(zip(level, part, strict=True))
 
 
 def _large_enough(

@@ -101,7 +101,8 @@ class _Planner:
         self.tree = tree
         self.edges = boundary.edges
         self.order = order
-        self.stride = len(tree.regions) + 1
+        # Room behind each node for calls that follow it, and before each for calls that are hoisted.
+        self.stride = 2 * len(tree.regions)
         self.nodes_in_order = list(tree.position)
 
     def plan(self, index: int) -> Body:
@@ -131,6 +132,7 @@ class _Planner:
             place = last // stride * stride + rank
             if all(self._key(item, key) > place for item in after[child]):
                 key[child] = place
+        _hoist(key, before)
         return key
 
     def _key(self, item: Item, key: Mapping[int, int]) -> int:
@@ -210,6 +212,23 @@ class _Planner:
         ]
         names = tuple(self.tree.name(self.tree.home.get(node, ROOT)) for node in steps)
         return CycleError(_explain(steps, names), tuple(steps), names)
+
+
+def _hoist(key: dict[int, int], before: Mapping[int, Sequence[Item]]) -> None:
+    """Bring calls forward to just before the earliest call that needs them.
+
+    Otherwise readers of that call would wait for the place where its suppliers' nodes stood.
+    """
+    used: dict[int, int] = {}
+    for child in sorted(key, key=key.__getitem__):
+        work = [child]
+        place = key[child]
+        while work:
+            for source in before[work.pop()]:
+                if isinstance(source, int) and key[source] > place:
+                    used[place] = used.get(place, 0) + 1
+                    key[source] = place - used[place]
+                    work.append(source)
 
 
 def _merged(stretches: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -24,6 +24,43 @@ def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:
     return gm
 
 
+def random_writing_graph(seed: int, size: int = 20) -> GraphModule:
+    """Return a graph module that also writes in place, reads through views, and draws numbers."""
+    rng = random.Random(seed)
+    root = torch.nn.Module()
+    root.register_buffer("state", torch.zeros(4))
+    graph = Graph()
+    values: list[Node] = [graph.placeholder("x0"), graph.placeholder("x1")]
+    values.append(graph.get_attr("state"))
+    # So that a second run starts from the same state.
+    graph.call_function(torch.ops.aten.zero_.default, (values[-1],))
+    for _ in range(size):
+        values.append(_random_effect(rng, graph, values))
+    graph.output((values[-1], *rng.sample(values, k=min(len(values), 3))))
+    return GraphModule(root, graph)
+
+
+def _random_effect(rng: random.Random, graph: Graph, values: list[Node]) -> Node:
+    value, other = rng.choice(values), rng.choice(values)
+    kind = rng.randrange(9)
+    if kind == 0:
+        return graph.call_function(torch.ops.aten.add_.Tensor, (value, other))
+    if kind == 1:
+        return graph.call_method("mul_", (value, 2))
+    if kind == 2:
+        return graph.call_function(torch.ops.aten.view.default, (value, [4]))
+    if kind == 3:
+        return graph.call_function(torch.ops.aten.rand.default, ([4],))
+    if kind == 4:
+        return graph.call_function(torch.rand_like, (value,))
+    if kind == 5:
+        return graph.call_function(torch.nn.functional.relu, (value,), {"inplace": True})
+    if kind == 6:
+        return graph.get_attr("state")
+    binary = rng.choice([torch.ops.aten.mul.Tensor, torch.ops.aten.sub.Tensor])
+    return graph.call_function(binary, (value, other))
+
+
 def example_inputs(gm: GraphModule) -> list[torch.Tensor]:
     """Return fixed inputs for a random graph."""
     count = sum(node.op == "placeholder" for node in gm.graph.nodes)
