@@ -77,6 +77,7 @@ from lowerdeck.serializer.schema import (
     TensorList,
 )
 from lowerdeck.serializer.storage import FileRange
+from lowerdeck.serializer.verify import verify_pte
 from lowerdeck.serializer.write import serialize_pte, write_pte
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "write_pte",
     "deserialize_pte",
     "open_pte",
+    "verify_pte",
     "PteFile",
     "DelegateEntry",
     "ExtendedHeader",

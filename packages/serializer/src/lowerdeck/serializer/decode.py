@@ -50,24 +50,25 @@ class PlanTable:
 class ProgramDecoder:
     """Decodes the parts of one FlatBuffer."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, *, strict: bool = False) -> None:
         """Read the root table.
 
         Args:
             data: The FlatBuffer, from the start of the file.
+            strict: As for :class:`TableReader`.
 
         Raises:
             FormatError: The root table is malformed.
         """
-        self.reader = reader = TableReader(data, PROGRAM_TABLES)
+        self.reader = reader = TableReader(data, PROGRAM_TABLES, strict=strict)
         self._values = ValueDecoder(reader)
         self._chains = ChainDecoder(reader)
         (
             self.version,
-            self._plans,
+            self.execution_plan,
             self._constant_buffer,
             self._inline_delegates,
-            self._segments,
+            self.segment_table,
             self._constant_segment,
             self._mutable_segments,
             self._named_data,
@@ -75,7 +76,7 @@ class ProgramDecoder:
 
     def plans(self) -> list[PlanTable]:
         """Return where the parts of every method are."""
-        return [self._plan(at) for at in self._each(self._plans, "Program.execution_plan")]
+        return [self._plan(at) for at in self._each(self.execution_plan, "Program.execution_plan")]
 
     def plan(self, table: PlanTable) -> schema.ExecutionPlan:
         """Return one method, decoded whole."""
@@ -137,7 +138,7 @@ class ProgramDecoder:
         """Return the segments as the file lists them, unchecked against its size."""
         return [
             schema.DataSegment(*self.reader.fields("DataSegment", at))
-            for at in self._each(self._segments, "Program.segments")
+            for at in self._each(self.segment_table, "Program.segments")
         ]
 
     def constant_segment(self) -> schema.SubsegmentOffsets | None:
@@ -171,6 +172,15 @@ class ProgramDecoder:
             self.reader.bytes_at(self.reader.fields("Buffer", at)[0], "Buffer.storage")
             for at in self._each(self._constant_buffer, "Program.constant_buffer")
         ]
+
+    def constant_positions(self) -> list[tuple[int, int]]:
+        """Return where each inline constant of a legacy file starts, and its size."""
+        found = []
+        for at in self._each(self._constant_buffer, "Program.constant_buffer"):
+            (data,) = self.reader.fields("Buffer", at)
+            size = self.reader.count(data, 1, "Buffer.storage") if data else 0
+            found.append((data + 4 if data else 0, size))
+        return found or [(0, 0)]
 
     def inline_delegates(self) -> list[tuple[int, memoryview]]:
         """Return the delegates that stand in the FlatBuffer: where each starts, and its bytes."""
@@ -208,6 +218,8 @@ class ProgramDecoder:
 
     def _compile_spec(self, position: int) -> schema.CompileSpec:
         key, value = self.reader.fields("CompileSpec", position)
+        if not value:
+            raise MissingFieldError("found no value", field="CompileSpec.value", offset=position)
         return schema.CompileSpec(
             self.reader.string(key, "CompileSpec.key"),
             self.reader.bytes_at(value, "CompileSpec.value"),

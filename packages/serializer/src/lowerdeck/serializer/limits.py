@@ -8,6 +8,12 @@ MAX_TABLES = 1_000_000
 MAX_RANK = 16
 """The runtime refuses tensors of more dimensions."""
 
+MAX_TENSOR_BYTES = (1 << 63) - 1
+"""The runtime counts bytes in 64 bits."""
+
+MAX_PLANNED_MEMORY = 1 << 36
+"""The runtime asks for planned memory before it runs anything; 64 GiB is surely a mistake."""
+
 MAX_OPERATOR_NAME = 99
 """The runtime copies ``name.overload`` into 100 bytes, and crashes on a longer one."""
 

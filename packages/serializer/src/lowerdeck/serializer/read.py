@@ -99,6 +99,9 @@ class DelegateEntry:
 class PteFile:
     """A `.pte` file whose parts are decoded when they are asked for, and then kept.
 
+    Attributes:
+        decoder: Decodes single tables.
+
     Buffers are views on the file. Those that are still held when the file is closed stay valid:
     the memory map goes when the last of them goes.
 
@@ -109,20 +112,23 @@ class PteFile:
         ('f',)
     """
 
-    def __init__(self, data: ReadableBuffer, mapped: mmap.mmap | None = None) -> None:
+    def __init__(
+        self, data: ReadableBuffer, mapped: mmap.mmap | None = None, *, strict: bool = False
+    ) -> None:
         """Check the header, the root table and the table of segments.
 
         Args:
             data: The file.
             mapped: The memory map to close with this.
+            strict: Also refuse 8-byte elements that are not aligned, as :func:`verify_pte` does.
 
         Raises:
             FormatError: One of them is malformed.
         """
         self._mapped = mapped
         self._container = open_container(byte_view(data, "the file"))
-        self._decoder = ProgramDecoder(self._container.program)
-        self._resolver = SegmentResolver(self._container, self._decoder)
+        self.decoder = ProgramDecoder(self._container.program, strict=strict)
+        self._resolver = SegmentResolver(self._container, self.decoder)
         self._methods: dict[int, schema.ExecutionPlan] = {}
 
     def __enter__(self) -> PteFile:
@@ -158,13 +164,18 @@ class PteFile:
     @property
     def version(self) -> int:
         """Return the version of the schema."""
-        version: int = self._decoder.version
+        version: int = self.decoder.version
         return version
 
     @property
     def program_size(self) -> int:
         """Return the size of the FlatBuffer in bytes."""
         return len(self._container.program)
+
+    @property
+    def named_data_segments(self) -> list[int]:
+        """Return the segment of each entry of :attr:`named_data`."""
+        return [index for _, index in self.decoder.named_data()]
 
     @property
     def segments(self) -> list[schema.DataSegment]:
@@ -187,12 +198,12 @@ class PteFile:
     @property
     def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
         """Return where the initial values of mutable buffers start."""
-        return self._decoder.mutable_data_segments()
+        return self.decoder.mutable_data_segments()
 
     @cached_property
     def plan_tables(self) -> tuple[PlanTable, ...]:
         """Return where the parts of every method are in the file."""
-        return tuple(self._decoder.plans())
+        return tuple(self.decoder.plans())
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -225,7 +236,7 @@ class PteFile:
         """
         for table in self.plan_tables:
             if table.name == name:
-                return self._decoder.operators(table)
+                return self.decoder.operators(table)
         raise KeyError(f"no method {name!r}; the file has {', '.join(self.method_names)}")
 
     @cached_property
@@ -233,7 +244,7 @@ class PteFile:
         """Return the delegates of all methods."""
         found = []
         for table in self.plan_tables:
-            for number, delegate in enumerate(self._decoder.delegates(table)):
+            for number, delegate in enumerate(self.decoder.delegates(table)):
                 place = delegate.processed
                 where = f"method {table.name!r}.delegates[{number}].processed"
                 view = self._resolver.delegate_bytes(place, where)
@@ -319,7 +330,7 @@ class PteFile:
     def _method(self, index: int) -> schema.ExecutionPlan:
         found = self._methods.get(index)
         if found is None:
-            found = self._decoder.plan(self.plan_tables[index])
+            found = self.decoder.plan(self.plan_tables[index])
             for delegate in found.delegates:
                 place = delegate.processed
                 if place.location is DataLocation.SEGMENT:

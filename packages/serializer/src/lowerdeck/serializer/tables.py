@@ -72,13 +72,22 @@ class TableReader:
         size: Its size in bytes.
     """
 
-    def __init__(self, data: memoryview, tables: Mapping[str, tuple[Field, ...]]) -> None:
+    def __init__(
+        self,
+        data: memoryview,
+        tables: Mapping[str, tuple[Field, ...]],
+        *,
+        strict: bool = False,
+    ) -> None:
         """Make a reader.
 
         Args:
             data: The FlatBuffer, a flat view of bytes from the start of the file.
             tables: Fields of each table by its name.
+            strict: Also refuse 8-byte elements of vectors at addresses that some processors
+                cannot read.
         """
+        self._strict = strict
         self.data = data
         self.size = len(data)
         self._tables = tables
@@ -198,6 +207,10 @@ class TableReader:
         self._budget -= LIST_COST + SLOT_COST * count
         if self._budget < 0:
             self.spend(0, field, position)
+        if width == 8 and self._strict and count and (position + 4) & 7:
+            raise AlignmentError(
+                "found 8-byte elements, expected a multiple of 8", field=field, offset=position + 4
+            )
         code = _VECTOR_CODES[kind]
         if count < 24:
             return list(self._vectors[code][count](self.data, position + 4))
@@ -220,6 +233,12 @@ class TableReader:
                     self.target(place, offset, field, "")
                 yield found
                 place += 4
+
+    def entry(self, vector: int, index: int) -> int:
+        """Return where the table of one entry of a vector is, for messages."""
+        place = vector + 4 + 4 * index
+        offset: int = _unpack_u32(self.data, place)[0]
+        return place + offset
 
     def string(self, position: int, field: str) -> str:
         """Return the string at ``position``.

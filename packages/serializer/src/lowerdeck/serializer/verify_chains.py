@@ -1,0 +1,250 @@
+"""Whether the instructions of one method are what the runtime can execute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
+
+from lowerdeck.serializer import schema
+from lowerdeck.serializer.enums import ScalarType, TensorDataLocation
+from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError
+from lowerdeck.serializer.kernel_signatures import kernel_signatures
+
+_NUMBERS = (schema.Int, schema.Double, schema.Bool)
+_ACCEPTED: Mapping[str, tuple[type, ...]] = {
+    "T": (schema.Tensor,),
+    "W": (schema.Tensor,),
+    "L": (schema.TensorList,),
+    "V": (schema.TensorList,),
+    "O": (schema.OptionalTensorList, schema.TensorList),
+    "i": (schema.Int,),
+    "I": (schema.IntList,),
+    "n": _NUMBERS,
+    "f": (schema.Double,),
+    "b": (schema.Bool,),
+    "B": (schema.BoolList,),
+    "s": (schema.String,),
+    "t": (schema.Tensor, schema.Null),
+    "j": (schema.Int, schema.Null),
+    "J": (schema.IntList, schema.Null),
+    "m": (*_NUMBERS, schema.Null),
+    "g": (schema.Double, schema.Null),
+    "c": (schema.Bool, schema.Null),
+    "F": (schema.DoubleList, schema.Null),
+    "r": (schema.String, schema.Null),
+}
+
+
+class ChainVerifier:
+    """Checks the instructions of one method; each check names the place that is wrong."""
+
+    def __init__(self, plan: schema.ExecutionPlan, position: Callable[[int, int], int]) -> None:
+        """Make a verifier.
+
+        Args:
+            plan: The method, whose values are verified.
+            position: Returns where in the file the instruction of a chain is, by both indices.
+        """
+        self._plan = plan
+        self._position = position
+        self._chain = 0
+        self._step = 0
+        self._signatures = [
+            kernel_signatures().get(operator.full_name) for operator in plan.operators
+        ]
+        moves = [
+            call
+            for chain in plan.chains
+            for step in chain.instructions
+            if isinstance(call := step.instr_args, schema.MoveCall)
+        ]
+        self._given = {*plan.inputs, *plan.outputs}
+        self._moved = {call.move_to for call in moves}
+        # Handles are copied, so what a constant is moved to must not be written either.
+        self._moved_constants = {
+            call.move_to
+            for call in moves
+            if 0 <= call.move_from < len(plan.values) and self._is_constant(call.move_from)
+        }
+
+    def verify(self) -> None:
+        """Check all instructions.
+
+        Raises:
+            FormatError: One of them cannot be executed, or would crash the runtime.
+        """
+        for chain_number, chain in enumerate(self._plan.chains):
+            count = len(chain.instructions)
+            for number, step in enumerate(chain.instructions):
+                self._chain, self._step = chain_number, number
+                call = step.instr_args
+                if isinstance(call, schema.KernelCall):
+                    self._verify_kernel(call)
+                elif isinstance(call, schema.DelegateCall):
+                    self._verify_delegate(call)
+                elif isinstance(call, schema.MoveCall):
+                    self._verify_move(call)
+                elif isinstance(call, schema.JumpFalseCall):
+                    self._verify_jump(call, count)
+                else:
+                    self._verify_free(call)
+
+    def _verify_kernel(self, call: schema.KernelCall) -> None:
+        operators = self._plan.operators
+        if not 0 <= call.op_index < len(operators):
+            self._refuse(
+                f"found op_index {call.op_index}, expected one of {len(operators)} operators",
+                IndexRangeError,
+            )
+        self._verify_arguments(call.args)
+        name = operators[call.op_index].full_name
+        signature = self._signatures[call.op_index]
+        if signature is None:
+            if name.startswith("executorch_prim::"):
+                self._verify_primitive(name, call.args)
+            return
+        letters, _, returned = signature.partition(">")
+        if len(call.args) != len(letters) + 1:
+            self._refuse(
+                f"found {len(call.args)} arguments of {name}, expected {len(letters)} and one "
+                "for the return value"
+            )
+        for number, (letter, index) in enumerate(zip(letters, call.args, strict=False)):
+            self._verify_kind(name, number, index, letter)
+        if returned:
+            self._verify_kind(name, len(letters), call.args[-1], returned)
+
+    def _verify_primitive(self, name: str, args: list[int]) -> None:
+        """Check what the runtime's own operators use before they check it themselves."""
+        letters = {"et_view": "TIW", "et_copy_index": "WTi"}.get(
+            name.removeprefix("executorch_prim::").partition(".")[0], ""
+        )
+        if len(args) < max(len(letters), 2):
+            self._refuse(f"found {len(args)} arguments of {name}, expected more")
+        for number, (letter, index) in enumerate(zip(letters, args, strict=False)):
+            self._verify_kind(name, number, index, letter)
+
+    def _verify_kind(self, name: str, number: int, index: int, letter: str) -> None:
+        value = self._plan.values[index].val
+        if not isinstance(value, _ACCEPTED[letter]):
+            wanted = " or ".join(kind.__name__ for kind in _ACCEPTED[letter])
+            self._refuse(
+                f"found a {type(value).__name__} (value {index}) as argument {number} of {name}, "
+                f"expected {wanted}"
+            )
+        if letter in "WV":
+            for tensor in value.items if isinstance(value, schema.TensorList) else (index,):
+                if self._is_constant(tensor) or tensor in self._moved_constants:
+                    self._refuse(f"found the constant {tensor} where {name} writes its result")
+
+    def _verify_delegate(self, call: schema.DelegateCall) -> None:
+        count = len(self._plan.delegates)
+        if not 0 <= call.delegate_index < count:
+            self._refuse(
+                f"found delegate_index {call.delegate_index}, expected one of {count} delegates",
+                IndexRangeError,
+            )
+        self._verify_arguments(call.args)
+
+    def _verify_move(self, call: schema.MoveCall) -> None:
+        self._verify_indices((call.move_from, call.move_to))
+        source, target = (
+            type(self._plan.values[index].val) for index in (call.move_from, call.move_to)
+        )
+        if source is not target:
+            self._refuse(f"found a move of a {source.__name__} to a {target.__name__}")
+
+    def _verify_jump(self, call: schema.JumpFalseCall, count: int) -> None:
+        self._verify_indices((call.cond_value_index,))
+        condition = self._plan.values[call.cond_value_index].val
+        if isinstance(condition, schema.Tensor):
+            self._verify_memory(call.cond_value_index)
+            if condition.scalar_type is not ScalarType.BOOL:
+                self._refuse(f"found a condition of {condition.scalar_type!r}, expected booleans")
+        elif not isinstance(condition, schema.Bool):
+            self._refuse(
+                f"found a {type(condition).__name__} as condition, expected a Bool or a Tensor"
+            )
+        if not 0 <= call.destination_instruction <= count:
+            self._refuse(
+                f"found destination {call.destination_instruction}, expected 0 to {count}; "
+                "the runtime would end the chain without a word",
+                IndexRangeError,
+            )
+
+    def _verify_free(self, call: schema.FreeCall) -> None:
+        index = call.value_index
+        self._verify_indices((index,))
+        if not isinstance(self._plan.values[index].val, schema.Tensor):
+            self._refuse(f"found value {index}, expected a Tensor")
+        # A freed tensor stays without memory, in the next execution as well.
+        if index in self._used():
+            self._refuse(f"found value {index}, which is still used")
+
+    def _used(self) -> set[int]:
+        used = set(self._given)
+        for chain in self._plan.chains:
+            for step in chain.instructions:
+                call = step.instr_args
+                if isinstance(call, schema.KernelCall | schema.DelegateCall):
+                    for index in call.args:
+                        used.update((index, *self._tensors_of(index)))
+                elif isinstance(call, schema.MoveCall):
+                    used |= {call.move_from, call.move_to}
+                elif isinstance(call, schema.JumpFalseCall):
+                    used.add(call.cond_value_index)
+        return used
+
+    def _verify_arguments(self, args: list[int]) -> None:
+        self._verify_indices(args)
+        for index in args:
+            for tensor in self._tensors_of(index):
+                self._verify_memory(tensor)
+
+    def _verify_indices(self, indices: Iterable[int]) -> None:
+        count = len(self._plan.values)
+        for index in indices:
+            if not 0 <= index < count:
+                self._refuse(f"found value {index}, expected one of {count}", IndexRangeError)
+
+    def _tensors_of(self, index: int) -> tuple[int, ...]:
+        if not 0 <= index < len(self._plan.values):
+            return ()
+        value = self._plan.values[index].val
+        if isinstance(value, schema.Tensor):
+            return (index,)
+        if isinstance(value, schema.TensorList | schema.OptionalTensorList):
+            return tuple(
+                item
+                for item in value.items
+                if item >= 0 and isinstance(self._plan.values[item].val, schema.Tensor)
+            )
+        return ()
+
+    def _verify_memory(self, index: int) -> None:
+        """Refuse a tensor that nobody gives memory, for kernels would follow a null pointer."""
+        tensor = self._plan.values[index].val
+        if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
+            return
+        if self._is_constant(index) or not tensor.nbytes or index in self._moved:
+            return
+        if index not in self._given:
+            self._refuse(
+                f"found tensor {index} without memory: it is no constant, has no allocation_info, "
+                "and is neither input, output nor the target of a move"
+            )
+
+    def _is_constant(self, index: int) -> bool:
+        tensor = self._plan.values[index].val
+        if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
+            return False
+        extra = tensor.extra_tensor_info
+        external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
+        return external or tensor.data_buffer_idx > 0
+
+    def _refuse(self, reason: str, kind: type[FormatError] = ContentError) -> NoReturn:
+        raise kind(
+            reason,
+            field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
+            offset=self._position(self._chain, self._step),
+        )
