@@ -15,6 +15,7 @@ from lowerdeck.demo_backends.errors import (
 )
 from lowerdeck.demo_backends.xnnpack.backend import XnnpackBackend
 from lowerdeck.demo_backends.xnnpack.partitioner import XnnpackPartitioner
+from lowerdeck.demo_backends.xnnpack.runtime import XnnpackRuntime
 
 __all__ = [
     # Fusion and decomposition with debug maps
@@ -25,6 +26,7 @@ __all__ = [
     # What phones run
     "XnnpackBackend",
     "XnnpackPartitioner",
+    "XnnpackRuntime",
     # Errors
     "DemoBackendError",
     "BlobError",

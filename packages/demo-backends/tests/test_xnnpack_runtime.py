@@ -1,0 +1,185 @@
+"""XNNPACK payloads read back, run by the reference runtime, and damaged in every way."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from demo_lowering import delegates, lower, named_data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xnnpack_cases import Case, cases
+
+from lowerdeck.demo_backends import (
+    BlobError,
+    DelegateInputError,
+    DelegateRunError,
+    XnnpackPartitioner,
+    XnnpackRuntime,
+)
+from lowerdeck.demo_backends.xnnpack.decode import decode
+from lowerdeck.demo_backends.xnnpack.encode import encode
+from lowerdeck.demo_backends.xnnpack.schema import EXTERNAL_OUTPUT, Graph, Node, NodeKind, Value
+from lowerdeck.lowered_module import LoweredBackendModule
+
+RUNTIME = XnnpackRuntime()
+ALL = list(cases())
+
+
+@pytest.mark.parametrize("case", ALL[::3], ids=lambda case: case.name)
+def test_the_reference_runtime_equals_eager(case: Case) -> None:
+    options = {} if case.dynamic is None else {"dynamic_shapes": case.dynamic}
+    (delegate,) = delegates(lower(case.model, case.inputs, XnnpackPartitioner(), **options))
+    handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    outputs = RUNTIME.execute(handle, case.inputs[: RUNTIME.input_count(handle)])
+    with torch.no_grad():
+        expected = case.model(*case.inputs)
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    for found, right in zip(outputs, wanted, strict=True):
+        torch.testing.assert_close(found, right, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def lowered() -> LoweredBackendModule:
+    case = next(one for one in ALL if one.name == "dynamic_cnn")
+    return delegates(lower(case.model, case.inputs, XnnpackPartitioner()))[0]
+
+
+def test_a_payload_reads_back_to_the_same_bytes(lowered: LoweredBackendModule) -> None:
+    graph, segment = decode(lowered.processed_bytes)
+    assert len(segment) == 0
+    assert encode(graph) == lowered.processed_bytes
+
+
+def test_each_node_is_logged_under_its_identifier(lowered: LoweredBackendModule) -> None:
+    handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
+    seen: list[int] = []
+
+    def log(identifier: int, start: int, end: int, outputs: object) -> None:
+        assert end >= start
+        seen.append(identifier)
+
+    RUNTIME.execute_logged(handle, [torch.randn(2, 3, 6, 5)], log)
+    assert seen == list(range(len(handle.graph.nodes)))
+    assert set(lowered.meta["debug_handle_map"]) <= set(seen)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_payload_is_refused_or_runs_within_bounds(
+    lowered: LoweredBackendModule, data: st.DataObject
+) -> None:
+    blob = bytearray(lowered.processed_bytes)
+    if data.draw(st.booleans()):
+        blob = blob[: data.draw(st.integers(0, len(blob) - 1))]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if blob:
+            at = data.draw(st.integers(0, len(blob) - 1))
+            blob[at] = data.draw(st.integers(0, 255))
+    try:
+        handle = RUNTIME.init(memoryview(bytes(blob)), [], named_data(lowered))
+        RUNTIME.execute(handle, [torch.ones(2, 3, 6, 5)] * handle.input_count)
+    except (BlobError, DelegateRunError, DelegateInputError):
+        return  # a clear refusal; anything else would fail the test
+
+
+def test_another_magic_and_another_version_are_refused(lowered: LoweredBackendModule) -> None:
+    blob = lowered.processed_bytes
+    with pytest.raises(BlobError, match="XH00"):
+        decode(blob.replace(b"XH00", b"XH01", 1))
+    with pytest.raises(BlobError, match=r"version b'XN99'"):
+        decode(blob.replace(b"XN01", b"XN99", 1))
+    with pytest.raises(BlobError, match="at least 30 bytes"):
+        decode(b"")
+    with pytest.raises(BlobError, match="truncated"):
+        decode(blob[:100])
+
+
+def relu() -> Graph:
+    """Return the graph of one relu."""
+    values = [Value(0, (2,), 0, 0, 1), Value(1, (2,), 0, 1, 2)]
+    node = Node(NodeKind.CLAMP, {"input_id": 0, "output_id": 1}, (0.0, float("inf")))
+    return Graph(values, [node], input_ids=[0], output_ids=[1], num_externs=2)
+
+
+def changed(change: Callable[[Graph], object]) -> bytes:
+    graph = relu()
+    change(graph)
+    return encode(graph)
+
+
+def test_a_graph_made_by_hand_runs() -> None:
+    handle = RUNTIME.init(memoryview(encode(relu())), [], {})
+    (output,) = RUNTIME.execute(handle, [torch.tensor([-1.0, 2.0])])
+    assert output.tolist() == [0.0, 2.0]
+
+
+FORGERIES: dict[str, tuple[Callable[[Graph], object], str]] = {
+    "unwritten": (lambda g: g.nodes.clear(), "nothing writes"),
+    "unknown value": (lambda g: g.nodes[0].fields.update(input_id=7), "not there"),  # type: ignore[attr-defined]
+    "read before": (lambda g: g.nodes[0].fields.update(input_id=1), "nothing has written"),  # type: ignore[attr-defined]
+    "written twice": (lambda g: g.nodes.append(g.nodes[0]), "written already"),
+    "argument": (lambda g: setattr(g.values[0], "external_id", 5), "argument 5"),
+    "flags": (lambda g: setattr(g.values[0], "flags", 9), "flags 9"),
+    "twins": (lambda g: setattr(g.values[0], "id", 1), "one id"),
+    "externs": (lambda g: setattr(g, "num_externs", 5000), "4096"),
+    "rank": (lambda g: setattr(g.values[0], "dims", (1,) * 7), "7 dimensions"),
+    "constant": (lambda g: setattr(g.values[0], "constant", 3), "constant 3"),
+    "outputs": (lambda g: setattr(g, "num_externs", 3), "last arguments"),
+    "both": (lambda g: setattr(g.values[0], "external_id", 1), "among the outputs"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_an_inconsistent_graph_is_refused_with_what_is_wrong(name: str) -> None:
+    change, message = FORGERIES[name]
+    with pytest.raises(BlobError, match=message):
+        RUNTIME.init(memoryview(changed(change)), [], {})
+
+
+def test_an_unknown_kind_of_node_is_refused(lowered: LoweredBackendModule) -> None:
+    blob = bytearray(encode(relu()))
+    graph = decode(bytes(blob))[0]
+    at = blob.index(struct.pack("<B", NodeKind.CLAMP), 32)
+    for position in range(at, len(blob)):
+        if blob[position] == NodeKind.CLAMP:
+            forged = bytes(blob[:position]) + b"\xc8" + bytes(blob[position + 1 :])
+            try:
+                assert decode(forged)[0] != graph
+            except BlobError as error:
+                if "unknown kind 200" in str(error):
+                    return
+    pytest.fail("the kind was not found")
+
+
+def test_weights_that_are_missing_or_short_are_refused(lowered: LoweredBackendModule) -> None:
+    blob, data = memoryview(lowered.processed_bytes), named_data(lowered)
+    with pytest.raises(BlobError, match="no entry"):
+        RUNTIME.init(blob, [], {})
+    with pytest.raises(BlobError, match="bytes, found"):
+        RUNTIME.init(blob, [], {key: value[:-4] for key, value in data.items()})
+
+
+def test_constants_inside_the_blob_are_read() -> None:
+    graph = relu()
+    node = Node(NodeKind.ADD, {"input1_id": 0, "input2_id": 2, "output_id": 1})
+    graph.nodes[0] = node
+    graph.values.append(Value(2, (2,), 1))
+    graph.constants.append(replace(graph.constants[0], size=8, offset=4))
+    blob = encode(graph, bytes(4) + struct.pack("<2f", 10.0, 20.0))
+    handle = RUNTIME.init(memoryview(blob), [], {})
+    assert RUNTIME.execute(handle, [torch.tensor([1.0, 2.0])])[0].tolist() == [11.0, 22.0]
+    assert graph.values[1].flags == EXTERNAL_OUTPUT
+
+
+def test_wrong_inputs_are_refused_by_position(lowered: LoweredBackendModule) -> None:
+    handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
+    with pytest.raises(DelegateInputError, match="1 inputs are needed, found 0"):
+        RUNTIME.execute(handle, [])
+    with pytest.raises(DelegateInputError, match=r"input 0 .* found torch\.int64"):
+        RUNTIME.execute(handle, [torch.ones(2, 3, 6, 5, dtype=torch.int64)])
+    with pytest.raises(DelegateRunError, match=r"CONV2D \(debug identifier"):
+        RUNTIME.execute(handle, [torch.ones(2, 7, 6, 5)])
