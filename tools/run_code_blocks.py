@@ -29,6 +29,8 @@ def _leave(_namespace: dict[str, Any]) -> None:
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
+    # Without a path Sybil looks only below the folder of this file.
+    path=_home,
     patterns=["*.md"],
     setup=_enter,
     teardown=_leave,
