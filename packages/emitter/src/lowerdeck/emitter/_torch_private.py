@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.export import ExportedProgram
+from torch.export.exported_program import _decompose_exported_program
 from torch.utils._pytree import TreeSpec, treespec_dumps
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import bound_sympy
 
 __all__ = [
     "call_delegate_operator",
+    "core_decompositions",
     "dump_tree_spec",
+    "is_composite",
     "is_delegate_call",
     "operator_schemas",
     "reference_decompositions",
+    "retrace",
     "spec_kind",
     "upper_bound",
 ]
@@ -68,3 +75,42 @@ def reference_decompositions(
     """Return torch's own decompositions of operators, from its reference implementations."""
     found: dict[torch._ops.OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
     return found
+
+
+@cache
+def core_decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
+    """Return torch's decompositions to core ATen, without those of composite operators."""
+    return dict(_core_aten_decompositions_post_autograd())
+
+
+def is_composite(target: torch._ops.OpOverload) -> bool:
+    """Return whether torch takes ``target`` apart by itself unless it is told not to."""
+    key = "CompositeImplicitAutograd"
+    name: str = target.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def retrace(
+    exported: ExportedProgram,
+    rules: Mapping[torch._ops.OperatorBase, Callable[..., Any]],
+    composites: Mapping[torch._ops.OperatorBase, Callable[..., Any]],
+) -> ExportedProgram:
+    """Return ``exported`` traced again with operators taken apart.
+
+    ``ExportedProgram.run_decompositions`` does the same, but overrides each of the 500 composite
+    operators one by one, which takes half of its time; here only those that differ are.
+
+    Args:
+        exported: The program, which is not changed.
+        rules: How operators are taken apart.
+        composites: How composite operators are; a rule that returns ``NotImplemented`` keeps one.
+    """
+    with unset_fake_temporarily():
+        decomposed: ExportedProgram = _decompose_exported_program(
+            exported,
+            cia_to_decomp=dict(composites),
+            python_decomp_table=dict(rules),
+            joint_loss_index=None,
+            decompose_custom_triton_ops=False,
+        )
+    return decomposed

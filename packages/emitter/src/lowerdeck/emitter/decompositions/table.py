@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram, default_decompositions
+from torch.export import ExportedProgram
 
-from lowerdeck.emitter._torch_private import reference_decompositions
+from lowerdeck.emitter._torch_private import (
+    core_decompositions,
+    is_composite,
+    reference_decompositions,
+    retrace,
+)
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.provenance import Provenance
-
-Table: TypeAlias = dict[torch._ops.OperatorBase, Callable[..., Any]]
 
 _ATEN = torch.ops.aten
 
@@ -36,30 +41,53 @@ _KEPT = (
     _ATEN.floor_divide.default,
     _ATEN.masked_fill.Scalar,
     _ATEN.replication_pad1d.default,
+    _ATEN.upsample_bilinear2d.vec,
+    _ATEN.upsample_nearest2d.vec,
 )
+_ATTENTION = _ATEN.scaled_dot_product_attention.default
+
+# Regions of the user's code that a retrace dissolves into their contents.
+_INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph"})
+# Operators that are done by planning memory.
+_SHAPE_ONLY = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default})
 
 # Operators without a kernel that torch leaves whole, but knows how to take apart.
 _REFERENCES = (_ATEN.linalg_vector_norm.default,)
 
 
-def decomposition_table(
+@dataclass(frozen=True, slots=True)
+class Decompositions:
+    """How operators are taken apart.
+
+    Attributes:
+        rules: By operator, for what torch keeps whole while it traces.
+        composites: By operator, for what torch would take apart by itself.
+        required: Operators whose rule must be tried although they have a kernel.
+    """
+
+    rules: Mapping[torch._ops.OperatorBase, Callable[..., Any]]
+    composites: Mapping[torch._ops.OperatorBase, Callable[..., Any]]
+    required: frozenset[Any]
+
+
+def decompositions(
     extra: Mapping[torch._ops.OpOverload, Callable[..., Any]],
-) -> Table:
-    """Return the table for ``run_decompositions``.
+) -> Decompositions:
+    """Return torch's decompositions, changed where the runtime's kernels want it.
 
     Args:
         extra: Entries of the user, which override all others.
     """
-    table: Table = dict(default_decompositions())
+    rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
+    rules |= reference_decompositions(_REFERENCES)
+    composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
-        table.pop(target, None)
-    table.update(reference_decompositions(_REFERENCES))
-    for target, rule in QUIRKS.items():
-        table[target] = rule
-    table[_ATEN.scaled_dot_product_attention.default] = attention
-    for target, rule in extra.items():
-        table[target] = rule
-    return table
+        rules.pop(target, None)
+        if is_composite(target):
+            composites[target] = _keep
+    for target, rule in {**QUIRKS, _ATTENTION: attention, **extra}.items():
+        (composites if is_composite(target) else rules)[target] = rule
+    return Decompositions(rules, composites, frozenset({*QUIRKS, *extra}))
 
 
 def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:
@@ -71,28 +99,35 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgra
         exported: Any exported program: training IR, core ATen, with delegates or without.
         settings: The settings of the emission.
     """
-    table = decomposition_table(settings.decompositions)
-    if not needs_decomposition(exported, table, settings.table):
+    found = decompositions(settings.decompositions)
+    if not needs_decomposition(exported, found, settings.table):
         return exported
-    decomposed: ExportedProgram = exported.run_decompositions(table)
-    return decomposed
+    return retrace(exported, found.rules, found.composites)
 
 
-def needs_decomposition(exported: ExportedProgram, table: Table, kernels: KernelTable) -> bool:
+def needs_decomposition(
+    exported: ExportedProgram, found: Decompositions, kernels: KernelTable
+) -> bool:
     """Return whether any operator of ``exported`` cannot be emitted as it stands.
 
     Args:
         exported: The program.
-        table: How operators are taken apart.
+        found: How operators are taken apart.
         kernels: The kernels that may be called.
     """
-    return any(_must_go(node, table, kernels) for node in Provenance(exported).nodes)
+    return any(_must_go(node, found, kernels) for node in Provenance(exported).nodes)
 
 
-def _must_go(node: fx.Node, table: Table, kernels: KernelTable) -> bool:
+def _must_go(node: fx.Node, found: Decompositions, kernels: KernelTable) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return target.__name__ in _INLINED
+    if not isinstance(target, torch._ops.OpOverload) or is_assertion(target):
         return False
-    if target._schema.is_mutable or find_kernel(target, kernels)[0] is None:
+    if target._schema.is_mutable or target in found.required:
         return True
-    return target in table
+    return find_kernel(target, kernels)[0] is None and target not in _SHAPE_ONLY
+
+
+def _keep(*_: Any, **__: Any) -> Any:
+    return NotImplemented

@@ -24,11 +24,15 @@ def drop_assertions(method: Method) -> None:
         No call asserts or constrains anything.
     """
     for block in all_blocks(method.block):
-        block.body = [op for op in block.body if not (isinstance(op, Call) and is_assertion(op))]
+        block.body = [
+            operation
+            for operation in block.body
+            if not (isinstance(operation, Call) and is_assertion(operation.target))
+        ]
 
 
-def is_assertion(call: Call) -> bool:
-    """Return whether ``call`` only checks something."""
-    if isinstance(call.target, torch._ops.OpOverload):
-        return call.op_name in _ASSERTIONS
-    return call.target in (torch._check, torch._check_is_size)
+def is_assertion(target: object) -> bool:
+    """Return whether an operator only checks something."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.partition("::")[2] in _ASSERTIONS
+    return target in (torch._check, torch._check_is_size)
