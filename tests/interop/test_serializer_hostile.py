@@ -1,0 +1,76 @@
+"""No file that ``verify_pte`` accepts makes the official runtime crash or hang."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowerdeck.serializer import FormatError, deserialize_pte, serialize_pte, verify_pte
+from tests.interop import official
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "packages" / "serializer" / "tests"))
+
+from serializer_hostile import bad_contents, damaged  # noqa: E402  (its folder is no package)
+
+CORPUS = ROOT.parent / "shared" / "corpus"
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.skipif(not CORPUS.exists(), reason="the corpus of real files is not here"),
+]
+
+# Programs of delegates hold bytes that only their backend can check: they are left whole.
+NAMES = (
+    "control_cond",
+    "conv_portable",
+    "dynamic_shape",
+    "kv_cache",
+    "lists_strings",
+    "multi_method_shared",
+    "mutable_init",
+    "no_constants",
+)
+
+
+def _outcomes(name: str, seed: int, count: int) -> Counter[str]:
+    """Return how many damaged files were refused, and what became of the others."""
+    original = (CORPUS / f"{name}.pte").read_bytes()
+    calls = torch.load(CORPUS / f"{name}.io.pt", weights_only=True)["calls"][:2]
+    found: Counter[str] = Counter()
+    accepted: list[tuple[str, bytes]] = []
+    ours = serialize_pte(deserialize_pte(original))
+    for file in (original, ours):
+        for what, damage in [*damaged(file, seed, count), *bad_contents(file)]:
+            try:
+                verify_pte(damage)
+            except FormatError as error:
+                found[type(error).__name__] += 1
+            else:
+                accepted.append((what, damage))
+    cases = [
+        official.Case(damage, [official.Call(call["inputs"], call["method"]) for call in calls])
+        for _, damage in accepted
+    ]
+    for (what, _), outcome in zip(accepted, official.run_many(cases), strict=True):
+        assert not isinstance(outcome, official.Crash | official.TimedOut), (name, what, outcome)
+        found[type(outcome).__name__] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accepted_files_do_not_crash_the_runtime(name: str) -> None:
+    found = _outcomes(name, 1, 100)
+    assert sum(found.values()) > 200
+    assert found["Ran"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", NAMES)
+def test_many_accepted_files_do_not_crash_the_runtime(name: str, seed: int) -> None:
+    found = _outcomes(name, 10 + seed, 1500)
+    assert found["Ran"]
