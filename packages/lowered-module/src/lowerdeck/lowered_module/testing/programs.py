@@ -31,10 +31,11 @@ class Sample:
 
     def export(self) -> ExportedProgram:
         """Return the sample as a functional core ATen program."""
-        exported = torch.export.export(
-            self.module, self.inputs, dynamic_shapes=self.dynamic_shapes, strict=False
-        )
-        functional: ExportedProgram = exported.run_decompositions()
+        with torch.no_grad():
+            exported = torch.export.export(
+                self.module, self.inputs, dynamic_shapes=self.dynamic_shapes, strict=False
+            )
+            functional: ExportedProgram = exported.run_decompositions()
         return functional
 
 

@@ -1,0 +1,138 @@
+"""A backend and a partitioner that accept anything, to test everything around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
+from lowerdeck.lowered_module.compile_spec import CompileSpec
+from lowerdeck.lowered_module.debug_handles import HANDLE
+from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.graphs import graphs_of
+from lowerdeck.lowered_module.partitioner import (
+    DELEGATION_TAG,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
+from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
+
+
+class VerbatimBackend(BackendDetails):
+    """Checks that the partition is a valid program, and returns its graph as text."""
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """Return the graph as text, each line mapped to its node.
+
+        Args:
+            edge_program: The partition.
+            compile_specs: Written above the graph.
+        """
+        edge_program.validate()  # type: ignore[no-untyped-call]
+        maps = DelegateMappingBuilder(generated_identifiers=True)
+        lines = [f"{spec.key}={spec.value!r}" for spec in compile_specs]
+        for node in edge_program.graph.nodes:
+            lines.append(f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}")
+            if HANDLE in node.meta:
+                maps.insert_delegate_mapping_entry(nodes=node)
+        return PreprocessResult("\n".join(lines).encode(), maps.get_delegate_mapping())
+
+
+class TaggingPartitioner(Partitioner):
+    """Tags what a function says, in the program's graph and all nested ones.
+
+    Args:
+        tag_of: Returns a node's tag, or None.
+        backend_id: Where partitions go.
+        constants: Whether partitions own the constants that they read.
+        state: Whether partitions own the buffers whose new values they compute.
+        compile_specs: What the backend is told.
+    """
+
+    def __init__(
+        self,
+        tag_of: Callable[[Node], str | None],
+        *,
+        backend_id: str = "VerbatimBackend",
+        constants: bool = True,
+        state: bool = True,
+        compile_specs: tuple[CompileSpec, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.tag_of = tag_of
+        self.backend_id = backend_id
+        self.constants = constants
+        self.state = state
+        self.compile_specs = compile_specs
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with tags.
+
+        Args:
+            exported_program: The program.
+        """
+        tags: dict[str, DelegationSpec] = {}
+        for gm in graphs_of(exported_program.graph_module):
+            for node in gm.graph.nodes:
+                tag = self.tag_of(node) if node.op == "call_function" else None
+                if tag is not None:
+                    node.meta[DELEGATION_TAG] = tag
+                    tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
+        if self.constants:
+            tag_constant_data(exported_program)
+        if self.state:
+            tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, tags)
+
+
+def runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[Node, str]:
+    """Return a tag for each chosen node: one for each run of chosen neighbours in its graph.
+
+    A run is convex, because nothing stands between its nodes.
+
+    Args:
+        graph_module: The outermost graph; nested ones get tags of their own.
+        chosen: Which nodes to tag.
+    """
+    tags: dict[Node, str] = {}
+    number = 0
+    for gm in graphs_of(graph_module):
+        previous: Any = None
+        for node in gm.graph.nodes:
+            if node.op != "call_function" or not chosen(node):
+                previous = None
+                continue
+            if previous is None:
+                number += 1
+            tags[node] = previous = f"run {number}"
+    return tags
+
+
+class RunPartitioner(Partitioner):
+    """Tags each run of neighbouring nodes that a function chooses.
+
+    Args:
+        chosen: Which nodes to delegate.
+        **options: As ``TaggingPartitioner`` takes them.
+    """
+
+    def __init__(self, chosen: Callable[[Node], bool], **options: Any) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.options = options
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with tags.
+
+        Args:
+            exported_program: The program.
+        """
+        tags = runs_of(exported_program.graph_module, self.chosen)
+        return TaggingPartitioner(tags.get, **self.options).partition(exported_program)
