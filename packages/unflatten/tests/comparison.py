@@ -14,21 +14,32 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.unflatten import UnflattenedModule, unflatten
 
+FORMS = ("non-strict", "non-strict decomposed", "strict", "strict decomposed")
+PLAIN = ("non-strict", "strict")
+
 
 def programs(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    forms: Sequence[str] = FORMS,
+    **options: Any,
 ) -> dict[str, ExportedProgram]:
     """Return the program in every form that users have: strict or not, decomposed or not."""
     found: dict[str, ExportedProgram] = {}
     for strict in (False, True):
-        subject = copy.deepcopy(model)
         name = "strict" if strict else "non-strict"
+        if not any(form.startswith(name) for form in forms):
+            continue
+        subject = copy.deepcopy(model)
         with warnings.catch_warnings():
             # torch's own passes warn of torch's own deprecations.
             warnings.simplefilter("ignore")
             program = export(subject, tuple(args), dict(kwargs or {}), strict=strict, **options)
             found[name] = program
-            found[f"{name} decomposed"] = program.run_decompositions()
+            if f"{name} decomposed" in forms:
+                found[f"{name} decomposed"] = program.run_decompositions()
     return found
 
 
@@ -38,15 +49,13 @@ def check(
     kwargs: Mapping[str, Any] | None = None,
     *,
     calls: int = 3,
-    forms: Sequence[str] = (),
+    forms: Sequence[str] = FORMS,
     names: bool = True,
     **options: Any,
 ) -> dict[str, UnflattenedModule]:
     """Assert that unflattening each form gives eager's values, mutations, state and names."""
     made = {}
-    for form, program in programs(model, args, kwargs, **options).items():
-        if forms and form not in forms:
-            continue
+    for form, program in programs(model, args, kwargs, forms=forms, **options).items():
         subject = unflatten(program)
         compare(copy.deepcopy(model), subject, args, kwargs, calls=calls, names=names)
         made[form] = subject

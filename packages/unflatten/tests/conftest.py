@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-# Tests import what they share by its plain name, from the sources and from a copy of this folder alike.
+# Tests import what they share by its plain name, from the sources and from a copy of this
+# folder alike.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,4 +1,4 @@
-"""Cut the working graph into modules, share equal ones, and build the hierarchy."""
+"""Share equal calls and build the hierarchy of modules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
-from lowerdeck.graph_fuser import OutlinedRegion, Region, outline
+from lowerdeck.graph_fuser import OutlinedRegion
 from lowerdeck.unflatten.call_targets import call_target
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.code import Source
@@ -17,16 +17,9 @@ from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher, Speciali
 from lowerdeck.unflatten.generated_module import Body
 from lowerdeck.unflatten.interpreter_module import InterpreterModule
 from lowerdeck.unflatten.module_paths import ModulePaths
+from lowerdeck.unflatten.preserved import SignatureApplier
 from lowerdeck.unflatten.state import ProgramState, StateKind
 from lowerdeck.unflatten.working_graph import WorkingGraph, attribute_modules
-
-
-class _Cut(torch.nn.Module):
-    """Carries a graph out of the outliner."""
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__()
-        self.graph = graph
 
 
 @dataclass(slots=True)
@@ -57,21 +50,6 @@ class Forms:
         return number
 
 
-def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
-    """Return the outermost graph, and what became of each call."""
-    frames = working.tree.frames()
-    regions: dict[Frame, Region] = {}
-    for number, frame in reversed(list(enumerate(frames))):
-        children = [regions[child] for child in frame.children]
-        name = f"{frame.accessor}@{number}"
-        regions[frame] = Region(name, frame.nodes, children)
-    outermost = [regions[child] for child in working.tree.root.children]
-    holder = cast("GraphModule", _Cut(working.graph))
-    done = outline(holder, outermost, in_place=False, make_module=lambda _, graph: _Cut(graph))
-    root = cast("Graph", done.module.graph)
-    return root, {frame: done.regions[region] for frame, region in regions.items() if frame.parent}
-
-
 def share(
     frames: Sequence[Frame],
     cuts: Mapping[Frame, OutlinedRegion],
@@ -87,11 +65,16 @@ def share(
         paths: The modules.
     """
     found: dict[str, Forms] = {}
+    applier = SignatureApplier()
     for frame in frames:
         if frame.parent is None:
             continue
         graph = cast("Graph", cuts[frame].module.graph)
-        body = Body(graph, None, attribute_modules(graph, working.attributes), frame.type_name)
+        call = working.preserved.get(frame)
+        signature = applier.apply(call, cuts[frame]) if call is not None else None
+        body = Body(
+            graph, signature, attribute_modules(graph, working.attributes), frame.type_name
+        )
         form = Form(body, body.write())
         number = found.setdefault(paths.canonical(frame.path), Forms()).add(form)
         cuts[frame].call_node.target = call_target(frame.accessor, number)

@@ -8,8 +8,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from lowerdeck.unflatten._torch_private import without_effect_tokens
-from lowerdeck.unflatten.assembly import build_hierarchy, cut, in_call_order, install_state, share
+from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
 from lowerdeck.unflatten.call_tree import call_homes
+from lowerdeck.unflatten.cutting import cut
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.flat_items import flat_items

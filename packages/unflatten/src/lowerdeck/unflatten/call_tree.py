@@ -86,6 +86,14 @@ def common_ancestor(first: Frame, second: Frame) -> Frame:
     return first
 
 
+def frames_around(frame: Frame) -> list[Frame]:
+    """Return ``frame`` and the calls around it, the innermost first."""
+    found = [frame]
+    while found[-1].parent is not None:
+        found.append(found[-1].parent)
+    return found
+
+
 def call_homes(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     """Return the tree of calls with the home of each item.
 
@@ -105,6 +113,7 @@ def call_homes(items: Sequence[Item], paths: ModulePaths) -> CallTree:
         else:
             builder.tree.home[item] = builder.enter(steps)
     _adopt(builder.tree, missing)
+    _settle_borders(builder.tree, items)
     return builder.tree
 
 
@@ -195,3 +204,43 @@ def _adopt(tree: CallTree, missing: Iterable[Item]) -> None:
         for other in homes[1:]:
             home = common_ancestor(home, other)
         tree.home[item] = home
+
+
+def _settle_borders(tree: CallTree, items: Sequence[Item]) -> None:
+    """Move the borders of mode regions into the calls that go on outside of them.
+
+    Strict export gives each region to the outermost module. But a call of which a part runs in the
+    region and a part does not has entered and left the mode itself.
+    """
+    opened: list[int] = []
+    regions: list[tuple[int, int]] = []
+    for place, item in enumerate(items):
+        if item.role is Role.ENTER:
+            opened.append(place)
+        elif item.role is Role.EXIT:
+            regions.append((opened.pop(), place))
+    if not regions:
+        return
+    spans = _spans(tree, items)
+    for enter, leave in regions:
+        inside = [tree.home[item] for item in items[enter:leave] if item.role is Role.COMPUTE]
+        if not inside:
+            continue
+        innermost = inside[0]
+        for frame in inside[1:]:
+            innermost = common_ancestor(innermost, frame)
+        home = common_ancestor(tree.home[items[enter]], innermost)
+        for frame in reversed(frames_around(innermost)):
+            if frame.depth > home.depth and (spans[frame][0] < enter or spans[frame][1] > leave):
+                home = frame
+        tree.home[items[enter]] = tree.home[items[leave]] = home
+
+
+def _spans(tree: CallTree, items: Sequence[Item]) -> dict[Frame, tuple[int, int]]:
+    """Return the first and the last place at which each call computes something."""
+    spans: dict[Frame, tuple[int, int]] = {}
+    for place, item in enumerate(items):
+        if item.role is Role.COMPUTE:
+            for frame in frames_around(tree.home[item]):
+                spans[frame] = (spans.get(frame, (place,))[0], place)
+    return spans

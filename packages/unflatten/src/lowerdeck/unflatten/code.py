@@ -23,6 +23,7 @@ from lowerdeck.unflatten._torch_private import (
 )
 from lowerdeck.unflatten.bindings import callable_for
 from lowerdeck.unflatten.call_targets import RESERVED_NAMES, lookup, split_call_target
+from lowerdeck.unflatten.carrying import CARRIED, CARRIES, carrying, returned
 from lowerdeck.unflatten.signature import CallSignature
 from lowerdeck.unflatten.source_lines import source_comment
 
@@ -215,11 +216,23 @@ class _Writer:
             function = self.object_name(callable_for(node.target, node.kwargs))
             return f"{function}({self.arguments(node.args, node.kwargs)})"
         if node.op == "call_module":
-            return f"{self.child(str(node.target))}({self.arguments(node.args, node.kwargs)})"
+            return self._call_child(node)
         if node.op == "call_method":
             value, *rest = node.args
             return f"{self.argument(value)}.{node.target}({self.arguments(rest, node.kwargs)})"
         raise TypeError(f"a graph cannot hold a node of kind {node.op!r}")
+
+    def _call_child(self, node: Node) -> str:
+        module = self.child(str(node.target))
+        kwargs = dict(node.kwargs)
+        called = module
+        if CARRIED in kwargs:
+            values = self.argument(kwargs.pop(CARRIED))
+            called = f"{self.object_name(carrying)}({module}, {values})"
+        text = f"{called}({self.arguments(node.args, kwargs)})"
+        if CARRIES in node.meta:
+            text = f"{self.object_name(returned)}({module}, {text}, {node.meta[CARRIES]!r})"
+        return text
 
     def child(self, target: str) -> str:
         """Return the expression for the module that a call's target names."""

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, GRAD_MODE_REGION
 
 _MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
 """From operator to the number of its arguments that describe the mode."""
+
+
+# Export's own check that types are as traced: eager has none, and it would forbid
+# ``module.to(dtype)``.
+_EXPORT_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 class Role(Enum):
@@ -81,7 +87,7 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                 yield enter
                 stack.append((inner, iter(inner.module.graph.nodes), enter))
                 break
-            if _unpacks_region(node) or _only_names_a_body(node):
+            if unpacks_region(node) or _only_names_a_body(node) or node.target is _EXPORT_CHECK:
                 continue
             item = Item(node, scope)
             scope.items[node] = item
@@ -106,7 +112,8 @@ def _body(node: Node, scope: Scope) -> Scope | None:
     return Scope(held) if isinstance(held, GraphModule) else None
 
 
-def _unpacks_region(node: Node) -> bool:
+def unpacks_region(node: Node) -> bool:
+    """Return whether a node takes one result out of a mode region's operator."""
     return node.target is operator.getitem and _is_region(node.args[0])
 
 

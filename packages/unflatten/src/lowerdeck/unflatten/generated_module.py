@@ -48,6 +48,8 @@ class GeneratedModule(torch.nn.Module):
     Each has a class of its own (shared by modules of equal code) that carries its ``forward``.
     """
 
+    _lowerdeck_generated = True
+
     def __init__(self, body: Body, forward: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.__dict__[PRIVATE] = body

@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.unflatten.errors import UnflattenError
 
-_KEPT_META = ("stack_trace", "nn_module_stack", "closes")
+_KEPT_META = ("stack_trace", "nn_module_stack", "closes", "carries")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lowerdeck.unflatten.carrying import CARRIED, take_carried
 from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.input_constraints import InputConstraints
 
@@ -26,6 +27,8 @@ class CallSignature:
         names: Names of the positional parameters, then of the keyword ones.
         adapts: Take any arguments and let the module's adapter turn them into the exported ones.
         constraints: What each leaf has to satisfy; None where nothing is checked.
+        carried: Number of values taken beside the arguments.
+        carries: Number of values returned beside the result.
     """
 
     in_spec: pytree.TreeSpec
@@ -33,18 +36,21 @@ class CallSignature:
     names: tuple[str, ...] = ()
     adapts: bool = False
     constraints: InputConstraints | None = None
+    carried: int = 0
+    carries: int = 0
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The parameters of the function, in order."""
-        return ("args", "kwargs") if self.adapts else self.names
+        return ("args", "kwargs") if self.adapts else (*self.names, CARRIED)
 
     @property
     def parameters(self) -> str:
         """The text of the parameter list after ``self``."""
         if self.adapts:
             return ", *args, **kwargs"
-        return "".join(f", {name}" for name in self.names)
+        carried = f", *, {CARRIED}=()" if self.carried else ""
+        return "".join(f", {name}" for name in self.names) + carried
 
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield for each leaf the parameter that it is, or None where it is a part of one."""
@@ -54,6 +60,7 @@ class CallSignature:
         args, kwargs = self.in_spec.children()
         for name, spec in zip(self.names, [*args.children(), *kwargs.children()], strict=True):
             yield from (name,) if spec.is_leaf() else (None for _ in range(spec.num_leaves))
+        yield from (None for _ in range(self.carried))
 
     def flatten_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
         """Yield the lines that set the variables ``leaves`` from the parameters."""
@@ -66,6 +73,9 @@ class CallSignature:
             args, kwargs = self.in_spec.children()
             for name, spec in zip(self.names, [*args.children(), *kwargs.children()], strict=True):
                 yield from _take_apart(name, spec, name, feed, object_name)
+            if self.carried:
+                targets = "".join(f"{leaf}, " for leaf in feed)
+                yield f"{targets}= {object_name(take_carried)}({CARRIED}, {self.carried})"
         if self.constraints is not None:
             check = object_name(self.constraints.check)
             compiling = object_name(torch.compiler.is_compiling)
@@ -74,7 +84,9 @@ class CallSignature:
 
     def result_text(self, leaves: Sequence[str], object_name: NameObject) -> str:
         """Return the expression for the result made of the expressions ``leaves``."""
-        return _put_together(self.out_spec, iter(leaves), object_name)
+        feed = iter(leaves)
+        result = _put_together(self.out_spec, feed, object_name)
+        return f"({result}, ({''.join(leaf + ', ' for leaf in feed)}))" if self.carries else result
 
 
 def positional_names(in_spec: pytree.TreeSpec, known: Sequence[str] | None) -> tuple[str, ...]:
@@ -100,8 +112,7 @@ def structure_error(path: str, value: object, spec: pytree.TreeSpec) -> InputStr
     return InputStructureError(
         f"Argument {path!r} has another structure than the program was exported with: found "
         f"{_describe(value)}, expected {_describe_spec(spec)}. Pass the exported structure, or "
-        "give "
-        "unflatten a flat_args_adapter."
+        "give unflatten a flat_args_adapter."
     )
 
 

@@ -10,7 +10,7 @@ because the modules called in them are part of the hierarchy too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,17 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.call_tree import CallTree, Frame
 from lowerdeck.unflatten.flat_items import Item, Role, Scope, mode_arguments
 from lowerdeck.unflatten.module_paths import ModulePaths
-from lowerdeck.unflatten.mutation import Mutation, Mutations, is_inplace
+from lowerdeck.unflatten.mutations import Mutation, Mutations, is_inplace
+from lowerdeck.unflatten.preserved import (
+    Leaf,
+    PreservedCall,
+    leaf_names,
+    preserved_calls,
+    preserved_signature,
+)
 from lowerdeck.unflatten.state import ProgramState
+
+_DETACH = torch.ops.aten.detach.default
 
 
 @dataclass(slots=True)
@@ -41,15 +50,17 @@ class WorkingGraph:
         user's.
         tree: The calls, with their nodes entered.
         inputs: The program's placeholder of each user input.
-        values: What carries the value of each of the program's nodes, by name.
+        preserved: The calls whose signatures the user asked to preserve.
         attributes: Graph modules by the attribute that ``get_attr`` nodes name.
+        reads: The placeholder of the state that each other ``get_attr`` node reads.
     """
 
     graph: Graph
     tree: CallTree
     inputs: list[Node] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
+    preserved: dict[Frame, PreservedCall] = field(default_factory=dict)
     attributes: dict[str, torch.nn.Module] = field(default_factory=dict)
+    reads: dict[Node, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,7 @@ class WorkingGraphBuilder:
         self._reads: dict[tuple[Frame, str], Node] = {}
         self._values: dict[Node, Any] = {}
         self._clones: dict[Node, Node] = {}
+        self._by_name: dict[str, Any] = {}
 
     def build(self) -> WorkingGraph:
         """Return the copy."""
@@ -103,10 +115,10 @@ class WorkingGraphBuilder:
                 case Role.EXIT:
                     self._exit(item)
                 case Role.COMPUTE:
-                    self._copy(item)
+                    self._copy(item, place)
             self._write_back(place)
+        self._find_preserved_calls()
         self._copy_output()
-        self.made.values = {node.name: value for node, value in self._values.items()}
         return self.made
 
     def value(self, found: Any, frame: Frame) -> Any:
@@ -129,26 +141,33 @@ class WorkingGraphBuilder:
             self._values[node] = copy
             self.made.inputs.append(node)
 
-    def _resolve(self, value: Any, scope: Scope, frame: Frame) -> Any:
+    def _resolve(self, value: Any, scope: Scope, frame: Frame, place: int) -> Any:
         def one(item: Any) -> Any:
             if not isinstance(item, Node):
                 return item
+            held = self.mutations.through_state.get((place, item))
+            if held is not None:
+                return self.value(self._values[held], frame)
             found = scope.values[item] if item in scope.values else self._values[item]
             return self.value(found, frame)
 
         return map_aggregate(value, one)
 
-    def _copy(self, item: Item) -> None:
+    def _copy(self, item: Item, place: int) -> None:
         node, scope, frame = item.node, item.scope, self.tree.home[item]
         values = self._scope_values(scope)
         if node.op == "get_attr":
             values[node] = self._attribute(node, scope, frame)
             return
+        target = node.target
+        if target is torch.ops.aten.alias.default and _was_detach(node):
+            # Decomposing makes a plain view of it, which lets gradients through.
+            target = _DETACH
         copy = self.graph.create_node(
             node.op,
-            node.target,
-            self._resolve(node.args, scope, frame),
-            self._resolve(node.kwargs, scope, frame),
+            target,
+            self._resolve(node.args, scope, frame, place),
+            self._resolve(node.kwargs, scope, frame, place),
             node.name,
             node.type,
         )
@@ -181,7 +200,7 @@ class WorkingGraphBuilder:
         read = self.graph.create_node("get_attr", name, (), {}, node.name)
         return self._place(read, frame, node)
 
-    def _read(self, placeholder: str, frame: Frame) -> Node:
+    def _read(self, placeholder: str, frame: Frame, *, early: bool = False) -> Node:
         """Return a read of state in the innermost call around ``frame`` whose module owns it."""
         names = self.state.names_of(placeholder)
         owner: Frame | None = frame
@@ -197,8 +216,9 @@ class WorkingGraphBuilder:
         key = (owner, placeholder)
         read = self._reads.get(key)
         if read is None:
-            read = self._insert_read(owner, path, owner is frame)
+            read = self._insert_read(owner, path, owner is frame and not early)
             self._reads[key] = read
+            self.made.reads[read] = placeholder
         return read
 
     def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
@@ -274,16 +294,46 @@ class WorkingGraphBuilder:
         """Copy what is about to be overwritten but still wanted, once, before the first write."""
         if self._clones:
             return
-        clone = torch.ops.aten.clone.default
         wanted = list(self.mutations.returned)
         wanted += [other.value for other in self.mutations.all if other.clone_value]
         for node in wanted:
             if node in self._values and node not in self._clones:
                 value = self.value(self._values[node], self.tree.root)
-                kept = self.graph.create_node(
-                    "call_function", clone, (value,), {}, f"{node.name}_kept"
-                )
-                self._clones[node] = self._place(kept, self.tree.root, node)
+                self._clones[node] = self._clone(value, node)
+
+    def _clone(self, value: Any, node: Node) -> Node:
+        clone = torch.ops.aten.clone.default
+        kept = self.graph.create_node("call_function", clone, (value,), {}, f"{node.name}_kept")
+        return self._place(kept, self.tree.root, node)
+
+    def _find_preserved_calls(self) -> None:
+        signatures = preserved_calls(self.program)
+        if not signatures:
+            return
+        self._by_name = {node.name: value for node, value in self._values.items()}
+        for item in self.items:
+            inner = item.inner.values.items() if item.inner is not None else ()
+            for node, value in inner:
+                self._by_name.setdefault(node.name, value)
+        for frame in self.tree.frames():
+            signature = signatures.get(frame.call_name)
+            if signature is None or frame.parent is None or frame.part:
+                continue
+            inside = set(_nodes_in(frame))
+            inputs = tuple(
+                None if isinstance(leaf, Node) and leaf in inside else leaf
+                for leaf in self._leaves(signature.inputs, frame.parent)
+            )
+            outputs = tuple(self._leaves(signature.outputs, frame))
+            structure = preserved_signature(frame, signature)
+            self.made.preserved[frame] = PreservedCall(structure, inputs, outputs)
+
+    def _leaves(self, specs: Sequence[Any], frame: Frame) -> Iterator[Leaf]:
+        for name, constant in leaf_names(specs):
+            found = constant if name is None else self._by_name.get(name, constant)
+            if isinstance(found, StateRead):
+                found = self._read(found.placeholder, frame, early=True)
+            yield found
 
     def _copy_output(self) -> None:
         output = next(iter(self.program.graph.find_nodes(op="output")))
@@ -292,15 +342,29 @@ class WorkingGraphBuilder:
         def one(item: Any) -> Any:
             if not isinstance(item, Node):
                 return item
-            return (
-                self._clones[item]
-                if item in self._clones
-                else self.value(self._values[item], root)
-            )
+            if item in self._clones:
+                return self._clones[item]
+            held = self.mutations.final.get(item)
+            if held is not None and self.made.preserved:
+                # The caller keeps what it is given, and the next call overwrites the state.
+                return self._clone(self.value(self._values[held], root), item)
+            return self.value(self._values[item], root)
 
         values = tuple(output.args[0])[self.mutations.count :]
         made = self.graph.output(tuple(map_aggregate(value, one) for value in values))
         made.meta = dict(output.meta)
+
+
+def _was_detach(node: Node) -> bool:
+    # A copy of the operator: passes copy meta deeply.
+    return str(node.meta.get("original_aten")) == "aten.detach.default"
+
+
+def _nodes_in(frame: Frame) -> Iterator[Node]:
+    queue = [frame]
+    for current in queue:
+        queue.extend(current.children)
+        yield from current.nodes
 
 
 def _first_node(frame: Frame) -> Node | None:

@@ -1,0 +1,66 @@
+"""Values that pass between calls of preserved signature though they are no arguments and no results.
+
+Eager's modules compute or remember such values themselves, so a module that was put in the place
+of a
+generated one must not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from lowerdeck.unflatten.errors import UnflattenError
+
+CARRIED = "_carried"
+"""Keyword by which a caller hands over values that are no arguments."""
+
+CARRIES = "carries"
+"""Meta of a call that returns a pair: its result, and values read elsewhere that are no result."""
+
+GENERATED = "_lowerdeck_generated"
+"""Attribute that generated modules have, and no others."""
+
+
+def carrying(module: torch.nn.Module, values: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return what to call so that a generated module gets ``values`` besides its arguments."""
+    return partial(module, **{CARRIED: values}) if _is_generated(module) else module
+
+
+def returned(module: torch.nn.Module, result: Any, names: Sequence[str]) -> Any:
+    """Return the result of a call that must return the values ``names`` too.
+
+    Raises:
+        UnflattenError: The module was replaced by one that does not return them.
+    """
+    if _is_generated(module):
+        return result
+    raise UnflattenError(
+        f"A {type(module).__name__} stands for a module in which {', '.join(names)} were "
+        "computed, which "
+        "other modules read without being given them; found no way to get them from it. "
+        "Preserve the "
+        "signatures of those modules too, and replace them together."
+    )
+
+
+def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:
+    """Return ``values``, which must be ``count``.
+
+    Raises:
+        UnflattenError: The module was called without them.
+    """
+    if len(values) != count:
+        raise UnflattenError(
+            f"This module reads {count} values that other modules of the program compute and "
+            "that are no "
+            f"arguments; found {len(values)}. Call it as a part of the whole module."
+        )
+    return values
+
+
+def _is_generated(module: object) -> bool:
+    return getattr(module, GENERATED, False) is True

@@ -1,0 +1,161 @@
+"""Cut the working graph into the graphs of its calls; split a call that cannot be made in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.graph_fuser import CycleError, OutlinedRegion, Region, outline
+from lowerdeck.unflatten.call_tree import Frame, frames_around
+from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.working_graph import WorkingGraph
+from lowerdeck.unflatten.write_order import write_order
+
+
+class Cut(torch.nn.Module):
+    """Carries a graph out of the outliner."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
+    """Return the outermost graph, and what became of each call.
+
+    The nodes of a call need not stand together in the program. They are brought together where
+    dependencies allow; a call that another one interrupts for good becomes several.
+
+    Args:
+        working: The working graph; its tree is changed where calls are split.
+
+    Raises:
+        UnsupportedProgramError: The program is no program: a node depends on itself.
+    """
+    position: dict[Node, int] | None = None
+    order = list(write_order(working))
+    while True:
+        regions = _regions(working)
+        outermost = [regions[child] for child in working.tree.root.children]
+        try:
+            done = outline(
+                working.graph,
+                outermost,
+                in_place=False,
+                input_order="first_use",
+                order=order,
+                make_module=lambda _, graph: Cut(graph),
+            )
+        except CycleError as error:
+            if position is None:
+                position = {node: place for place, node in enumerate(working.graph.nodes)}
+            by_name = {region.name: frame for frame, region in regions.items()}
+            # The error names the innermost calls; what gets in each other's way may be around
+            # them.
+            inner = {by_name[name] for name in error.regions if name in by_name}
+            stuck = {outer for frame in inner for outer in frames_around(frame)}
+            if not _split_all(working, stuck, position):
+                raise UnsupportedProgramError(
+                    f"The program's nodes do not stand in an order in which they can run: {error}"
+                ) from error
+        else:
+            root = cast("Graph", done.module.graph)
+            cuts = {
+                frame: done.regions[region] for frame, region in regions.items() if frame.parent
+            }
+            return root, cuts
+
+
+def _regions(working: WorkingGraph) -> dict[Frame, Region]:
+    regions: dict[Frame, Region] = {}
+    for number, frame in reversed(list(enumerate(working.tree.frames()))):
+        children = [regions[child] for child in frame.children]
+        # Unique among siblings whatever the module is called; calls get their targets later.
+        name = f"{frame.accessor}@{number}"
+        call = working.preserved.get(frame)
+        if call is None:
+            regions[frame] = Region(name, frame.nodes, children)
+            continue
+        taken = set(call.nodes(call.inputs))
+        regions[frame] = Region(
+            name,
+            frame.nodes,
+            children,
+            always_return_tuple=True,
+            inputs=call.nodes(call.inputs),
+            outputs=[node for node in call.nodes(call.outputs) if node not in taken],
+        )
+    return regions
+
+
+def _split_all(
+    working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]
+) -> bool:
+    """Split those of ``frames`` that do not stand in one piece; return whether there were any."""
+    found = False
+    # Outer ones first: splitting one replaces those in it.
+    for frame in sorted(frames, key=lambda frame: frame.depth):
+        if frame.parent is None or frame not in frame.parent.children:
+            continue
+        pieces = _pieces(frame, position)
+        if len(pieces) < 2:
+            continue
+        found = True
+        siblings = frame.parent.children
+        place = siblings.index(frame)
+        siblings[place : place + 1] = [
+            _part(working, frame, frame.parent, number, piece)
+            for number, piece in enumerate(pieces, start=1)
+        ]
+        siblings.sort(key=lambda child: position[_first(child, position)])
+    return found
+
+
+def _pieces(frame: Frame, position: Mapping[Node, int]) -> list[set[Node]]:
+    """Return the runs of ``frame`` that nothing else of its parent interrupts."""
+    inside = set(_nodes(frame))
+    around = _nodes(frame.parent) if frame.parent is not None else inside
+    pieces: list[set[Node]] = []
+    running = False
+    for node in sorted(around, key=position.__getitem__):
+        if node not in inside:
+            running = False
+        elif running:
+            pieces[-1].add(node)
+        else:
+            pieces.append({node})
+            running = True
+    return pieces
+
+
+def _part(
+    working: WorkingGraph, frame: Frame, parent: Frame, number: int, nodes: set[Node]
+) -> Frame:
+    """Return the part of ``frame`` that holds ``nodes``; a part keeps no signature."""
+    part = Frame(frame.path, frame.index, parent, parent.depth + 1, frame.type_name, number)
+    part.nodes = [node for node in frame.nodes if node in nodes]
+    for child in frame.children:
+        held = nodes.intersection(_nodes(child))
+        if held:
+            part.children.append(_part(working, child, part, number, held))
+    whole = len(nodes) == sum(1 for _ in _nodes(frame))
+    call = working.preserved.pop(frame, None) if whole else working.preserved.get(frame)
+    if whole and call is not None:
+        working.preserved[part] = call
+    return part
+
+
+def _nodes(frame: Frame | None) -> list[Node]:
+    found: list[Node] = []
+    queue = [frame] if frame is not None else []
+    for current in queue:
+        found.extend(current.nodes)
+        queue.extend(current.children)
+    return found
+
+
+def _first(frame: Frame, position: Mapping[Node, int]) -> Node:
+    return min(_nodes(frame), key=position.__getitem__)
