@@ -87,7 +87,7 @@ def pte(tmp_path: Path) -> Path:
 def test_the_menu_lists_own_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    for name in ("inspect", "diff", "extract"):
+    for name in ("inspect", "verify", "diff", "extract"):
         assert name in shown
 
 
@@ -211,3 +211,15 @@ def test_extract_leaves_an_existing_folder_alone(
     assert main(["extract", str(pte), "-o", str(folder)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.pte", tmp_path / "bad.pte"
+    program = _program()
+    write_pte(program, good)
+    program.execution_plan[0].outputs = [99]
+    write_pte(program, bad)
+    assert main(["verify", str(good), str(bad)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == f"{good}: ok\n"
+    assert "IndexRangeError: method 'forward'.outputs" in shown.err

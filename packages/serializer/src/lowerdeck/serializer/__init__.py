@@ -35,6 +35,7 @@ from lowerdeck.serializer.named_data import (
     TensorLayout,
 )
 from lowerdeck.serializer.read import DelegateEntry, PteFile, deserialize_pte, open_pte
+from lowerdeck.serializer.report import html_diff, html_page, html_report
 from lowerdeck.serializer.schema import (
     AllocationDetails,
     BackendDelegate,
@@ -90,6 +91,10 @@ __all__ = [
     "PteFile",
     "DelegateEntry",
     "ExtendedHeader",
+    # Pictures
+    "html_report",
+    "html_diff",
+    "html_page",
     # Named data
     "NamedDataStore",
     "NamedDataStoreOutput",

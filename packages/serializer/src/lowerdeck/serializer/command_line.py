@@ -16,11 +16,13 @@ from lowerdeck.serializer.commands.diff import DiffCommand
 from lowerdeck.serializer.commands.extract import ExtractCommand
 from lowerdeck.serializer.commands.inspect import InspectCommand
 from lowerdeck.serializer.commands.protocol import Command
+from lowerdeck.serializer.commands.verify import VerifyCommand
 from lowerdeck.serializer.errors import SerializerError
 
 GROUP = "lowerdeck.commands"
 _OWN: Mapping[str, Command] = {
     "inspect": InspectCommand(),
+    "verify": VerifyCommand(),
     "diff": DiffCommand(),
     "extract": ExtractCommand(),
 }

@@ -66,13 +66,8 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
         if not os.fstat(file.fileno()).st_size:
             return PteFile(memoryview(b""))
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    view = memoryview(mapped)
-    try:
-        return PteFile(view, mapped)
-    except BaseException:
-        view.release()
-        mapped.close()
-        raise
+    # After an error the traceback still holds views: the map goes with the last of them.
+    return PteFile(mapped, mapped)
 
 
 @dataclass(frozen=True, slots=True)

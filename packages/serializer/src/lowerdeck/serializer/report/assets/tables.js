@@ -1,5 +1,7 @@
 // Tables whose columns sort.
 
+const MOST_ROWS = 500;
+
 /** `columns` are {title, value(row), show(row)?, number?, rising?, bar?}; gives {element, filter}. */
 function sortableTable(label, columns, rows, sortedBy = 0) {
   let order = { column: sortedBy, down: columns[sortedBy].number && !columns[sortedBy].rising };
@@ -30,7 +32,7 @@ function sortableTable(label, columns, rows, sortedBy = 0) {
       column.bar ? rows.reduce((top, row) => Math.max(top, column.value(row)), 1) : 0,
     );
     body.replaceChildren(
-      ...sorted.slice(0, 2000).map((row) =>
+      ...sorted.slice(0, MOST_ROWS).map((row) =>
         h(
           "tr",
           {},
@@ -38,6 +40,10 @@ function sortableTable(label, columns, rows, sortedBy = 0) {
         ),
       ),
     );
+    if (sorted.length > MOST_ROWS) {
+      const rest = `and ${count(sorted.length - MOST_ROWS)} more`;
+      body.append(h("tr", {}, h("td", { colspan: columns.length, class: "none" }, rest)));
+    }
     if (!sorted.length) body.append(h("tr", {}, h("td", { colspan: columns.length, class: "none" }, "none")));
   }
 
