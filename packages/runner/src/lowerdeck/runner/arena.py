@@ -57,7 +57,7 @@ class Arena:
         for size in sizes:
             count *= size
         end = offset + count * dtype.itemsize
-        if end > self.size:
+        if not 0 <= offset <= end <= self.size:
             raise ProgramError(
                 f"a tensor of shape {list(sizes)} at offset {offset} ends at byte {end} of a "
                 f"planned memory of {self.size} bytes; the file's memory plan is broken"

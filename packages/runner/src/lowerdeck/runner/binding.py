@@ -19,7 +19,7 @@ from lowerdeck.runner.kernels import (
     accepts,
     converter,
 )
-from lowerdeck.runner.layout import has_layout
+from lowerdeck.runner.layout import has_layout, strides_of
 from lowerdeck.runner.machine import Instruction, Step
 from lowerdeck.runner.prim_ops import in_range
 from lowerdeck.runner.tensors import TensorSpec
@@ -170,7 +170,7 @@ def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, Tens
         def single() -> None:
             call()
             if out.shape != sizes:
-                check_shape(out.shape, spec)
+                _refuse_shape(out, spec)
 
         return single
 
@@ -178,9 +178,16 @@ def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, Tens
         call()
         for out, spec in outs:
             if out.shape != spec.sizes:
-                check_shape(out.shape, spec)
+                _refuse_shape(out, spec)
 
     return several
+
+
+def _refuse_shape(out: torch.Tensor, spec: TensorSpec) -> None:
+    """Raise for a static result of another shape, and give it its own back for the next call."""
+    found = out.shape
+    out.as_strided_(spec.sizes, strides_of(spec.sizes, spec.dim_order))
+    check_shape(found, spec)
 
 
 def _checked_dynamic(

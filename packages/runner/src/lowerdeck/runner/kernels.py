@@ -16,6 +16,7 @@ from lowerdeck.runner._torch_private import (
     schema_arguments,
 )
 from lowerdeck.runner.dtypes import DTYPES, MEMORY_FORMATS
+from lowerdeck.runner.guards import guarded
 from lowerdeck.runner.prim_ops import SCALAR_OPERATORS
 from lowerdeck.runner.view_ops import VIEW_OPERATORS
 from lowerdeck.serializer import (
@@ -156,7 +157,7 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
     if not any(argument.is_written for argument in arguments):
         return None
     in_place = is_pointwise(namespace, short) or short in _IN_PLACE or arguments[0].is_written
-    return TorchKernel(full_name, direct_call(operator), arguments, in_place)
+    return TorchKernel(full_name, guarded(full_name, direct_call(operator)), arguments, in_place)
 
 
 def accepts(type_name: str, value: KernelTypes) -> bool:

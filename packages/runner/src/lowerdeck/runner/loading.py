@@ -13,7 +13,7 @@ from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.runner.sources import as_view
-from lowerdeck.serializer import Program, SerializerError, deserialize_pte
+from lowerdeck.serializer import Program, SerializerError, verify_pte
 
 ReadableBuffer = bytes | bytearray | memoryview
 """The bytes of a file."""
@@ -29,7 +29,8 @@ def load(
 ) -> LoadedProgram:
     """Return a program ready to run.
 
-    A file is mapped, not read: constants are used where they lie.
+    A file is verified before anything in it is used. It is mapped, not read: constants are used
+    where they lie.
 
     Args:
         program: The path of a ``.pte``, its bytes, or a program in memory.
@@ -61,9 +62,9 @@ def load(
 
 def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
     try:
-        return deserialize_pte(_mapped(source))
+        return verify_pte(_mapped(source))
     except SerializerError as error:
-        raise ProgramError(f"the program cannot be read: {error}") from error
+        raise ProgramError(f"the program cannot be used: {error}") from error
 
 
 def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:

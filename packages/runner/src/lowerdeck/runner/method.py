@@ -10,8 +10,8 @@ import torch
 from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.debug_info import DebugMaps, Places
 from lowerdeck.runner.delegates import Delegate
-from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.frame import Frame
+from lowerdeck.runner.errors import ExecutionError, InputError
+from lowerdeck.runner.frame import Frame, Freed
 from lowerdeck.runner.inputs import Signature, bind_fixed, bind_input
 from lowerdeck.runner.linking import Linker
 from lowerdeck.runner.liveness import Groups
@@ -127,9 +127,12 @@ class LoadedMethod:
         return Profile(self.name, result, tuple(recorder.events))
 
     def _get_outputs(self) -> list[Any]:
-        with torch.no_grad():
-            # Copied outside inference mode: autograd refuses what is made inside.
-            return [_copied(self._frame.registers[index]) for index in self._outputs]
+        try:
+            with torch.no_grad():
+                # Copied outside inference mode: autograd refuses what is made inside.
+                return [_copied(self._frame.registers[index]) for index in self._outputs]
+        except (RuntimeError, TypeError) as error:
+            raise ExecutionError(f"the outputs of {self.name!r} cannot be had: {error}") from error
 
     def _check_memory(self, plan: ExecutionPlan, arenas: Sequence[Arena], linker: Linker) -> None:
         self._checker = MemoryChecker(
@@ -196,4 +199,6 @@ def _freed(plan: ExecutionPlan, frame: Frame) -> list[tuple[int, object]]:
 def _copied(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.clone()
+    if isinstance(value, Freed):
+        raise TypeError("one of them was freed")
     return [_copied(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from typing import Any
 from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
-from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.errors import MemoryPlanError, ProgramError
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.sources import ProgramData, as_view
 from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
@@ -110,10 +110,13 @@ class LoadedProgram:
                     poison=self._poison,
                     debug=self._debug,
                 )
+        except MemoryPlanError:
+            raise
         except ProgramError as error:
-            if error.method is not None:
-                raise
             raise ProgramError(str(error), method=plan.name) from error
+        except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            # Torch has its own words for what no tensor can be, such as 2**62 elements.
+            raise ProgramError(f"{type(error).__name__}: {error}", method=plan.name) from error
 
     def _arenas(self, plan: ExecutionPlan) -> list[Arena]:
         arenas = []
