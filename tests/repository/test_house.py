@@ -108,6 +108,20 @@ def test_ci_runs_the_readme_test_command_and_nothing_else():
     assert ran == []
 
 
+def test_commits_are_formatted_by_the_same_tool_as_ci():
+    pins = re.findall(r"^ruff==(\S+)$", (ROOT / "constraints/dev.txt").read_text(), re.M)
+    hooks = re.findall(r"ruff==([\d.]+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert set(hooks) == set(pins)
+
+
+def test_the_readme_and_the_layers_know_every_package():
+    readme = (ROOT / "README.md").read_text()
+    layers = (ROOT / "pyproject.toml").read_text()
+    for package in PACKAGES:
+        assert package in readme
+        assert package.replace("-", "_") in layers
+
+
 def test_no_committed_file_names_a_path_of_one_machine():
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
