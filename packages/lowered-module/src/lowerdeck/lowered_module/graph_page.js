@@ -1,0 +1,378 @@
+// The graph of a program: partitions in colour, and why the rest was left out.
+
+const BOX = { width: 150, height: 26, columnGap: 168, rowGap: 52 };
+
+function groupClass(node) {
+  if (node.group >= 0) return `p${node.group % 8}`;
+  return node.kind === "op" ? "left" : "edge";
+}
+
+function groupName(data, node) {
+  if (node.group < 0) return node.kind === "op" ? "left out" : node.kind;
+  const group = data.groups[node.group];
+  return `${group.name}, ${group.backend}`;
+}
+
+class GraphView {
+  constructor(data, picked) {
+    Object.assign(this, { data, picked, selected: -1, matches: null });
+    this.nodes = data.nodes;
+    this.readers = this.nodes.map(() => []);
+    this.nodes.forEach((node, index) => node.needs.forEach((other) => this.readers[other].push(index)));
+    this.columns = this.nodes.reduce((most, node) => Math.max(most, node.x), 0) + 1;
+    this.rows = this.nodes.reduce((most, node) => Math.max(most, node.y), 0) + 1;
+    this.status = h("p", { class: "picked", role: "status" }, "Drag to move, turn the wheel with Ctrl to zoom; arrow keys walk along the edges.");
+    const { canvas, redraw } = sharpCanvas(
+      560,
+      {
+        class: "graph",
+        tabindex: "0",
+        role: "application",
+        "aria-label": `Graph of ${plural(this.nodes.length, "node")}. Arrow up and down walk along edges, left and right along a row, plus and minus zoom, 0 shows all.`,
+        onmousemove: oncePerFrame((event) => this.hover(event)),
+        onmouseleave: () => tooltip.hide(),
+        onpointerdown: (event) => this.press(event),
+        onwheel: (event) => this.wheel(event),
+        onkeydown: (event) => this.key(event),
+      },
+      (context, width, height) => this.draw(context, width, height),
+    );
+    this.canvas = canvas;
+    this.redraw = redraw;
+    const button = (title, text, action) => h("button", { type: "button", title, "aria-label": title, onclick: action }, text);
+    const zoom = h(
+      "span",
+      { class: "zoom" },
+      button("Zoom in", "+", () => this.zoom(1.5)),
+      button("Zoom out", "−", () => this.zoom(1 / 1.5)),
+      button("Show all", "all", () => this.fit(true)),
+    );
+    this.element = h("figure", {}, h("figcaption", {}, h("span", {}, "inputs above, results below"), zoom), canvas, this.status);
+  }
+
+  x(node) {
+    return node.x * BOX.columnGap + BOX.columnGap / 2;
+  }
+
+  y(node) {
+    return node.y * BOX.rowGap + BOX.rowGap / 2;
+  }
+
+  /** Show all, or at first the beginning of a large graph at a size one can read. */
+  fit(whole) {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const scale = Math.min(width / (this.columns * BOX.columnGap), height / (this.rows * BOX.rowGap), 1);
+    this.scale = whole ? scale : Math.max(scale, 0.85);
+    const first = this.nodes[0];
+    this.left = this.scale === scale ? (this.columns * BOX.columnGap * scale - width) / 2 / scale : (first ? this.x(first) : 0) - width / 2 / this.scale;
+    this.top = this.scale === scale ? (this.rows * BOX.rowGap * scale - height) / 2 / scale : 0;
+    this.redraw();
+  }
+
+  draw(context, width, height) {
+    if (this.scale === undefined) this.fit(false);
+    context.scale(this.scale, this.scale);
+    context.translate(-this.left, -this.top);
+    const seen = { left: this.left - BOX.columnGap, right: this.left + width / this.scale + BOX.columnGap, top: this.top - BOX.rowGap, bottom: this.top + height / this.scale + BOX.rowGap };
+    this.drawEdges(context, seen);
+    const shades = new Map();
+    const shade = (name) => shades.get(name) ?? shades.set(name, color(name)).get(name);
+    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    this.nodes.forEach((node, index) => {
+      const x = this.x(node);
+      const y = this.y(node);
+      if (x < seen.left || x > seen.right || y < seen.top || y > seen.bottom) return;
+      context.globalAlpha = this.matches && !this.matches.has(index) ? 0.2 : 1;
+      this.drawNode(context, node, x, y, shade);
+      if (index === this.selected) {
+        context.strokeStyle = shade("text");
+        context.lineWidth = 3;
+        context.strokeRect(x - BOX.width / 2 - 3, y - BOX.height / 2 - 3, BOX.width + 6, BOX.height + 6);
+      }
+    });
+    context.globalAlpha = 1;
+  }
+
+  drawNode(context, node, x, y, shade) {
+    const inPartition = node.group >= 0;
+    context.beginPath();
+    context.roundRect(x - BOX.width / 2, y - BOX.height / 2, BOX.width, BOX.height, node.kind === "op" ? 4 : BOX.height / 2);
+    context.fillStyle = inPartition ? shade(`p${node.group % 8}`) : shade("surface");
+    context.fill();
+    if (!inPartition) {
+      const left = node.kind === "op";
+      context.setLineDash(left ? [4, 3] : []);
+      context.strokeStyle = shade(left ? "left-out" : "muted");
+      context.lineWidth = 1.5;
+      context.stroke();
+      context.setLineDash([]);
+    }
+    if (this.scale < 0.35) return;
+    context.fillStyle = inPartition ? "#fff" : shade("text");
+    const label = node.label.replace(/^aten::/, "");
+    context.fillText(label.length > 23 ? `${label.slice(0, 22)}…` : label, x, y + 0.5);
+  }
+
+  drawEdges(context, seen) {
+    context.strokeStyle = color("curve");
+    context.lineWidth = Math.max(1, 0.7 / this.scale);
+    context.beginPath();
+    const chosen = [];
+    this.nodes.forEach((node, index) => {
+      const y = this.y(node) - BOX.height / 2;
+      if (y < seen.top) return;
+      for (const other of node.needs) {
+        const from = this.nodes[other];
+        const start = this.y(from) + BOX.height / 2;
+        if (start > seen.bottom) continue;
+        if (index === this.selected || other === this.selected) chosen.push([from, start, node, y]);
+        else this.edge(context, from, start, node, y);
+      }
+    });
+    context.stroke();
+    context.strokeStyle = color("accent");
+    context.lineWidth = Math.max(2, 1.5 / this.scale);
+    context.beginPath();
+    chosen.forEach((edge) => this.edge(context, ...edge));
+    context.stroke();
+  }
+
+  edge(context, from, start, to, end) {
+    const middle = (start + end) / 2;
+    context.moveTo(this.x(from), start);
+    context.bezierCurveTo(this.x(from), middle, this.x(to), middle, this.x(to), end);
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const x = (event.clientX - box.left) / this.scale + this.left;
+    const y = (event.clientY - box.top) / this.scale + this.top;
+    return this.nodes.findIndex((node) => Math.abs(this.x(node) - x) <= BOX.width / 2 && Math.abs(this.y(node) - y) <= BOX.height / 2);
+  }
+
+  hover(event) {
+    if (event.buttons) return tooltip.hide();
+    const index = this.at(event);
+    return index < 0 ? tooltip.hide() : tooltip.show(event.clientX, event.clientY, this.describe(index));
+  }
+
+  describe(index) {
+    const node = this.nodes[index];
+    return [`${node.name}  ${node.label === node.name ? "" : node.label}`, groupName(this.data, node), node.type, node.place, node.reason].filter(Boolean);
+  }
+
+  press(event) {
+    this.canvas.setPointerCapture(event.pointerId);
+    this.canvas.focus();
+    const start = { x: event.clientX, y: event.clientY, left: this.left, top: this.top };
+    tooltip.hide();
+    const move = (next) => {
+      this.left = start.left - (next.clientX - start.x) / this.scale;
+      this.top = start.top - (next.clientY - start.y) / this.scale;
+      this.redraw();
+    };
+    const release = (last) => {
+      this.canvas.removeEventListener("pointermove", move);
+      this.canvas.removeEventListener("pointerup", release);
+      if (Math.hypot(last.clientX - start.x, last.clientY - start.y) < 4 && this.at(last) >= 0) this.choose(this.at(last));
+    };
+    this.canvas.addEventListener("pointermove", move);
+    this.canvas.addEventListener("pointerup", release);
+  }
+
+  zoom(factor, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
+    const next = Math.min(2.5, Math.max(0.005, this.scale * factor));
+    this.left += x / this.scale - x / next;
+    this.top += y / this.scale - y / next;
+    this.scale = next;
+    this.redraw();
+  }
+
+  wheel(event) {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    const box = this.canvas.getBoundingClientRect();
+    this.zoom(1.2 ** (-event.deltaY / 60), event.clientX - box.left, event.clientY - box.top);
+  }
+
+  choose(index, tell = true) {
+    this.selected = index;
+    const node = this.nodes[index];
+    this.status.replaceChildren(...this.describe(index).flatMap((line) => [named(line), " · "]).slice(0, -1));
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const x = (this.x(node) - this.left) * this.scale;
+    const y = (this.y(node) - this.top) * this.scale;
+    if (x < 40 || x > width - 40 || y < 30 || y > height - 30) {
+      this.scale = Math.max(this.scale, 0.85);
+      this.left = this.x(node) - width / 2 / this.scale;
+      this.top = this.y(node) - height / 2 / this.scale;
+    }
+    this.redraw();
+    if (tell) this.picked(index);
+  }
+
+  highlight(indices) {
+    this.matches = indices;
+    this.redraw();
+  }
+
+  neighbour(key) {
+    if (this.selected < 0) return 0;
+    if (key === "ArrowUp") return this.nodes[this.selected].needs[0] ?? this.selected;
+    if (key === "ArrowDown") return this.readers[this.selected][0] ?? this.selected;
+    const here = this.nodes[this.selected];
+    const way = key === "ArrowRight" ? 1 : -1;
+    let best = this.selected;
+    this.nodes.forEach((node, index) => {
+      if (node.y !== here.y || (node.x - here.x) * way <= 0) return;
+      if (best === this.selected || (node.x - this.nodes[best].x) * way < 0) best = index;
+    });
+    return best;
+  }
+
+  key(event) {
+    if (event.key.startsWith("Arrow") && this.nodes.length) this.choose(this.neighbour(event.key));
+    else if (event.key === "+" || event.key === "=") this.zoom(1.5);
+    else if (event.key === "-") this.zoom(1 / 1.5);
+    else if (event.key === "0") this.fit(true);
+    else return;
+    event.preventDefault();
+  }
+}
+
+function partitionsSection(data) {
+  const counts = data.groups.map(() => 0);
+  for (const node of data.nodes) if (node.group >= 0) counts[node.group] += 1;
+  const rows = data.groups.map((group, index) => ({ ...group, index, count: counts[index] }));
+  const table = sortableTable(
+    "Partitions",
+    [
+      { title: "partition", value: (row) => row.name, show: (row) => h("span", {}, h("i", { class: `swatch p${row.index % 8}` }), named(row.name)) },
+      { title: "backend", value: (row) => row.backend },
+      { title: "settings", value: (row) => row.specs.join(", ") },
+      { title: "nodes", value: (row) => row.count, show: (row) => count(row.count), number: true, bar: true },
+      { title: "blob", value: (row) => row.nbytes ?? -1, show: (row) => (row.nbytes === null ? "" : bytes(row.nbytes)), number: true },
+    ],
+    rows,
+    3,
+  );
+  return section("partitions", "Partitions", null, rows.length ? table.element : h("p", { class: "none" }, "Nothing is delegated."));
+}
+
+function leftOutSection(data) {
+  const rows = new Map();
+  for (const node of data.nodes) {
+    if (!node.reason) continue;
+    const key = JSON.stringify([node.label, node.reason]);
+    if (!rows.has(key)) rows.set(key, { label: node.label, reason: node.reason, count: 0 });
+    rows.get(key).count += 1;
+  }
+  const table = sortableTable(
+    "Left out",
+    [
+      { title: "operator", value: (row) => row.label },
+      { title: "nodes", value: (row) => row.count, show: (row) => count(row.count), number: true, bar: true },
+      { title: "why", value: (row) => row.reason, show: (row) => named(row.reason, { class: "reason" }) },
+    ],
+    [...rows.values()],
+    1,
+  );
+  return section("left", "Left out, and why", rows.size ? null : "Every operator is in a partition.", rows.size ? table.element : null);
+}
+
+function showPage(data) {
+  const haystacks = data.nodes.map((node) =>
+    `${node.name} ${node.label} ${groupName(data, node)} ${node.type} ${node.place} ${node.reason} ${node.constants.join(" ")}`.toLowerCase(),
+  );
+  const all = data.nodes.map((_, index) => index);
+  const only = h("input", { type: "checkbox", id: "only-left-out", onchange: () => search(box.value) });
+  const counter = h("p", { class: "counter", role: "status" });
+  const detail = h("div", { class: "detail", role: "region", "aria-label": "Chosen node", "aria-live": "polite" });
+  const graph = new GraphView(data, (index) => {
+    if (!list.point(index)) {
+      only.checked = false;
+      box.value = "";
+      search("");
+      list.point(index);
+    }
+    explain(index);
+  });
+  const list = new VirtualList({
+    label: "Nodes in order",
+    className: "graph-nodes",
+    render: (index) => {
+      const node = data.nodes[index];
+      return [
+        h("i", { class: `swatch ${groupClass(node)}`, title: groupName(data, node) }),
+        h("span", { class: "index" }, count(index)),
+        named(node.label, { class: "op" }),
+        named(node.type, { class: "args type" }),
+        node.reason ? named(node.reason, { class: "args reason" }) : named(groupName(data, node), { class: "args" }),
+      ];
+    },
+    picked: (index) => {
+      graph.choose(index, false);
+      explain(index);
+    },
+  });
+
+  function explain(index) {
+    const node = data.nodes[index];
+    const links = (title, others) =>
+      others.length
+        ? [h("h4", {}, title), h("ul", { class: "values" }, others.slice(0, 100).map((other) => h("li", {}, h("button", { type: "button", onclick: () => graph.choose(other) }, named(data.nodes[other].name)), " ", named(data.nodes[other].type))))]
+        : [];
+    detail.replaceChildren(
+      h("h3", {}, named(node.name)),
+      h("p", {}, named(node.label, { class: "op" })),
+      h("p", {}, named(node.type, { class: "args" })),
+      h("p", {}, h("i", { class: `swatch ${groupClass(node)}` }), named(groupName(data, node))),
+      node.reason ? h("p", { class: "reason" }, named(node.reason)) : null,
+      node.place ? h("p", { class: "none" }, named(node.place)) : null,
+      ...links("needs", node.needs),
+      ...(node.constants.length ? [h("h4", {}, "weights"), h("ul", { class: "values" }, node.constants.map((name) => h("li", {}, named(name))))] : []),
+      ...links("read by", graph.readers[index]),
+    );
+  }
+
+  function search(query) {
+    const words = wordsOf(query);
+    const found = all.filter((index) => words.every((word) => haystacks[index].includes(word)) && (!only.checked || data.nodes[index].reason));
+    list.show(found);
+    graph.highlight(words.length || only.checked ? new Set(found) : null);
+    counter.textContent = `${count(found.length)} of ${plural(all.length, "node")}`;
+  }
+
+  const ops = data.nodes.filter((node) => node.kind === "op");
+  const delegated = ops.filter((node) => node.group >= 0).length;
+  const box = searchBox(search, "Search nodes, operators, partitions, reasons, module paths and source lines");
+  const legend = data.groups.slice(0, 8).map((group, index) => h("li", {}, h("i", { class: `swatch p${index}` }), named(group.name)));
+  const more = data.groups.length > 8 ? [h("li", {}, `and ${data.groups.length - 8} more, in the same colours again`)] : [];
+  document.getElementById("page").append(
+    topBar(named(data.title), [], () => {}, box, [["graph", "Graph"], ["nodes", "Nodes"], ["left", "Left out"], ["partitions", "Partitions"]]),
+    tiles([
+      ["operators", count(ops.length)],
+      ["delegated", count(delegated), percent(delegated, ops.length)],
+      ["left out", count(ops.length - delegated)],
+      ["partitions", count(data.groups.length)],
+    ]),
+    h(
+      "main",
+      {},
+      section(
+        "graph",
+        "Graph",
+        null,
+        graph.element,
+        h("ul", { class: "legend" }, ...legend, ...more, h("li", {}, h("i", { class: "swatch left" }), "left out"), h("li", {}, h("i", { class: "swatch edge" }), "input or output")),
+      ),
+      section("nodes", "Nodes", null, h("div", { class: "tools" }, h("label", {}, only, " left out only"), counter), h("div", { class: "split" }, list.element, detail)),
+      leftOutSection(data),
+      partitionsSection(data),
+    ),
+  );
+  detail.append(h("p", { class: "none" }, "Choose a node to see what it needs, who reads it, and where it comes from."));
+  search("");
+}
