@@ -63,6 +63,15 @@ def test_front_door_lists_what_it_offers_and_resolves(package):
         if isinstance(target, ast.Name)
     ]
     assert "__all__" in assigned
+    (names,) = (
+        {entry.value for entry in node.value.elts if isinstance(entry, ast.Constant)}
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.List | ast.Tuple)
+        and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+    )
+    modules = {path.stem for path in door.iterdir()}
+    assert not names & modules, "a public name that is a module too is ambiguous to import"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "packages")))
