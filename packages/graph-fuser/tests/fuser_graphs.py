@@ -18,7 +18,7 @@ def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:
     for place in range(size):
         values.append(_random_node(rng, graph, root, values, place))
     picks = rng.sample(values, k=min(len(values), rng.randint(1, 4)))
-    graph.output(tuple([values[-1], *picks]))
+    graph.output((values[-1], *picks))
     gm = GraphModule(root, graph)
     annotate(gm)
     return gm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from torch.fx import Graph, Node
 
@@ -77,7 +78,7 @@ def is_true_cycle(
         return False
     if [home.get(node) for node in path] != list(regions):
         return False
-    for node, other in zip(path, path[1:], strict=False):
+    for node, other in pairwise(path):
         tied = home.get(node) is not None and home.get(node) == home.get(other)
         if not (other in node.users or (node, other) in ordered or tied):
             return False

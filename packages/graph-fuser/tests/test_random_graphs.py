@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import random
 
+import pytest
 import torch
+from fuser_graphs import example_inputs, random_graph, random_writing_graph
+from fuser_oracle import contracted, is_acyclic, is_true_cycle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
@@ -21,9 +24,6 @@ from lowerdeck.graph_fuser import (
     validate_partition,
 )
 from lowerdeck.graph_fuser.hazards import order_hazards
-
-from fuser_oracle import contracted, is_acyclic, is_true_cycle
-from fuser_graphs import example_inputs, random_graph, random_writing_graph
 
 SETTINGS = settings(
     max_examples=80,
@@ -77,14 +77,13 @@ def check_fusing(gm: GraphModule, rng: random.Random) -> None:
     home = {node: name for name, members in partitions.items() for node in members}
     before = [(node, node.args, node.kwargs) for node in gm.graph.nodes]
     outside = [node for node in gm.graph.nodes if node not in home]
-    try:
-        fused = fuse_partitions(gm, partitions)
-    except CycleError as error:
-        assert not possible
-        assert is_true_cycle(error.path, error.regions, home, hazards)
+    if not possible:
+        with pytest.raises(CycleError) as caught:
+            fuse_partitions(gm, partitions)
+        assert is_true_cycle(caught.value.path, caught.value.regions, home, hazards)
         assert [(node, node.args, node.kwargs) for node in gm.graph.nodes] == before
         return
-    assert possible
+    fused = fuse_partitions(gm, partitions)
     gm.graph.lint()
     for part in fused.values():
         part.module.graph.lint()
@@ -179,8 +178,7 @@ def test_random_hierarchies_compute_the_same_in_place_and_beside(seed: int) -> N
     before = [(node, node.args) for node in gm.graph.nodes]
     try:
         beside = outline(gm, regions, in_place=False)
-    except CycleError as error:
-        assert error.regions[0] is not None
+    except CycleError:
         assert [(node, node.args) for node in gm.graph.nodes] == before
         return
     assert [(node, node.args) for node in gm.graph.nodes] == before

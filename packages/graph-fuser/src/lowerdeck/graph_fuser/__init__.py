@@ -5,24 +5,26 @@ Partitions (flat groups of nodes) go through ``fuse_partitions``:
     fused = fuse_partitions(gm, {"first": nodes_a, "second": nodes_b})
     fused["first"].module, fused["first"].call_node, fused["first"].inputs, fused["first"].outputs
 
-``propose_partitions(gm, is_supported)`` chooses the groups; ``fuse_partitions(gm, proposal.named())`` fuses
-them.
+``propose_partitions(gm, is_supported)`` chooses the groups; ``fuse_partitions(gm,
+proposal.named())`` fuses them.
 
 Hierarchies (groups in groups) go through ``outline``, on which everything else stands:
 
     inner = Region("linear", nodes_of_linear)
     outer = Region("block", other_nodes_of_block, children=[inner])
     done = outline(gm, [outer])
-    done.regions[inner].module       # a GraphModule, called by the graph of done.regions[outer].module
-    done.regions[inner].call_node    # the call_module node in that graph
-    done.regions[inner].inputs       # the outer nodes, of the graph as it was, that are passed
-    done.regions[inner].outputs      # the inner nodes, of the graph as it was, that are returned
-    done.regions[inner].node_map     # from old nodes to the nodes of the new graph
+    done.regions[inner].module       # a GraphModule, called by the graph of
+    done.regions[outer].module done.regions[inner].call_node    # the call_module node in that
+    graph done.regions[inner].inputs       # the outer nodes, of the graph as it was, that are
+    passed done.regions[inner].outputs      # the inner nodes, of the graph as it was, that are
+    returned done.regions[inner].node_map     # from old nodes to the nodes of the new graph
 
 ``outline(..., in_place=False)`` leaves the graph alone and builds a new outermost module;
-``attribute_name`` lets regions read parameters by names of their own; ``make_module`` makes the modules.
+``attribute_name`` lets regions read parameters by names of their own; ``make_module`` makes the
+modules.
 
-Code of changed and of new modules is generated at its first use, once; ``generate_code`` does it now.
+Code of changed and of new modules is generated at its first use, once; ``generate_code`` does it
+now.
 """
 
 from lowerdeck.graph_fuser._torch_private import generate_code

@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
 
 _DEFERRED = ("__reduce__", "__reduce_package__", "__str__", "code", "forward", "recompile")
+
+
+def _no_code(self: GraphModule) -> None:
+    """Generate nothing."""
 
 
 def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
@@ -23,14 +28,22 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
     """
     made = GraphModule.__new__(GraphModule)
     own = type(made)
-    # The constructor would generate code; each graph module has a class of its own to hold it back.
-    own.recompile = lambda self: None  # type: ignore[assignment, return-value]
+    # The constructor would generate code; each graph module has a class of its own to hold it
+    # back.
+    own.recompile = _no_code  # type: ignore[assignment]
     GraphModule.__init__(made, {}, Graph(), class_name)
     del own.recompile
     made._graph = graph
     graph.owning_module = made
     defer_code(made)
     return made
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+    attributes["_is_impure"] = True
+    module._is_impure = True  # type: ignore[assignment]
 
 
 def share_codegen(source: Graph, target: Graph) -> None:
@@ -41,8 +54,8 @@ def share_codegen(source: Graph, target: Graph) -> None:
 def defer_code(module: GraphModule) -> None:
     """Mark the code of ``module`` as stale: it is generated again at its next use, once.
 
-    torch gives each graph module a class of its own to carry its ``forward``. The same class carries
-    here what generates the code first, until ``recompile`` takes it away.
+    torch gives each graph module a class of its own to carry its ``forward``. The same class
+    carries here what generates the code first, until ``recompile`` takes it away.
 
     Args:
         module: A graph module whose graph was edited.
@@ -113,8 +126,8 @@ def generate_code(module: torch.nn.Module) -> None:
 def copy_node(graph: Graph, node: Node, env: Mapping[Node, Node]) -> Node:
     """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
 
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none that
-    its original did not have.
+    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
+    that its original did not have.
 
     Args:
         graph: The graph to append to; it must have no owner yet.

@@ -12,7 +12,7 @@ from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
 
 InputOrder: TypeAlias = Literal["parent", "first_use"]
-"""How a submodule's inputs are ordered: as in the parent's graph, or as the submodule reads them."""
+"""Order of a submodule's inputs: as in the parent's graph, or as the submodule reads them."""
 
 Item: TypeAlias = Node | int
 """What stands in a body: a node, or the index of a region that the body calls."""
@@ -124,7 +124,8 @@ def _force(tree: RegionTree, found: Boundary) -> None:
         for node in region.inputs:
             if node not in tree.position or _within(tree, tree.home.get(node, ROOT), index):
                 raise RegionError(
-                    f"Region {region.name!r} asks for input {node.name!r}, which is not a node outside it."
+                    f"Region {region.name!r} asks for input {node.name!r}, which is not a node "
+                    "outside it."
                 )
             found.inputs[index][node] = None
             # The value must also reach the parent that makes the call.
@@ -132,7 +133,8 @@ def _force(tree: RegionTree, found: Boundary) -> None:
         for node in region.outputs:
             if node not in tree.position or not _within(tree, tree.home.get(node, ROOT), index):
                 raise RegionError(
-                    f"Region {region.name!r} asks for output {node.name!r}, which is not a node inside it."
+                    f"Region {region.name!r} asks for output {node.name!r}, which is not a node "
+                    "inside it."
                 )
             _carry_out(tree, found, node, index)
 

@@ -33,7 +33,7 @@ class CapabilityBasedPartitioner:
         ...     def is_node_supported(self, submodules, node):
         ...         return node.target != "sin"
         >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu().sin())
-        >>> partitioner = CapabilityBasedPartitioner(gm, Support(), allows_single_node_partition=True)
+        >>> partitioner = CapabilityBasedPartitioner(gm, Support(), True)
         >>> partitioner.propose_partitions()
         [{add: None, relu: None}]
     """

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def collector_held() -> Iterator[None]:
     """Keep the collector from walking the growing graph again and again, a third of the time.
 
-    Nothing made meanwhile is garbage, so that each of those walks would find nothing. The collector
-    is as before afterwards, whatever happens.
+    Nothing made meanwhile is garbage, so that each of those walks would find nothing. The
+    collector is as before afterwards, whatever happens.
     """
     if not gc.isenabled():
         yield

@@ -1,4 +1,4 @@
-"""Which nodes do more than compute a value: they write, draw random numbers, or touch the world."""
+"""Which nodes do more than compute: they write, draw random numbers, or touch the world."""
 
 from __future__ import annotations
 

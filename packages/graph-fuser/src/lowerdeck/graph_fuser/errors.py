@@ -48,9 +48,9 @@ class CycleError(RegionError):
     """Outlining would make a graph that depends on itself.
 
     Attributes:
-        path: The offending path, node by node. It starts and ends in the same region. Two neighbours
-            are either an edge of the graph or two nodes of one region, which the submodule would
-            tie together.
+        path: The offending path, node by node. It starts and ends in the same region. Two
+            neighbours are either an edge of the graph or two nodes of one region, which the
+            submodule would tie together.
         regions: For each node of ``path`` the name of its region, or None where it is in none.
     """
 

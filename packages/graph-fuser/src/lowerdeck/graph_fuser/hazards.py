@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch.fx import Graph, Node
@@ -15,9 +16,10 @@ _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[Node, Node]]:
     """Return pairs (before, after) that must keep their order: O(nodes + edges).
 
-    Random nodes keep their order among each other, so do nodes with other effects. A node that writes
-    a value stays behind earlier readers of it and before later ones, through views too. A change of
-    mode (gradients, autocast) keeps its place among all nodes. Checks may pass each other.
+    Random nodes keep their order among each other, so do nodes with other effects. A node that
+    writes a value stays behind earlier readers of it and before later ones, through views too. A
+    change of mode (gradients, autocast) keeps its place among all nodes. Checks may pass each
+    other.
 
     Args:
         graph: The graph, in a legal order.
@@ -34,7 +36,7 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
     pairs: list[tuple[Node, Node]] = []
     for kind in (Effect.RANDOM, Effect.EFFECT):
         chain = [node for node, effect in marked.items() if effect & kind]
-        pairs.extend(zip(chain, chain[1:], strict=False))
+        pairs.extend(pairwise(chain))
     if any(effect & Effect.MODE for effect in marked.values()):
         pairs.extend(_modes(graph, marked))
     if any(effect & Effect.WRITES for effect in marked.values()):

@@ -18,8 +18,8 @@ from lowerdeck.graph_fuser.errors import ForeignNodeError, InlineError
 def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:
     """Put the nodes of a called submodule in place of ``call_node``; return where each went.
 
-    The inverse of fusing: fuse, then inline, and the graph computes the same with the same nodes, in
-    the same order where the fused nodes stood together. Attributes keep their names where the
+    The inverse of fusing: fuse, then inline, and the graph computes the same with the same nodes,
+    in the same order where the fused nodes stood together. Attributes keep their names where the
     parent has the same object under the same name; otherwise they are read through the submodule,
     which then stays installed.
 
@@ -84,7 +84,8 @@ def _callee(gm: GraphModule, call_node: Node) -> GraphModule:
     inner = attribute(gm, target)
     if not isinstance(inner, GraphModule):
         raise InlineError(
-            f"Submodule {target!r} is a {type(inner).__name__}; only a GraphModule can be put in place."
+            f"Submodule {target!r} is a {type(inner).__name__}; only a GraphModule can be put in "
+            "place."
         )
     return inner
 
@@ -99,7 +100,8 @@ def _bind(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
             continue
         if str(node.target).startswith("*"):
             raise InlineError(
-                f"Submodule {call_node.target!r} takes any number of arguments ({node.target!r}); only "
+                f"Submodule {call_node.target!r} takes any number of arguments ({node.target!r}); "
+                "only "
                 "fixed parameters can be put in place."
             )
         if given:
@@ -110,12 +112,14 @@ def _bind(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
             env[node] = node.args[0]
         else:
             raise InlineError(
-                f"Node {call_node.name!r} passes nothing for parameter {node.target!r} of submodule "
+                f"Node {call_node.name!r} passes nothing for parameter {node.target!r} of "
+                "submodule "
                 f"{call_node.target!r}."
             )
     if given or names:
         raise InlineError(
-            f"Node {call_node.name!r} passes more arguments than submodule {call_node.target!r} takes."
+            f"Node {call_node.name!r} passes more arguments than submodule {call_node.target!r} "
+            "takes."
         )
     return env
 

@@ -1,20 +1,21 @@
 """Partition by levels: the fewest partitions that cannot depend on each other in a circle.
 
-Call an item *wanted* if it may stand in a partition. Give every item a level: a wanted item's level is
-at least that of each wanted item before it; an unwanted item's is at least one more than that of each
-wanted item before it; and both are at least that of each unwanted item before them. Take the least
-such levels, and let the wanted items of one level be one partition.
+Call an item *wanted* if it may stand in a partition. Give every item a level: a wanted item's
+level is at least that of each wanted item before it; an unwanted item's is at least one more than
+that of each wanted item before it; and both are at least that of each unwanted item before them.
+Take the least such levels, and let the wanted items of one level be one partition.
 
-*Acyclic.* Levels never fall along an edge. A path that leaves a partition of level k through an unwanted
-item goes on at k + 1 or above; one that leaves it straight into another partition does too, as the wanted
-items of level k are all in it. So no path comes back.
+*Acyclic.* Levels never fall along an edge. A path that leaves a partition of level k through an
+unwanted item goes on at k + 1 or above; one that leaves it straight into another partition does
+too, as the wanted items of level k are all in it. So no path comes back.
 
-*Fewest.* An item of level k ends a path on which a wanted item is followed by an unwanted one and later by
-a wanted one k times. The k + 1 wanted items so separated need k + 1 different partitions: were two in one,
-the path between them would leave it and come back. Level k therefore needs k + 1 partitions, and has them.
+*Fewest.* An item of level k ends a path on which a wanted item is followed by an unwanted one and
+later by a wanted one k times. The k + 1 wanted items so separated need k + 1 different partitions:
+were two in one, the path between them would leave it and come back. Level k therefore needs k + 1
+partitions, and has them.
 
-Many items may stand on several levels without breaking either argument. ``spread`` moves each to where
-the fewest values cross the partitions' borders, in a few passes to and fro.
+Many items may stand on several levels without breaking either argument. ``spread`` moves each to
+where the fewest values cross the partitions' borders, in a few passes to and fro.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ OPERATION_KEYS = frozenset(
         "unbacked_bindings",
     }
 )
-"""Keys that speak of the operation: false on a placeholder or getitem that only carries its value."""
+"""Keys that speak of the operation: false on a node that only hands the value on."""
 
 _VALUE_KEYS = ("val", "example_value")
 

@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.items import strong_components
 
 
 def topo_sort(nodes: Sequence[Node]) -> list[Node]:
@@ -54,15 +55,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
     nodes = list(gm.graph.nodes)
     if _is_legal(nodes):
         return gm
-    behind: dict[Node, list[Node]] = {}
-    for before, after in order_hazards(gm.graph, gm):
-        behind.setdefault(before, []).append(after)
-    try:
-        order = _sorted(nodes, behind)
-    except CycleError:
-        # Where the values themselves demand another order than the effects had, values win.
-        order = _sorted(nodes, {})
-    relink(order)
+    relink(_sorted(nodes, _compatible(nodes, order_hazards(gm.graph, gm))))
     defer_code(gm)
     return gm
 
@@ -104,6 +97,27 @@ def _is_legal(nodes: Sequence[Node]) -> bool:
             return False
         seen.add(node)
     return True
+
+
+def _compatible(
+    nodes: Sequence[Node], hazards: Sequence[tuple[Node, Node]]
+) -> dict[Node, list[Node]]:
+    """Return the pairs that values allow: where values demand another order, they win."""
+    if not hazards:
+        return {}
+    place = {node: number for number, node in enumerate(nodes)}
+    after = [[place[user] for user in node.users] for node in nodes]
+    for first, second in hazards:
+        after[place[first]].append(place[second])
+    part = [0] * len(nodes)
+    for number, component in enumerate(strong_components(len(nodes), after)):
+        for member in component:
+            part[member] = number
+    behind: dict[Node, list[Node]] = {}
+    for first, second in hazards:
+        if part[place[first]] != part[place[second]]:
+            behind.setdefault(first, []).append(second)
+    return behind
 
 
 def _sorted(nodes: Sequence[Node], behind: Mapping[Node, Sequence[Node]]) -> list[Node]:

@@ -14,6 +14,7 @@ from lowerdeck.graph_fuser._torch_private import (
     copy_node,
     defer_code,
     lazy_graph_module,
+    mark_impure,
     share_codegen,
 )
 from lowerdeck.graph_fuser.attributes import attribute, has_attribute, install
@@ -24,6 +25,7 @@ from lowerdeck.graph_fuser.boundary import (
     find_boundary,
 )
 from lowerdeck.graph_fuser.collector import collector_held
+from lowerdeck.graph_fuser.effects import Behaviours, Effect
 from lowerdeck.graph_fuser.errors import NameInUseError, RegionError
 from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.meta import call_meta, value_meta
@@ -44,13 +46,13 @@ class OutlinedRegion:
         module: Its module.
         call_node: The ``call_module`` node in the parent's graph.
         inputs: The outer nodes, of the graph as it was, whose values are passed, in order.
-        outputs: The inner nodes, of the graph as it was, whose values are returned, in order. They are
-            erased from the graph, but keep their names and meta.
+        outputs: The inner nodes, of the graph as it was, whose values are returned, in order. They
+            are erased from the graph, but keep their names and meta.
         arguments: The nodes of the parent's graph that are passed now.
-        results: The nodes of the parent's graph that carry ``outputs`` now: the call itself where one
-            output is returned bare, else one ``getitem`` each.
-        node_map: From the nodes that stood directly in the region, and its inputs, to the nodes of its
-            graph.
+        results: The nodes of the parent's graph that carry ``outputs`` now: the call itself where
+            one output is returned bare, else one ``getitem`` each.
+        node_map: From the nodes that stood directly in the region, and its inputs, to the nodes of
+            its graph.
     """
 
     region: Region
@@ -68,10 +70,12 @@ class Outline:
     """What ``outline`` made.
 
     Attributes:
-        module: The outermost module: the one that was passed, or a new one with ``in_place=False``.
+        module: The outermost module: the one that was passed, or a new one with
+            ``in_place=False``.
         regions: What became of each region, children after their parents.
-        node_map: From the nodes that stay in the outermost graph to where they are now: the same nodes
-            in place, their copies otherwise. Outputs of regions map to the nodes that carry them.
+        node_map: From the nodes that stay in the outermost graph to where they are now: the same
+            nodes in place, their copies otherwise. Outputs of regions map to the nodes that carry
+            them.
     """
 
     module: torch.nn.Module
@@ -91,36 +95,37 @@ def outline(
 ) -> Outline:
     """Turn each region into a module that its parent calls, and return what became of each.
 
-    Boundaries of all regions come from one walk over the edges and the new graphs from one walk over
-    the nodes: O(nodes + edges x depth), whatever the number of regions. Everything is checked before
-    anything changes. Nodes outside the regions stay the same objects in the same order, save those
-    that stand before something that they now depend on.
+    Boundaries of all regions come from one walk over the edges and the new graphs from one walk
+    over the nodes: O(nodes + edges x depth), whatever the number of regions. Everything is checked
+    before anything changes. Nodes outside the regions stay the same objects in the same order,
+    save those that stand before something that they now depend on.
 
     Args:
-        gm: The graph module. Changed unless ``in_place`` is False; its code is generated again at its
-            next use. A bare graph will do with ``in_place=False`` and ``make_module``.
+        gm: The graph module. Changed unless ``in_place`` is False; its code is generated again at
+            its next use. A bare graph will do with ``in_place=False`` and ``make_module``.
         regions: The outermost regions; each may hold others.
         input_order: Order of the inputs: ``"parent"`` as the values stand in the parent's graph,
             ``"first_use"`` as the region first reads them.
         in_place: Edit ``gm``; otherwise leave it alone and build a new outermost module.
-        order: Pairs of nodes (before, after) that must keep their order though no value flows between
-            them, beside those that are found here (writes, random draws, other effects).
-        attribute_name: Called with a region (None: the root, only asked with ``in_place=False``) and a
-            node. For a ``get_attr`` or ``call_module`` node of the region it returns the target to use in
-            the region's module (None: as it is). For a ``get_attr`` or ``placeholder`` node outside it
-            returns the attribute by which the region's module reads that value, which then is no input
-            (None: pass it as an input).
-        make_module: Makes each module from its finished graph, children before parents; the default
-            makes a ``GraphModule`` whose code is generated at its first use, with the attributes that
-            its graph reads (shared with ``gm``, not copied). Children are installed in what it returns.
+        order: Pairs of nodes (before, after) that must keep their order though no value flows
+            between them, beside those that are found here (writes, random draws, other effects).
+        attribute_name: Called with a region (None: the root, only asked with ``in_place=False``)
+            and a node. For a ``get_attr`` or ``call_module`` node of the region it returns the
+            target to use in the region's module (None: as it is). For a ``get_attr`` or
+            ``placeholder`` node outside it returns the attribute by which the region's module
+            reads that value, which then is no input (None: pass it as an input).
+        make_module: Makes each module from its finished graph, children before parents; the
+            default makes a ``GraphModule`` whose code is generated at its first use, with the
+            attributes that its graph reads (shared with ``gm``, not copied). Children are
+            installed in what it returns.
 
     Returns:
         The outermost module, and for each region its module, call, inputs, outputs and node map.
 
     Raises:
         CycleError: A region would need its own result; the error shows the path node by node.
-        RegionError: The tree is not sound (a node is foreign, erased, repeated or shared, a name is in
-            use); each case has a subclass.
+        RegionError: The tree is not sound (a node is foreign, erased, repeated or shared, a name
+            is in use); each case has a subclass.
 
     Example:
         >>> import torch
@@ -189,7 +194,8 @@ def _checked(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[tuple
     for before, after in pairs:
         if tree.position.get(before, -1) >= tree.position.get(after, -1):
             raise RegionError(
-                f"order asks for {before.name!r} before {after.name!r}; expected two nodes of the graph "
+                f"order asks for {before.name!r} before {after.name!r}; expected two nodes of the "
+                "graph "
                 "that stand in this order already."
             )
     return pairs
@@ -202,7 +208,8 @@ def _check_names(gm: GraphModule | None, tree: RegionTree) -> None:
             name = tree.name(child) or ""
             if not name or any(not part for part in name.split(".")):
                 raise RegionError(
-                    f"Region name {name!r} is no attribute path; expected one or more non-empty parts "
+                    f"Region name {name!r} is no attribute path; expected one or more non-empty "
+                    "parts "
                     "joined by dots."
                 )
             if name in names:
@@ -220,14 +227,16 @@ def check_free(gm: GraphModule, name: str) -> None:
         return
     if not isinstance(attribute(gm, name), torch.nn.Module):
         raise NameInUseError(
-            f"The module already has an attribute {name!r} that is no submodule; rename the region."
+            f"The module already has an attribute {name!r} that is no submodule; rename the "
+            "region."
         )
     if any(
         node.op in {"call_module", "get_attr"} and f"{node.target}.".startswith(f"{name}.")
         for node in gm.graph.nodes
     ):
         raise NameInUseError(
-            f"The module already has a submodule {name!r} that its graph still uses; rename the region."
+            f"The module already has a submodule {name!r} that its graph still uses; rename the "
+            "region."
         )
 
 
@@ -241,12 +250,14 @@ def _check_attributes(
         for node in (*reads, *boundary.local[index]):
             if node.op == "placeholder":
                 raise RegionError(
-                    f"attribute_name gives placeholder {node.name!r} a name in region {tree.name(index)!r}, "
+                    f"attribute_name gives placeholder {node.name!r} a name in region "
+                    f"{tree.name(index)!r}, "
                     "but its value is not known here; pass make_module too and install it there."
                 )
             if not has_attribute(gm, str(node.target)):
                 raise RegionError(
-                    f"Node {node.name!r} reads attribute {node.target!r}, which the module does not have."
+                    f"Node {node.name!r} reads attribute {node.target!r}, which the module does "
+                    "not have."
                 )
 
 
@@ -275,6 +286,7 @@ class _Builder:
     ) -> None:
         self.graph = graph
         self.gm = gm
+        self.behaviours = Behaviours(gm)
         self.tree = tree
         self.boundary = boundary
         self.plan = plan
@@ -414,6 +426,15 @@ class _Builder:
                 install(module, self.tree.name(child) or "", inner)
         return module
 
+    def _has_effect(self, index: int) -> bool:
+        plain, effect = self.behaviours.is_plain, self.behaviours.effect
+        return any(
+            not plain(node) and effect(node) != Effect.NONE for node in self.tree.members[index]
+        ) or any(
+            getattr(self.built[child].module, "_is_impure", False)
+            for child in self.tree.children[index]
+        )
+
     def _graph_module(
         self, gm: GraphModule, region: Region | None, index: int, made: _Built
     ) -> GraphModule:
@@ -430,4 +451,6 @@ class _Builder:
         for node in (*old, *reads):
             if node.op in {"get_attr", "call_module"}:
                 install(module, str(made.env[node].target), attribute(gm, str(node.target)))
+        if region is not None and self._has_effect(index):
+            mark_impure(module)
         return module

@@ -24,10 +24,12 @@ class FusedPartition:
         module: The submodule that holds the partition's nodes.
         call_node: The node that calls it.
         inputs: The nodes of the parent's graph that are passed, in the order of the placeholders.
-        outputs: The nodes of the parent's graph that carry the results, in the order of the output.
+        outputs: The nodes of the parent's graph that carry the results, in the order of the
+            output.
         original_outputs: The partition's own nodes whose values ``outputs`` carry; erased from the
             graph, but with their names and meta.
-        node_map: From the partition's nodes, and the outer nodes it read, to the submodule's nodes.
+        node_map: From the partition's nodes, and the outer nodes it read, to the submodule's
+            nodes.
     """
 
     module: GraphModule
@@ -125,15 +127,15 @@ def create_submodule_from_nodes(
 ) -> tuple[GraphModule, Node]:
     """Move ``node_list`` into the submodule ``fused_<tag>``; return it and the node that calls it.
 
-    A drop-in for ExecuTorch's function of this name. The submodule returns a flat list; a result that
-    is itself a list or tuple, alone, is opened into its elements.
+    A drop-in for ExecuTorch's function of this name. The submodule returns a flat list; a result
+    that is itself a list or tuple, alone, is opened into its elements.
 
     Args:
         gm: The graph module, changed in place; its code is generated again at its next use.
         node_list: The nodes, in any order.
         tag: End of the submodule's name.
-        skip_legalize_graph: Accepted for compatibility. Nodes that need not move are never moved, so
-            that there is nothing to skip.
+        skip_legalize_graph: Accepted for compatibility. Nodes that need not move are never moved,
+            so that there is nothing to skip.
         input_order: See ``outline``; ExecuTorch's order is ``"first_use"``.
 
     Raises:

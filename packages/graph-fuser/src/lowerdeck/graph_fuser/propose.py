@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import TypeAlias
 
 from torch.fx import GraphModule, Node
@@ -46,7 +47,7 @@ class Reason(StrEnum):
     GROUP_NOT_SUPPORTED = "group_not_supported"
     """Another node of its group is not supported."""
     GROUP_IN_CYCLE = "group_in_cycle"
-    """Its group cannot be one call, as a path leaves it through unsupported nodes and comes back."""
+    """Its group cannot be one call: a path leaves it through unsupported nodes and returns."""
     TOO_SMALL = "too_small"
     """Its partition would have fewer computing nodes than ``min_nodes``."""
 
@@ -69,8 +70,8 @@ class Proposal:
     """Partitions that may all be fused together.
 
     Attributes:
-        partitions: The nodes of each partition in the graph's order; partitions in an order in which
-            none needs a later one.
+        partitions: The nodes of each partition in the graph's order; partitions in an order in
+            which none needs a later one.
         left_out: Why each other node of the graph stands in none.
     """
 
@@ -86,7 +87,7 @@ class Proposal:
         return len(self.partitions)
 
     def named(self, prefix: str = "fused_") -> dict[str, tuple[Node, ...]]:
-        """Return the partitions under names made of ``prefix`` and a number, for ``fuse_partitions``."""
+        """Return the partitions under numbered names, as ``fuse_partitions`` wants them."""
         return {f"{prefix}{number}": nodes for number, nodes in enumerate(self.partitions)}
 
 
@@ -100,14 +101,14 @@ def propose_partitions(
     non_compute_ops: Collection[object] = (),
     keep_apart: Sequence[Sequence[Node]] = (),
 ) -> Proposal:
-    """Return partitions of the supported nodes that may all be fused, and why each other is left out.
+    """Return partitions of the supported nodes, and why each other node is left out.
 
-    Partitions follow levels: a node's level is the number of times that the worst path to it returns
-    from supported to unsupported and back to supported nodes. The nodes of one level can be one call,
-    as no path from them returns to them, and no fewer partitions can do, as that worst path needs one
-    for each return (``levels`` has the proof). Nodes that suit several levels go where the fewest values
-    cross. Cost and memory are linear in nodes and edges. With ``keep_apart`` or ``connected_only``
-    the number is not always the least.
+    Partitions follow levels: a node's level is the number of times that the worst path to it
+    returns from supported to unsupported and back to supported nodes. The nodes of one level can
+    be one call, as no path from them returns to them, and no fewer partitions can do, as that
+    worst path needs one for each return (``levels`` has the proof). Nodes that suit several levels
+    go where the fewest values cross. Cost and memory are linear in nodes and edges. With
+    ``keep_apart`` or ``connected_only`` the number is not always the least.
 
     Args:
         gm: The graph module; not changed.
@@ -122,8 +123,8 @@ def propose_partitions(
         keep_apart: In each of these sets no two nodes may share a partition.
 
     Raises:
-        RegionError: A group or a set to keep apart names a node that is foreign, erased, repeated or
-            also in another group, or that is to be both together and apart.
+        RegionError: A group or a set to keep apart names a node that is foreign, erased, repeated
+            or also in another group, or that is to be both together and apart.
 
     Example:
         >>> import torch
@@ -212,7 +213,8 @@ def _check_nodes(
             if node not in present:
                 kind = ErasedNodeError if node.graph is gm.graph else ForeignNodeError
                 raise kind(
-                    f"{what} names {node.name!r}, which is not in the graph that is to be partitioned; "
+                    f"{what} names {node.name!r}, which is not in the graph that is to be "
+                    "partitioned; "
                     "collect the lists from this graph, after all edits."
                 )
         if len(set(members)) != len(members):
@@ -234,7 +236,8 @@ def _groups(
         for node in group:
             if member.setdefault(node, number) != number:
                 raise OverlapError(
-                    f"Node {node.name!r} stands in two groups; a node may stand in one. Join the groups."
+                    f"Node {node.name!r} stands in two groups; a node may stand in one. Join the "
+                    "groups."
                 )
     kept: list[list[Node]] = []
     for group in _led(groups, _followers(nodes)):
@@ -250,7 +253,7 @@ def _groups(
 
 
 def _led(groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]) -> list[list[Node]]:
-    """Return the groups with producers in place of what takes their elements; joined where they meet."""
+    """Return the groups by the producers of their elements; joined where they meet."""
     joined: list[dict[Node, None]] = []
     home: dict[Node, dict[Node, None]] = {}
     for group in groups:
@@ -388,10 +391,11 @@ def _keep_apart(
         if len(numbers) != len(inside):
             names = ", ".join(node.name for node in members)
             raise RegionError(
-                f"keep_apart names nodes that a group, or a tuple's elements, hold together: {names}. "
+                "keep_apart names nodes that a group, or a tuple's elements, hold together: "
+                f"{names}. "
                 "Take one of them from the set or from the group."
             )
-        for first, second in zip(numbers, numbers[1:], strict=False):
+        for first, second in pairwise(numbers):
             keep_items_apart(items, first, second)
 
 

@@ -28,12 +28,12 @@ class Region:
     Attributes:
         name: Attribute of the parent's module under which the submodule is installed; it may be a
             dotted path. Siblings need different names.
-        nodes: The nodes that stand directly in this region, in any order; those of ``children`` are
-            not repeated here.
+        nodes: The nodes that stand directly in this region, in any order; those of ``children``
+            are not repeated here.
         children: The regions that this one calls.
         always_return_tuple: Return a tuple even for one output (the default returns it bare).
-        inputs: Outer nodes to take first and in this order, whether read inside or not; what else is
-            read follows. Use it to hold a signature still.
+        inputs: Outer nodes to take first and in this order, whether read inside or not; what else
+            is read follows. Use it to hold a signature still.
         outputs: Inner nodes to return first and in this order, whether read outside or not.
     """
 
@@ -141,7 +141,8 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
             raise _stranger(node, graph, region.name)
         if node.op in {"placeholder", "output"}:
             raise RegionError(
-                f"Region {region.name!r} names {node.name!r}, a {node.op} node; only nodes that compute "
+                f"Region {region.name!r} names {node.name!r}, a {node.op} node; only nodes that "
+                "compute "
                 "may be outlined. Remove it from the list."
             )
         other = home.setdefault(node, index)
@@ -151,8 +152,7 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
                 "a node may stand in one only."
             )
     if len(set(region.nodes)) != len(region.nodes):
-        seen: set[Node] = set()
-        twice = next(node for node in region.nodes if node in seen or seen.add(node))  # type: ignore[func-returns-value]
+        twice = next(node for node in region.nodes if list(region.nodes).count(node) > 1)
         raise DuplicateNodeError(
             f"Region {region.name!r} names {twice.name!r} twice; name each node once."
         )
@@ -161,11 +161,13 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
 def _stranger(node: Node, graph: Graph, name: str) -> RegionError:
     if node.graph is graph:
         return ErasedNodeError(
-            f"Region {name!r} names {node.name!r}, which was erased from the graph; expected nodes that "
+            f"Region {name!r} names {node.name!r}, which was erased from the graph; expected "
+            "nodes that "
             "are still in it. Collect the list again after edits."
         )
     return ForeignNodeError(
-        f"Region {name!r} names {node.name!r}, which belongs to another graph; expected nodes of the "
+        f"Region {name!r} names {node.name!r}, which belongs to another graph; expected nodes of "
+        "the "
         "graph module that was passed. Was the module copied after the list was made?"
     )
 

@@ -2,8 +2,8 @@
 
 A region's call starts from the place of its first node and slides to just behind its last input.
 Where that suits all readers nothing else moves. Where a reader stands before an input, only the
-nodes between those two are sorted again, stably: a node moves only if it stands before something that
-it now depends on.
+nodes between those two are sorted again, stably: a node moves only if it stands before something
+that it now depends on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from torch.fx import Node
 from lowerdeck.graph_fuser.boundary import Boundary, Item
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
+
+_SHOWN = 12
+"""How many nodes of a path a message shows at each end; the error itself has them all."""
 
 
 @dataclass(slots=True)
@@ -101,7 +104,8 @@ class _Planner:
         self.tree = tree
         self.edges = boundary.edges
         self.order = order
-        # Room behind each node for calls that follow it, and before each for calls that are hoisted.
+        # Room behind each node for calls that follow it, and before each for calls that are
+        # hoisted.
         self.stride = 2 * len(tree.regions)
         self.nodes_in_order = list(tree.position)
 
@@ -279,12 +283,17 @@ def _way_back(after: Mapping[Item, Sequence[Item]], stuck: set[Item], start: Ite
 
 
 def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
-    steps = " -> ".join(
+    shown = [
         node.name if name is None else f"{node.name} (in {name!r})"
         for node, name in zip(path, names, strict=True)
-    )
+    ]
+    if len(shown) > 2 * _SHOWN:
+        shown[_SHOWN:-_SHOWN] = [f"... {len(shown) - 2 * _SHOWN} more ..."]
+    steps = " -> ".join(shown)
     return (
-        f"These regions cannot each become one call, because one would need its own result: {steps}. "
-        "Every arrow is a dependency, or ties two nodes of one region. Take the path's outer nodes "
+        "These regions cannot each become one call, because one would need its own result: "
+        f"{steps}. "
+        "Every arrow is a dependency, or ties two nodes of one region. Take the path's outer "
+        "nodes "
         "into the region, or split the region where the path leaves it."
     )

@@ -22,7 +22,7 @@ def splice_root(
     call: Callable[[int, Graph, dict[Node, Node]], None],
     made_by: Callable[[int], tuple[Node, ...]],
 ) -> dict[Node, Node]:
-    """Change ``graph``: call each outermost region in place of its nodes; return the map of values.
+    """Call each outermost region in place of its nodes in ``graph``; return the map of values.
 
     Args:
         graph: The outermost graph.
@@ -108,8 +108,8 @@ def _rewire(tree: RegionTree, boundary: Boundary, env: dict[Node, Node]) -> None
 def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
     """Let ``user`` read ``replacement[node]`` wherever it read ``node``.
 
-    One input is replaced in place; several in one pass over the arguments, so that a reader of many
-    results costs its length once.
+    One input is replaced in place; several in one pass over the arguments, so that a reader of
+    many results costs its length once.
 
     Args:
         user: The node to change.

@@ -29,7 +29,7 @@ def fuse_as_graphmodule(
     always_return_tuple: bool = False,
     input_order: InputOrder = "parent",
 ) -> tuple[GraphModule, tuple[Node, ...], tuple[Node, ...]]:
-    """Return ``nodes`` as a graph module of their own, with the nodes it takes and those it returns.
+    """Return ``nodes`` as a graph module, with the nodes it takes and those it returns.
 
     A drop-in for ``torch.fx.passes.utils.fuser_utils.fuse_as_graphmodule``. ``gm`` is not changed.
 
@@ -42,8 +42,8 @@ def fuse_as_graphmodule(
         input_order: See ``outline``; torch's order is ``"first_use"``.
 
     Returns:
-        The module, the nodes of ``gm`` in the order of its placeholders, and those in the order of its
-        output.
+        The module, the nodes of ``gm`` in the order of its placeholders, and those in the order of
+        its output.
 
     Raises:
         CycleError: The nodes would need their own results.
@@ -72,7 +72,7 @@ def insert_subgm(
     orig_outputs: Sequence[Node],
     insertion_point: Node | None = None,
 ) -> GraphModule:
-    """Call ``sub_gm`` in ``gm`` and let the readers of ``orig_outputs`` read its results; return ``gm``.
+    """Call ``sub_gm`` in ``gm`` in place of ``orig_outputs``; return ``gm``.
 
     A drop-in for torch's function of this name. The original nodes stay, to be erased with
     ``erase_nodes``. Readers that stand before the call move behind it, so that the graph is legal.
@@ -82,8 +82,8 @@ def insert_subgm(
         sub_gm: The module; its class name is the name under which it is installed.
         orig_inputs: The nodes that are passed to it.
         orig_outputs: The nodes whose values it returns; there may be none.
-        insertion_point: Node behind which to call it; by default the last of the outputs, or of the
-            inputs where there is no output.
+        insertion_point: Node behind which to call it; by default the last of the outputs, or of
+            the inputs where there is no output.
 
     Raises:
         RegionError: A node is foreign or erased, or the name is in use. ``gm`` is as before.
@@ -148,7 +148,8 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
         reader = next((user for user in node.users if user not in doomed), None)
         if reader is not None:
             raise NodeInUseError(
-                f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; replace "
+                f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
+                "replace "
                 "its uses first."
             )
     erase_nodes_now(gm.graph, reversed(topo_sort(list(doomed))))
@@ -163,7 +164,7 @@ def fuse_by_partitions(
     *,
     input_order: InputOrder = "parent",
 ) -> GraphModule:
-    """Replace each partition by a call of a submodule named by ``prefix`` and its number; return ``gm``.
+    """Replace each partition by a call of a numbered submodule; return ``gm``.
 
     A drop-in for torch's function of this name; all partitions go in one pass, all or none.
 
@@ -202,5 +203,6 @@ def _check_present(
                 f"Node {node.name!r} was erased; expected nodes still in the graph."
             )
         raise ForeignNodeError(
-            f"Node {node.name!r} belongs to another graph; expected nodes of the module that was passed."
+            f"Node {node.name!r} belongs to another graph; expected nodes of the module that was "
+            "passed."
         )

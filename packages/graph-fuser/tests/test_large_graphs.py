@@ -1,0 +1,146 @@
+"""Sizes: no recursion, work in proportion, the same answer under every hash seed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.graph_fuser import (
+    CycleError,
+    create_submodule_from_nodes,
+    fuse_partitions,
+    inline_submodule,
+    legalize_graph,
+    propose_partitions,
+    topo_sort,
+    validate_partition,
+)
+from lowerdeck.graph_fuser._torch_private import lazy_graph_module
+
+
+def long_chain(size: int) -> tuple[GraphModule, list[Node]]:
+    graph = Graph()
+    value = graph.placeholder("x")
+    nodes: list[Node] = []
+    for _ in range(size):
+        value = Node(graph, f"n{len(nodes)}", "call_function", torch.neg, (value,), {})
+        graph._root.prepend(value)
+        graph._find_nodes_lookup_table.insert(value)
+        graph._len += 1
+        nodes.append(value)
+    graph.output(value)
+    return lazy_graph_module("Chain", graph), nodes
+
+
+def test_a_hundred_thousand_nodes_without_recursion() -> None:
+    size = 100_000
+    gm, nodes = long_chain(size)
+    assert topo_sort(nodes) == nodes
+    assert legalize_graph(gm) is gm
+    assert not validate_partition([nodes[0], nodes[-1]])
+    with pytest.raises(CycleError) as caught:
+        fuse_partitions(gm, {"p": [nodes[0], nodes[-1]]})
+    assert len(caught.value.path) == size
+    assert len(str(caught.value)) < 2000
+    proposal = propose_partitions(gm, lambda node: int(node.name[1:]) % 1000 != 0)
+    assert len(proposal) == 100
+    fused = fuse_partitions(gm, proposal.named())
+    assert len(gm.graph.nodes) == 2 + 200
+    inline_submodule(gm, fused["fused_7"].call_node)
+    assert len(gm.graph.nodes) == 2 + 199 + 999
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Return how many Python and C functions ``action`` called."""
+    count = 0
+
+    def count_call(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in {"call", "c_call"}
+
+    sys.setprofile(count_call)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_twice_the_graph_and_partitions_cost_twice_the_calls() -> None:
+    def cost(size: int, count: int) -> int:
+        gm, nodes = long_chain(size)
+        step = size // count
+        parts = {f"p{i}": nodes[i * step + 1 : (i + 1) * step] for i in range(count)}
+        return calls(lambda: fuse_partitions(gm, parts))
+
+    cost(100, 10)
+    assert cost(4000, 200) < 2.3 * cost(2000, 100)
+
+
+def test_more_partitions_of_the_same_nodes_cost_hardly_more() -> None:
+    def cost(count: int) -> int:
+        gm, nodes = long_chain(4000)
+        step = 4000 // count
+        parts = {f"p{i}": nodes[i * step + 1 : (i + 1) * step] for i in range(count)}
+        return calls(lambda: fuse_partitions(gm, parts))
+
+    cost(10)
+    assert cost(100) < 1.7 * cost(10)
+
+
+def test_one_submodule_costs_its_partition_and_a_scan() -> None:
+    def cost(size: int) -> int:
+        gm, nodes = long_chain(size)
+        return calls(lambda: create_submodule_from_nodes(gm, nodes[100:110], "t"))
+
+    cost(500)
+    # Per node of the whole graph no more than the calls of one scan.
+    assert (cost(8000) - cost(4000)) / 4000 < 6
+
+
+def test_twice_the_graph_costs_a_proposal_twice_the_calls() -> None:
+    def cost(size: int) -> int:
+        gm, _ = long_chain(size)
+        return calls(lambda: propose_partitions(gm, lambda node: node.name[-1] != "0"))
+
+    cost(100)
+    assert cost(8000) < 2.2 * cost(4000)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from fuser_graphs import random_graph
+from lowerdeck.graph_fuser import fuse_partitions, propose_partitions
+for seed in range(6):
+    gm = random_graph(seed, 40)
+    names = {node.name for node in list(gm.graph.nodes)[::5]}
+    proposal = propose_partitions(gm, lambda node: node.name not in names)
+    fused = fuse_partitions(gm, proposal.named())
+    print(gm.graph)
+    for name, part in fused.items():
+        print(name, part.inputs, part.outputs, part.module.graph)
+    print([(node.name, left.detail) for node, left in proposal.left_out.items()])
+"""
+
+
+def test_the_answer_is_the_same_under_every_hash_seed() -> None:
+    answers = set()
+    for seed in ("1", "77"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, str(Path(__file__).parent)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answers.add(done.stdout)
+    assert len(answers) == 1
+    assert "fused_0" in answers.pop()
