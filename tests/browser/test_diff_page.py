@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowerdeck.serializer import Program
-from lowerdeck.serializer.report import html_diff
+from lowerdeck.serializer import Program, html_diff
 
 COUNTER = "return document.querySelector('#instructions .counter').textContent"
 

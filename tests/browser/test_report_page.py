@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowerdeck.serializer.report import html_report
+from lowerdeck.serializer import html_report
 
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")
 Keys = keys.Keys

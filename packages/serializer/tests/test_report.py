@@ -32,14 +32,15 @@ from lowerdeck.serializer import (
     NamedData,
     Operator,
     Program,
+    PteFile,
     ScalarType,
     String,
     Tensor,
+    html_diff,
+    html_report,
+    serialize_pte,
 )
-from lowerdeck.serializer.read import PteFile
-from lowerdeck.serializer.report import html_diff, html_report
 from lowerdeck.serializer.report.delegates import blob_preview, hex_dump
-from lowerdeck.serializer.write import serialize_pte
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\u202e\ud800'\"&"
 
@@ -187,6 +188,7 @@ def test_a_file_has_a_map_of_all_its_bytes() -> None:
     start = places["constants"]["offset"]
     assert data[start : start + 432] == b"w" * 432
     assert data[places["delegate"]["offset"] :].startswith(b"inputs 1")
+    assert data[places["named"]["offset"] :].startswith(b"1234")
 
 
 def test_methods_of_one_side_only_are_shown() -> None:

@@ -27,7 +27,7 @@ def html_report(source: PteFile | Program, *, title: str = "program") -> str:
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program
-        >>> from lowerdeck.serializer.report import html_report
+        >>> from lowerdeck.serializer import html_report
         >>> text = html_report(Program(execution_plan=[ExecutionPlan("forward")]))
         >>> text.startswith("<!doctype html>")
         True

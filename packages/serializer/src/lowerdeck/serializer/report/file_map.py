@@ -39,6 +39,7 @@ class Placement:
         constants: First byte of each constant in the file; the first entry is the reserved one.
         state: The same for initial values of mutable buffers.
         delegates: The same for those bytes of delegates that are segments, by index.
+        named: The same for named data.
     """
 
     file_size: int
@@ -46,6 +47,7 @@ class Placement:
     constants: list[int] = field(default_factory=list)
     state: list[int] = field(default_factory=list)
     delegates: dict[int, int] = field(default_factory=dict)
+    named: list[int] = field(default_factory=list)
 
 
 def sections_entry(placement: Placement) -> list[dict[str, Any]]:
@@ -87,6 +89,7 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
             "constants": dict(enumerate(placement.constants)),
             "state": dict(enumerate(placement.state)),
             "delegate": placement.delegates,
+            "named": dict(enumerate(placement.named)),
         }
     entries = []
     for kind, index, name, what, nbytes in _stored(program):

@@ -46,7 +46,7 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
         ValueError: ``data`` holds a number that is infinite or not a number.
 
     Example:
-        >>> from lowerdeck.serializer.report import html_page
+        >>> from lowerdeck.serializer import html_page
         >>> script = "function showPage(data) { document.body.append(data.greeting); }"
         >>> page = html_page({"greeting": "</script>"}, "Hello", script=script)
         >>> page.count("</script>")

@@ -21,14 +21,19 @@ def placement_of(file: PteFile) -> Placement:
     constants = file.constant_segment
     state = file.mutable_data_segments[:1]
     delegates = _delegate_segments(file)
-    labels = {index: ("delegate", f"delegate {number}") for index, number in delegates.items()}
+    named = file.named_data_segments
+    labels = {
+        index: ("named", f"named data {number}")
+        for number, index in reversed(list(enumerate(named)))
+    }
+    labels |= {index: ("delegate", f"delegate {number}") for index, number in delegates.items()}
     for entry in state:
         labels[entry.segment_index] = ("state", "initial state")
     if constants is not None:
         labels[constants.segment_index] = ("constants", "constants")
     sections = [Section("program", "program", 0, file.program_size)]
     for index, segment in enumerate(file.segments):
-        kind, label = labels.get(index, ("named", f"segment {index}, named data"))
+        kind, label = labels.get(index, ("unused", f"segment {index}, used by nothing"))
         if segment.size:
             sections.append(Section(kind, label, starts[index], segment.size))
     return Placement(
@@ -37,6 +42,7 @@ def placement_of(file: PteFile) -> Placement:
         _places(starts, constants.segment_index, constants.offsets) if constants else [],
         _places(starts, state[0].segment_index, state[0].offsets) if state else [],
         {number: starts[index] for index, number in delegates.items()},
+        [starts[index] for index in named],
     )
 
 
