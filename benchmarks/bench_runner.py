@@ -1,0 +1,189 @@
+"""The runner beside torch's own kernels and beside the official portable runtime."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from benchmarks.harness import Row, fresh_process, growth_exponent, paired
+from lowerdeck.emitter import emit
+from lowerdeck.runner import LoadedMethod, load
+from lowerdeck.serializer import write_pte
+from tests.interop import official
+
+_MEGABYTE = 1 << 20
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield all measurements of this package."""
+    torch.set_num_threads(1)
+    yield from _overhead(50 if quick else 200)
+    yield from _loading((250, 500, 1000) if quick else (1000, 2000, 4000, 8000))
+    yield from _memory(32 if quick else 256)
+    yield from _resnet(64 if quick else 224)
+
+
+class Small(nn.Module):
+    """A long chain of operators on eight numbers, where nothing but overhead costs."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.length):
+            x = torch.sin(x + x)
+        return x
+
+
+def _small(length: int) -> LoadedMethod:
+    x = torch.randn(8)
+    return load(emit(torch.export.export(Small(length), (x,))).program).method()
+
+
+def _overhead(length: int) -> Iterator[Row]:
+    forward, x = _small(length), torch.randn(8)
+    add, sin = torch.ops.aten.add.out, torch.ops.aten.sin.out
+    first, second = torch.empty(8), torch.empty(8)
+
+    def kernels() -> None:
+        with torch.inference_mode():
+            for _ in range(length):
+                add(first, first, out=second)
+                sin(second, out=first)
+
+    def ours() -> None:
+        forward.run_flat([x])
+
+    def times(action: object, count: int = 10) -> object:
+        return lambda: [action() for _ in range(count)]  # type: ignore[operator]
+
+    ours_s, kernels_s = paired(times(ours), times(kernels), repeat=9)  # type: ignore[arg-type]
+    scale = 1e6 / (10 * 2 * length)
+    yield Row(
+        "runner",
+        f"one instruction of {2 * length} on 8 numbers",
+        ours_s * scale,
+        kernels_s * scale,
+        "us",
+        "<= 3x the torch kernel",
+        ours_s <= 3 * kernels_s,
+        "peer: the same kernels called from Python with out=",
+    )
+
+
+def _loading(sizes: tuple[int, ...]) -> Iterator[Row]:
+    series = []
+    for size in sizes:
+        x = torch.randn(8)
+        program = emit(torch.export.export(Small(size // 2), (x,))).program
+        times = []
+        for _ in range(3):
+            start = perf_counter()
+            load(program).method()
+            times.append(perf_counter() - start)
+        series.append((float(size), statistics.median(times), None))
+    exponent = growth_exponent([(size, cost) for size, cost, _ in series])
+    yield Row(
+        "runner",
+        f"loading {sizes[0]} to {sizes[-1]} instructions, growth",
+        exponent,
+        unit="exponent",
+        goal="<= 1.1",
+        met=exponent <= 1.1,
+        note=f"{series[-1][1] / sizes[-1] * 1e6:.1f} us an instruction",
+        series=tuple(series),
+    )
+
+
+def _memory(megabytes: int) -> Iterator[Row]:
+    width = int((megabytes * _MEGABYTE / 4) ** 0.5)
+    model = nn.Linear(width, width, bias=False)
+    program = emit(torch.export.export(model, (torch.ones(1, width),))).program
+    code = "import torch, sys\nfrom lowerdeck.runner import load\n"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pte"
+        write_pte(program, path)
+        empty = fresh_process(code, str(path))["peak_mb"]
+        loaded = fresh_process(code + "load(sys.argv[1]).method()", str(path))["peak_mb"]
+    yield Row(
+        "runner",
+        f"memory to load {megabytes} MB of weights",
+        max(loaded - empty, 0.0),
+        float(megabytes),
+        "MB",
+        "<= 5 % of the weights",
+        loaded - empty <= 0.05 * megabytes + 8,
+        "peer: a copy of the weights; 8 MB are granted for code",
+    )
+
+
+class Block(nn.Module):
+    """A residual block of ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.short: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.short = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.short(x))
+
+
+def resnet18() -> nn.Module:
+    """Return a ResNet-18 with random weights."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inputs = 64
+    for outputs in (64, 128, 256, 512):
+        layers += [Block(inputs, outputs, 1 if outputs == 64 else 2), Block(outputs, outputs, 1)]
+        inputs = outputs
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)]
+    return nn.Sequential(*layers).eval()
+
+
+def _resnet(side: int) -> Iterator[Row]:
+    if not official.available():
+        return
+    image = torch.randn(1, 3, side, side)
+    content = emit(torch.export.export(resnet18(), (image,))).to_bytes()
+    forward = load(content).method()
+    ours, peer = [], []
+    for _ in range(3):
+        start = perf_counter()
+        result = forward.run_flat([image])
+        ours.append(perf_counter() - start)
+        outcome = official.run(content, [official.Call((image,))] * 2)
+        if not isinstance(outcome, official.Ran):
+            raise RuntimeError(f"the official runtime cannot run ResNet-18: {outcome}")
+        official.assert_outputs_close(result, outcome.outputs[-1], atol=1e-3, rtol=1e-3)
+        peer.append(outcome.seconds[-1])
+    ours_s, peer_s = statistics.median(ours), statistics.median(peer)
+    yield Row(
+        "runner",
+        f"ResNet-18, one image of {side} x {side}",
+        ours_s,
+        peer_s,
+        "s",
+        "no slower than the official portable runtime",
+        ours_s <= peer_s,
+        "peer: ExecuTorch's portable kernels; wall time, one thread each",
+    )
