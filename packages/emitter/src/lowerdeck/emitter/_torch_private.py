@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch.export.exported_program import _decompose_exported_program
 from torch.utils._pytree import TreeSpec, treespec_dumps
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._thunk import Thunk
 
 __all__ = [
     "call_delegate_operator",
@@ -105,7 +108,7 @@ def retrace(
         rules: How operators are taken apart.
         composites: How composite operators are; a rule that returns ``NotImplemented`` keeps one.
     """
-    with unset_fake_temporarily():
+    with unset_fake_temporarily(), _delegates_take_numbers():
         decomposed: ExportedProgram = _decompose_exported_program(
             exported,
             cia_to_decomp=dict(composites),
@@ -114,3 +117,26 @@ def retrace(
             decompose_custom_triton_ops=False,
         )
     return decomposed
+
+
+@contextmanager
+def _delegates_take_numbers() -> Iterator[None]:
+    """Let a delegate with a symbolic number among its arguments be traced.
+
+    torch looks the proxy of such a number up as if it were that of a tensor, and finds a thunk.
+    """
+    # The operator and its module have one name, and the package shows the operator.
+    module: Any = sys.modules[type(executorch_call_delegate).__module__]
+    found = module.get_proxy_slot
+
+    def look_up(value: Any, tracer: Any, default: Any, transform: Callable[[Any], Any]) -> Any:
+        def proxy_of(slot: Any) -> Any:
+            return slot.force() if isinstance(slot, Thunk) else transform(slot)
+
+        return found(value, tracer, default, proxy_of)
+
+    module.get_proxy_slot = look_up
+    try:
+        yield
+    finally:
+        module.get_proxy_slot = found

@@ -211,9 +211,10 @@ class PlanBuilder:
             self._tensor_index(root)
         tensor = _tensor(value)
         tensor.allocation_info = AllocationDetails.at(storage.memory_id, place)
+        if storage.role is Role.STATE:
+            tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=storage.name)
         if value is root and root.state:
             tensor.data_buffer_idx = self._states.index_of(root)
-            tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=root.key)
         index = self._append(tensor)
         if shared:
             self._by_key[key] = index

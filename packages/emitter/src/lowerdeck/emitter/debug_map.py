@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -42,11 +42,13 @@ class DelegateSource:
         backend_id: The backend.
         handles: Debug handles of the call itself.
         debug_handle_map: The backend's own map, from its identifiers to debug handles.
+        sources: Where each node inside the delegate comes from, by its debug handle.
     """
 
     backend_id: str
     handles: tuple[int, ...]
     debug_handle_map: Mapping[Any, Any]
+    sources: Mapping[int, InstructionSource] = field(default_factory=dict)
 
 
 class DebugTrace:
@@ -74,7 +76,10 @@ class DebugTrace:
                 meta = getattr(step.module, "meta", None) or {}
                 inside = meta.get("debug_handle_map") or {}
                 found[index] = DelegateSource(
-                    step.module.backend_id, self._source(step).handles, inside
+                    step.module.backend_id,
+                    self._source(step).handles,
+                    inside,
+                    _inner_sources(getattr(step.module, "original_module", None)),
                 )
         return found
 
@@ -107,6 +112,20 @@ def unused_handles(programs: Iterable[ExportedProgram]) -> Iterator[int]:
             if isinstance(handle, int):
                 highest = max(highest, handle)
     return count(highest + 1)
+
+
+def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
+    """Return the sources of the nodes that a delegate was made from, by their handles."""
+    if not isinstance(exported, ExportedProgram):
+        return {}
+    found: dict[int, InstructionSource] = {}
+    for node in Provenance(exported).nodes:
+        handle = node.meta.get("debug_handle")
+        if isinstance(handle, int):
+            found[handle] = InstructionSource(
+                (handle,), str(node.target), node.name, source_line(node), module_path(node)
+            )
+    return found
 
 
 def _operator(step: Step) -> str:

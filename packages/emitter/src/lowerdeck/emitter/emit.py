@@ -72,9 +72,9 @@ class _Emission:
 
     def add_method(self, name: str, exported: ExportedProgram) -> None:
         settings = self._settings
-        method = read_method(name, decompose(exported, settings))
+        method = read_method(name, decompose(exported, settings), plan_inputs=settings.plan_inputs)
         run_passes(method, settings)
-        code = linearize(method)
+        code = linearize(method, plan_outputs=settings.plan_outputs)
         write_in_place(code, settings.table)
         memory = plan_memory(code, settings.memory_planner, self._states)
         builder = PlanBuilder(self._constants, self._states, self._delegates)

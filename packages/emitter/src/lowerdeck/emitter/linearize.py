@@ -40,22 +40,25 @@ _CLONE = Kernel("aten::clone", "out")
 _SELECT = Kernel("aten::select_copy", "int_out")
 
 
-def linearize(method: Method) -> Code:
+def linearize(method: Method, *, plan_outputs: bool = True) -> Code:
     """Return the steps of a method whose kernels are selected, storages assigned.
 
     Args:
         method: The method; its blocks are read and not changed.
+        plan_outputs: Whether outputs get planned memory; else the caller brings it.
     """
-    return _Linearizer(method).run()
+    return _Linearizer(method, plan_outputs).run()
 
 
 class _Linearizer:
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, plan_outputs: bool) -> None:
         self._method = method
+        self._plan_outputs = plan_outputs
         self._steps: list[Step] = []
         self._loops: list[Loop] = []
         self._branches: list[Branches] = []
         self._storages: list[Storage] = []
+        self._sharers: dict[int, int] = {}
         self._states: list[TensorValue] = []
 
     def run(self) -> Code:
@@ -65,6 +68,8 @@ class _Linearizer:
                 self._touch(value)
         self._block(method.block)
         outputs = self._write_back()
+        if not self._plan_outputs:
+            outputs = self._for_caller(outputs)
         for value in values_in(outputs):
             if isinstance(value, TensorValue):
                 self._touch(value)
@@ -84,19 +89,25 @@ class _Linearizer:
     def _touch(self, value: TensorValue) -> Storage:
         """Return the storage of ``value``, made on first use."""
         if value.storage is None:
-            if value.base is not None:
-                value.storage = self._touch(value.base)
-                # The bound of a reshaped tensor may be less exact than that of its base.
-                root, offset = root_of(value)
-                if root.constant is None:
-                    value.storage.nbytes = max(value.storage.nbytes, offset + value.nbytes)
-            else:
-                role = value.fixed_role or Role.ACTIVATION
-                value.storage = Storage(value.nbytes, role, value.name)
-                self._storages.append(value.storage)
-                if value.state:
-                    self._states.append(value)
+            self._make_storage(value)
+        assert value.storage is not None
         return value.storage
+
+    def _make_storage(self, value: TensorValue) -> None:
+        if value.base is None:
+            role = value.fixed_role or Role.ACTIVATION
+            value.storage = Storage(value.nbytes, role, value.key or value.name)
+            self._storages.append(value.storage)
+            self._sharers[id(value.storage)] = 1
+            if value.state:
+                self._states.append(value)
+            return
+        value.storage = self._touch(value.base)
+        self._sharers[id(value.storage)] += 1
+        # The bound of a reshaped tensor may be less exact than that of its base.
+        root, offset = root_of(value)
+        if root.constant is None:
+            value.storage.nbytes = max(value.storage.nbytes, offset + value.nbytes)
 
     def _add(self, step: Step) -> None:
         for value in (*step.reads, *step.writes):
@@ -266,6 +277,27 @@ class _Linearizer:
                 outputs.append(value)
         self._assign([t for t, _ in pairs], [s for _, s in pairs], None)
         return outputs
+
+    def _for_caller(self, outputs: Sequence[Any]) -> list[Any]:
+        """Copy each computed output to a tensor whose memory the caller brings."""
+        made: dict[int, TensorValue] = {}
+        for value in outputs:
+            if not isinstance(value, TensorValue) or id(value) in made:
+                continue
+            if value.constant is not None and not value.state:
+                continue
+            storage = self._touch(value)
+            if storage.role is Role.CALLER:
+                continue
+            if storage.role is Role.ACTIVATION and self._sharers[id(storage)] == 1:
+                # Nothing else lies in its memory, so its kernel can write to the caller's.
+                storage.role = Role.CALLER
+                continue
+            target = value.like(f"{value.name}.output")
+            target.fixed_role = Role.CALLER
+            self._copy(target, value, None)
+            made[id(value)] = target
+        return [made.get(id(value), value) for value in outputs]
 
 
 _ONE_SLOT = frozenset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -36,25 +37,27 @@ _MUTATED = (
 )
 
 
-def read_method(name: str, exported: ExportedProgram) -> Method:
+def read_method(name: str, exported: ExportedProgram, *, plan_inputs: bool = True) -> Method:
     """Return the functional form of an exported program.
 
     Args:
         name: Name that the method will have.
         exported: A program whose graph is functional.
+        plan_inputs: Whether inputs get planned memory; else the caller brings it.
 
     Raises:
         UnsupportedError: If it holds something that a program cannot express.
         UnboundedSizeError: If a size has no upper bound.
     """
-    return _Reader(name, exported).read()
+    return _Reader(name, exported, plan_inputs).read()
 
 
 class _Reader:
     """Walks one graph and the graphs inside it."""
 
-    def __init__(self, name: str, exported: ExportedProgram) -> None:
+    def __init__(self, name: str, exported: ExportedProgram, plan_inputs: bool) -> None:
         self._name = name
+        self._plan_inputs = plan_inputs
         self._exported = exported
         self._factory = ValueFactory(name, _dimension_names(exported))
         self._env: dict[fx.Node, Any] = {}
@@ -104,7 +107,9 @@ class _Reader:
         if spec.kind is InputKind.USER_INPUT:
             if isinstance(meta, torch.Tensor):
                 value = self._factory.tensor(node.name, meta, order=layout_of(meta))
-                value.fixed_role = Role.CALLER if node.name in mutated else Role.INPUT
+                # A mutation is seen by the caller only in the caller's own memory.
+                caller = node.name in mutated or not self._plan_inputs
+                value.fixed_role = Role.CALLER if caller else Role.INPUT
                 return value
             if isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise UnsupportedError(
@@ -185,6 +190,10 @@ class _Reader:
                 target, self._by_schema(target, args, node.kwargs), result[1:], node
             ), result
         args = self._arguments(node)
+        if node.target is torch.ops.aten.masked_select.default:
+            # torch bounds the result by the first argument, and forgets that both are broadcast.
+            most = _broadcast_size(args[0].sizes, args[1].sizes)
+            self._factory.limit(node.meta["val"].shape[0], most)
         result, outs = self._results(node)
         return Call(node.target, args, outs, node), result
 
@@ -304,6 +313,13 @@ class _Reader:
         stacked = self._fresh(node.name, metas[len(initial) :])
         _let_grow(stacked)
         return Scan(list(initial), carried, list(xs), rows, block, stacked, False, node)
+
+
+def _broadcast_size(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many elements two shapes have when they are broadcast together."""
+    rank = max(len(one), len(other))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (one, other)]
+    return prod(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 
 def _let_grow(stacked: Sequence[Any]) -> None:

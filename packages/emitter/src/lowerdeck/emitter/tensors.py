@@ -90,6 +90,16 @@ class ValueFactory:
             return ScalarValue(name, float, 0.0)
         return meta
 
+    def limit(self, size: Any, bound: int) -> None:
+        """Set the upper bound of a size that torch bounds wrongly or not at all.
+
+        Args:
+            size: The size in a node's metadata; a plain number is left alone.
+            bound: Its largest value.
+        """
+        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+            self._bounds[size.node.expr] = bound
+
     def _bound(self, name: str, dim: int, size: torch.SymInt) -> int:
         key = size.node.expr
         if key not in self._bounds:

@@ -18,6 +18,7 @@ from lowerdeck.emitter._torch_private import (
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.quantization import quantization_rules
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
@@ -80,14 +81,15 @@ def decompositions(
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
+    special = {**QUIRKS, **quantization_rules()}
     composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
         rules.pop(target, None)
         if is_composite(target):
             composites[target] = _keep
-    for target, rule in {**QUIRKS, _ATTENTION: attention, **extra}.items():
+    for target, rule in {**special, _ATTENTION: attention, **extra}.items():
         (composites if is_composite(target) else rules)[target] = rule
-    return Decompositions(rules, composites, frozenset({*QUIRKS, *extra}))
+    return Decompositions(rules, composites, frozenset({*special, *extra}))
 
 
 def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:

@@ -106,6 +106,9 @@ class _Layouts:
         source, (out,) = call.args[0], _tensor_outs(call)
         names = [argument.name for argument in call.target._schema.arguments]
         wanted = call.args[names.index("memory_format")]
+        if "non_blocking" in names:
+            # A hint for other devices, which the kernel refuses.
+            call.args[names.index("non_blocking")] = False
         out.dim_order = _order_for(wanted, source)
         if out.dim_order == source.dim_order == contiguous_order(out.rank):
             call.args[names.index("memory_format")] = None

@@ -6,6 +6,7 @@ from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.graph import Method
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
+from lowerdeck.emitter.passes.fold_constants import fold_constants
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
 from lowerdeck.emitter.passes.legalize_operands import legalize_operands
 from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
@@ -26,6 +27,7 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     """
     drop_assertions(method)
     drop_dead_code(method)
+    fold_constants(method)
     legalize_scalars(method, config.table)
     legalize_operands(method)
     legalize_layouts(method, config.table)

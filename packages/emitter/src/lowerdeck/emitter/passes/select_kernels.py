@@ -37,6 +37,8 @@ def select_kernels(method: Method, table: KernelTable) -> None:
             if not isinstance(operation, Call) or needs_no_kernel(operation):
                 continue
             kernel, reason = find_kernel(operation.target, table)
+            if kernel is not None and (limit := _beyond_kernel(operation)):
+                kernel, reason = None, limit
             operation.kernel = kernel
             if kernel is None:
                 entry = missing.setdefault(str(operation.target), (reason, []))
@@ -49,6 +51,13 @@ def select_kernels(method: Method, table: KernelTable) -> None:
             ],
             table.version,
         )
+
+
+def _beyond_kernel(call: Call) -> str:
+    """Return what the kernel cannot do of ``call``, "" when it can do all of it."""
+    if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
+        return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
+    return ""
 
 
 def needs_no_kernel(call: Call) -> bool:

@@ -1,0 +1,92 @@
+"""Quantize and dequantize in terms of arithmetic: the runtime has no kernels for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def quantization_rules() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """Return rules for ``quantized_decomposed`` operators that this process has registered."""
+    space = torch.ops.quantized_decomposed
+    found: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+    for name, overload, rule in (
+        ("quantize_per_tensor", "default", _quantize),
+        ("quantize_per_tensor", "tensor", _quantize),
+        ("dequantize_per_tensor", "default", _dequantize),
+        ("dequantize_per_tensor", "tensor", _dequantize),
+        ("quantize_per_channel", "default", _quantize_channels),
+        ("dequantize_per_channel", "default", _dequantize_channels),
+    ):
+        target = getattr(getattr(space, name, None), overload, None)
+        if target is not None:
+            found[target] = rule
+    return found
+
+
+def _quantize(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scale: Any,
+    zero_point: Any,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    steps = torch.round(input * (1.0 / scale)) + zero_point
+    return torch.clamp(steps, quant_min, quant_max).to(dtype)
+
+
+def _dequantize(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scale: Any,
+    zero_point: Any,
+    _quant_min: int,
+    _quant_max: int,
+    _dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    result = out_dtype if out_dtype is not None else torch.float32
+    shifted: torch.Tensor = input.to(result) - zero_point
+    scaled: torch.Tensor = shifted * scale
+    return scaled
+
+
+def _quantize_channels(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    factor = torch.reciprocal(_along(scales, axis, input.dim())).to(input.dtype)
+    steps = torch.round(input * factor) + _along(zero_points, axis, input.dim())
+    return torch.clamp(steps, quant_min, quant_max).to(dtype)
+
+
+def _dequantize_channels(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    axis: int,
+    _quant_min: int,
+    _quant_max: int,
+    _dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    result = out_dtype if out_dtype is not None else torch.float32
+    steps = input.to(result)
+    if zero_points is not None:
+        steps = steps - _along(zero_points, axis, input.dim())
+    return (steps * _along(scales, axis, input.dim())).to(result)
+
+
+def _along(values: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
+    shape = [1] * rank
+    shape[axis] = -1
+    return values.view(shape)

@@ -1,0 +1,136 @@
+"""Pass: compute at emit time what does not depend on any input, and compute the rest once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter.graph import (
+    Block,
+    Call,
+    Method,
+    Operation,
+    WriteBack,
+    blocks_of,
+    substitute,
+    substitute_reads,
+    values_in,
+)
+from lowerdeck.emitter.tensors import layout_of
+from lowerdeck.emitter.values import Role, ScalarValue, TensorValue, Value
+
+# A folded result stands in the file, so it must be small, or smaller than what it is made of.
+_ALWAYS_UP_TO = 1024
+_RANDOM = frozenset({"rand", "randn", "randint", "randperm", "bernoulli", "native_dropout"})
+
+
+def fold_constants(method: Method) -> None:
+    """Replace calls whose arguments are all constants by their results.
+
+    A result that would make the file larger stays a call; equal calls of that kind are made once.
+
+    Requires:
+        The method is functional.
+
+    Ensures:
+        No call of constants alone has a result of at most 1 KB, and no two are equal.
+    """
+    folder = _Folder()
+    folder.block(method.block, {})
+    method.outputs = substitute(method.outputs, folder.replaced)
+    method.write_backs = [
+        WriteBack(w.target, folder.replaced.get(w.source, w.source)) for w in method.write_backs
+    ]
+
+
+class _Folder:
+    def __init__(self) -> None:
+        self._fixed: set[Value] = set()
+        self.replaced: dict[Value, Any] = {}
+
+    def block(self, block: Block, known: dict[Any, list[Value]]) -> None:
+        kept: list[Operation] = []
+        for operation in block.body:
+            substitute_reads(operation, self.replaced)
+            for inner in blocks_of(operation):
+                # What an inner block computes may never have run behind it.
+                self.block(inner, dict(known))
+            if isinstance(operation, Call) and self._is_fixed(operation):
+                if self._folded(operation):
+                    continue
+                key = _key(operation)
+                if key in known:
+                    self.replaced |= zip(operation.outs, known[key], strict=True)
+                    continue
+                known[key] = operation.outs
+                self._fixed.update(operation.outs)
+            kept.append(operation)
+        block.body = kept
+        block.results = substitute(block.results, self.replaced)
+
+    def _is_fixed(self, call: Call) -> bool:
+        if not isinstance(call.target, torch._ops.OpOverload) or call.op_name in _RANDOM:
+            return False
+        if not call.outs or any(isinstance(out, ScalarValue) for out in call.outs):
+            return False
+        if any(isinstance(out, TensorValue) and out.dynamic for out in call.outs):
+            return False
+        return all(self._known(value) for value in values_in(call.args))
+
+    def _known(self, value: Value) -> bool:
+        if not isinstance(value, TensorValue):
+            return False
+        return (value.constant is not None and not value.state) or value in self._fixed
+
+    def _folded(self, call: Call) -> bool:
+        tensors = [v for v in values_in(call.args) if isinstance(v, TensorValue)]
+        if any(value.constant is None for value in tensors):
+            return False
+        outs = [out for out in call.outs if isinstance(out, TensorValue)]
+        size = sum(out.nbytes for out in outs)
+        if size > _ALWAYS_UP_TO:
+            return False
+        results = call.target(*[_real(argument) for argument in _positional(call)], **_named(call))
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        for out, result in zip(outs, results, strict=True):
+            out.constant = result.detach().contiguous()
+            out.dim_order = layout_of(out.constant)
+            out.fixed_role = Role.CONSTANT
+        return True
+
+
+def _positional(call: Call) -> list[Any]:
+    arguments = call.target._schema.arguments
+    return [value for value, a in zip(call.args, arguments, strict=True) if not a.kwarg_only]
+
+
+def _named(call: Call) -> dict[str, Any]:
+    arguments = call.target._schema.arguments
+    return {
+        a.name: _real(value)
+        for value, a in zip(call.args, arguments, strict=True)
+        if a.kwarg_only and value is not None
+    }
+
+
+def _real(argument: Any) -> Any:
+    if isinstance(argument, TensorValue):
+        return argument.constant
+    if isinstance(argument, (list, tuple)):
+        return [_real(item) for item in argument]
+    return argument
+
+
+def _key(call: Call) -> Any:
+    """Return a key that is equal for calls that compute the same."""
+    return (call.target, _frozen(call.args))
+
+
+def _frozen(argument: Any) -> Any:
+    if isinstance(argument, (TensorValue, ScalarValue)):
+        return ("value", id(argument))
+    if isinstance(argument, (list, tuple)):
+        return tuple(_frozen(item) for item in argument)
+    # 1 == True == 1.0, but they are different arguments; NaN differs from itself.
+    return (type(argument), repr(argument))
