@@ -16,6 +16,7 @@ from lowerdeck.lowered_module.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
+from lowerdeck.lowered_module.graph_page import graph_html
 from lowerdeck.lowered_module.inspection import (
     format_delegated_graph,
     get_delegates,
@@ -84,6 +85,7 @@ __all__ = [
     "get_lowered_backend_modules",
     "get_lowered_submodules",
     "get_non_lowered_nodes",
+    "graph_html",
     "print_delegated_graph",
     # Surgery on graphs and signatures
     "arrange_graph_outputs",

@@ -20,6 +20,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.graph_page import graph_html
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.registry import find_partitioner
 from lowerdeck.lowered_module.report import LoweringFigures, figures_of, report_lines
@@ -58,6 +59,9 @@ class LowerCommand:
             help="run the file in lowerdeck.runner and fail if it differs from eager",
         )
         parser.add_argument(
+            "--html", type=Path, metavar="FILE", help="also draw the lowered graph, for a browser"
+        )
+        parser.add_argument(
             "--tolerance", type=float, default=1e-4, help="largest difference that --check allows"
         )
 
@@ -72,7 +76,7 @@ class LowerCommand:
         """
         try:
             figures = lower_model(
-                args.factory, args.backend, args.output, check=args.check or None
+                args.factory, args.backend, args.output, check=args.check or None, html=args.html
             )
         except LoweringError as error:
             print(f"lowerdeck lower: {error}", file=sys.stderr)
@@ -93,7 +97,12 @@ lower = LowerCommand()
 
 
 def lower_model(
-    factory: str, backends: Sequence[str], output: Path, *, check: bool | None = None
+    factory: str,
+    backends: Sequence[str],
+    output: Path,
+    *,
+    check: bool | None = None,
+    html: Path | None = None,
 ) -> LoweringFigures:
     """Lower the model that ``factory`` makes into the file ``output`` and return the figures.
 
@@ -103,6 +112,7 @@ def lower_model(
         output: Where the file goes; its folder is made.
         check: Compare with eager: True demands ``lowerdeck.runner``, None compares if it is
             installed, False does not.
+        html: Where a page with the lowered graph goes, if wanted.
 
     Raises:
         LoweringError: The factory cannot be used, or the runner is missing.
@@ -118,8 +128,13 @@ def lower_model(
             program = _decomposed(program, partitioners)
         before = program
         with _stage(bar, seconds, "lower"):
+            reasons: dict[str, str] = {}
             for partitioner in partitioners:
                 program = to_backend(program, partitioner, progress=_shown_on(bar))
+                reasons |= getattr(partitioner, "refused", {})
+        if html is not None:
+            html.parent.mkdir(parents=True, exist_ok=True)
+            html.write_text(graph_html(program, reasons=reasons, title=factory), encoding="utf-8")
         with _stage(bar, seconds, "emit"):
             emitted = emit(program)
         with _stage(bar, seconds, "write"):

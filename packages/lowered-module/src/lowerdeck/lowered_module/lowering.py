@@ -1,5 +1,7 @@
 """Give parts of programs to backends: ``to_backend`` in its three forms."""
 
+# ruff: noqa: D418  (each form of a public function says what it returns)
+
 from __future__ import annotations
 
 import os
@@ -52,7 +54,8 @@ def to_backend(
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> LoweredBackendModule: ...
+) -> LoweredBackendModule:
+    """Return the delegate of a whole program."""
 
 
 @overload
@@ -64,7 +67,8 @@ def to_backend(
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> ExportedProgram: ...
+) -> ExportedProgram:
+    """Return the program with what the partitioner tagged given away."""
 
 
 @overload
@@ -75,7 +79,8 @@ def to_backend(
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> dict[str, ExportedProgram]: ...
+) -> dict[str, ExportedProgram]:
+    """Return the programs of several methods, each with its parts given away."""
 
 
 def to_backend(

@@ -148,7 +148,8 @@ class LoweredBackendModule(torch.nn.Module):
         )
 
     def _emitted(self, config: EmitConfig | None) -> EmittedProgram:
-        return emit(single_call_program(self, self._convention), config=config)
+        program = single_call_program(self, self._program, self._convention)
+        return emit(program, config=config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
         """Return a copy with its own state, maps and specs that shares all that is constant."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -22,21 +22,19 @@ from lowerdeck.lowered_module.calling_convention import CallingConvention
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.signature import argument_of, user_values
 
-if TYPE_CHECKING:
-    from lowerdeck.lowered_module.module import LoweredBackendModule
-
 
 def single_call_program(
-    delegate: LoweredBackendModule,
+    delegate: torch.nn.Module,
+    inner: ExportedProgram,
     convention: CallingConvention | None,
 ) -> ExportedProgram:
     """Return a program whose inputs go to ``delegate`` and whose outputs come from it.
 
     Args:
         delegate: The delegate to call. What it owns is no part of the program.
+        inner: The program that the delegate stands for, flat in and out.
         convention: How the program is called; with flat arguments if None.
     """
-    inner = delegate.original_module
     signature = inner.graph_signature
     graph = Graph()
     arguments: list[Node] = []
