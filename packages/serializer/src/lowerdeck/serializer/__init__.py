@@ -26,8 +26,17 @@ from lowerdeck.serializer.errors import (
     TextError,
     TruncatedError,
 )
+from lowerdeck.serializer.external_data import (
+    ExternalData,
+    ExternalEntry,
+    external_data,
+    serialize_ptd,
+    write_ptd,
+)
+from lowerdeck.serializer.external_read import PtdFile, deserialize_ptd, open_ptd
 from lowerdeck.serializer.header import ExtendedHeader
 from lowerdeck.serializer.layout import FileLayout
+from lowerdeck.serializer.model_files import OpenModel, open_model, write_model
 from lowerdeck.serializer.named_data import (
     DataEntry,
     NamedDataStore,
@@ -91,6 +100,18 @@ __all__ = [
     "PteFile",
     "DelegateEntry",
     "ExtendedHeader",
+    # External data
+    "ExternalData",
+    "ExternalEntry",
+    "external_data",
+    "serialize_ptd",
+    "write_ptd",
+    "deserialize_ptd",
+    "open_ptd",
+    "PtdFile",
+    "write_model",
+    "open_model",
+    "OpenModel",
     # Pictures
     "html_report",
     "html_diff",

@@ -34,23 +34,23 @@ class SegmentAlignments:
 
 
 def segment_alignments(
-    container: Container, segments: Sequence[DataSegment], named: Iterable[int]
+    base: int, program_size: int, segments: Sequence[DataSegment], named: Iterable[int]
 ) -> SegmentAlignments:
     """Return alignments with which a writer would place the segments where they are.
 
     Args:
-        container: The file.
-        segments: Its segments.
+        base: Where the segments start, 0 if there are none.
+        program_size: Where the FlatBuffer before them ends.
+        segments: The segments.
         named: Those that hold named data, which alone may ask for alignments of their own.
     """
-    base = container.segment_base
     used = [segment for segment in segments if segment.size]
-    if not base or not used:
+    if not base:
         return SegmentAlignments(FileLayout().segment_alignment, (1,) * len(segments))
     gaps = _gaps(used)
     common = gcd(base, *(segment.offset for segment in used))
-    base_gap = base - len(container.program)
-    widest = max(base_gap, *gaps.values())
+    base_gap = base - program_size
+    widest = max((base_gap, *gaps.values()))
     shared = _least(lowest_bit(common), widest)
     if widest >= shared:
         # No power of two explains it: what divides every place is all that is known.

@@ -246,6 +246,21 @@ _OTHERS = {
     "et_copy::_h2d_copy.out": "TW>",
 }
 
+POSITIVE_ARGUMENTS = {
+    "aten::_adaptive_avg_pool2d.out": (1,),
+    "aten::avg_pool2d.out": (1, 2),
+    "aten::convolution.out": (3, 5, 8),
+    "aten::convolution_backward.out": (4, 6, 9),
+    "aten::max_pool2d_with_indices.out": (1, 2, 4),
+    "aten::max_pool2d_with_indices_backward.grad_input": (2, 3, 5),
+    "aten::native_group_norm.out": (3, 4, 5, 6),
+    "aten::pixel_shuffle.out": (1,),
+    "aten::pixel_unshuffle.out": (1,),
+    "aten::split_copy.Tensor_out": (1,),
+    "aten::unfold_copy.out": (3,),
+}
+"""Arguments by which kernels divide without a look: strides, dilations, groups and the like."""
+
 
 @cache
 def kernel_signatures() -> dict[str, str]:

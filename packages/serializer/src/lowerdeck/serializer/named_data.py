@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 from lowerdeck.serializer.blobs import BlobIndex
@@ -28,6 +28,11 @@ class TensorLayout:
     scalar_type: ScalarType
     sizes: list[int]
     dim_order: list[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the tensor in bytes."""
+        return prod(self.sizes) * self.scalar_type.itemsize
 
 
 @dataclass(slots=True)
@@ -171,3 +176,6 @@ class NamedDataStore:
             raise NamedDataConflictError(
                 key, f"{len(theirs)} bytes", f"{len(known)} bytes of other content"
             )
+        layouts = {repr(each) for each in (mine.tensor_layout, entry.tensor_layout) if each}
+        if len(layouts) > 1:
+            raise NamedDataConflictError(key, f"{entry.tensor_layout}", f"{mine.tensor_layout}")

@@ -61,7 +61,8 @@ class SegmentResolver:
         """Return what the places of the segments tell about alignments."""
         count = len(self.segments)
         named = [index for _, index in self.decoder.named_data() if index < count]
-        return segment_alignments(self.container, self.segments, named)
+        base, size = self.container.segment_base, len(self.container.program)
+        return segment_alignments(base, size, self.segments, named)
 
     @cached_property
     def inline_delegates(self) -> list[tuple[int, memoryview]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -12,6 +12,7 @@ from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.schema import Buffer, DataSegment, SubsegmentOffsets
 from lowerdeck.serializer.storage import byte_view
+from lowerdeck.serializer.stream import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,20 @@ class SegmentPlan:
     base_alignment: int = 1
     end: int = 0
 
+    def stream(self, before: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces before the segments, then those of the segments with their padding.
+
+        Args:
+            before: All bytes of the file up to the segment base.
+        """
+        yield from before
+        end = 0
+        for offset, view in self.pieces:
+            if offset > end:
+                yield bytes(offset - end)
+            yield view
+            end = offset + len(view)
+
 
 class SegmentPlanner:
     """Places blobs one after the other."""
@@ -76,8 +91,14 @@ class SegmentPlanner:
         tensor_alignment = self._layout.constant_tensor_alignment
         start, offset = self._place(tensor_alignment), 0
         offsets = [0]
-        for index, buffer in enumerate(buffers[1:], 1):
-            view = byte_view(buffer.storage, f"constant_buffer[{index}]")
+        views = [
+            byte_view(buffer.storage, f"constant_buffer[{index}]")
+            for index, buffer in enumerate(buffers[1:], 1)
+        ]
+        if views and not any(len(view) for view in views):
+            # The runtime takes an empty segment for a missing one and refuses to load.
+            views[0] = memoryview(b"\0")
+        for view in views:
             # An empty one needs a place inside the segment, and any will do.
             known = self._constants.find(view) if len(view) else 0
             if known is None:
@@ -90,10 +111,6 @@ class SegmentPlanner:
                 self.plan.pieces.append((start + known, view))
                 offset = known + len(view)
             offsets.append(known)
-        if len(buffers) > 1 and not offset:
-            # The runtime takes an empty segment for a missing one and refuses to load.
-            self.plan.pieces.append((start, memoryview(b"\0")))
-            offset = 1
         self.plan.constants = SubsegmentOffsets(self._close(start, start + offset), offsets)
 
     def add_mutable(self, buffers: Sequence[Buffer]) -> None:

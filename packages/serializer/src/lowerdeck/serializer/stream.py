@@ -28,17 +28,38 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
     """
     if not isinstance(path_or_file, str | os.PathLike):
         return _write(pieces, path_or_file)
-    path = Path(path_or_file)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    return write_files([(pieces, Path(path_or_file))])
+
+
+def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
+    """Write several files that belong together, and return how many bytes they were.
+
+    All are written under temporary names and flushed to the disk before the first is renamed.
+
+    Args:
+        files: The pieces and the path of each, in the order of renaming.
+
+    Raises:
+        OSError: A file cannot be written; the old ones are as they were.
+    """
+    written = 0
+    made: list[tuple[str, Path]] = []
     try:
-        with os.fdopen(handle, "wb", buffering=0) as file:
-            written = _write(pieces, file)
-            os.fchmod(file.fileno(), _mode(path))
-            os.fsync(file.fileno())
-        os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
+        for pieces, path in files:
+            handle, name = tempfile.mkstemp(
+                prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+            )
+            made.append((name, path))
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                written += _write(pieces, file)
+                os.fchmod(file.fileno(), _mode(path))
+                os.fsync(file.fileno())
+        for name, path in made:
+            os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
     except BaseException:
-        with suppress(OSError):
-            os.unlink(name)  # noqa: PTH108
+        for name, _ in made:
+            with suppress(OSError):
+                os.unlink(name)  # noqa: PTH108
         raise
     return written
 

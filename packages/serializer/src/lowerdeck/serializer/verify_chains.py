@@ -8,7 +8,10 @@ from typing import NoReturn
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.enums import ScalarType, TensorDataLocation
 from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError
-from lowerdeck.serializer.kernel_signatures import kernel_signatures
+from lowerdeck.serializer.kernel_signatures import (
+    POSITIVE_ARGUMENTS,
+    kernel_signatures,
+)
 
 _NUMBERS = (schema.Int, schema.Double, schema.Bool)
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -58,6 +61,12 @@ class ChainVerifier:
             for step in chain.instructions
             if isinstance(call := step.instr_args, schema.MoveCall)
         ]
+        self._computed = {
+            call.args[-1]
+            for chain in plan.chains
+            for step in chain.instructions
+            if isinstance(call := step.instr_args, schema.KernelCall) and call.args
+        }
         self._given = {*plan.inputs, *plan.outputs}
         self._moved = {call.move_to for call in moves}
         # Handles are copied, so what a constant is moved to must not be written either.
@@ -113,6 +122,8 @@ class ChainVerifier:
             self._verify_kind(name, number, index, letter)
         if returned:
             self._verify_kind(name, len(letters), call.args[-1], returned)
+        for number in POSITIVE_ARGUMENTS.get(name, ()):
+            self._verify_positive(name, number, call.args[number])
 
     def _verify_primitive(self, name: str, args: list[int]) -> None:
         """Check what the runtime's own operators use before they check it themselves."""
@@ -136,6 +147,17 @@ class ChainVerifier:
             for tensor in value.items if isinstance(value, schema.TensorList) else (index,):
                 if self._is_constant(tensor) or tensor in self._moved_constants:
                     self._refuse(f"found the constant {tensor} where {name} writes its result")
+
+    def _verify_positive(self, name: str, number: int, index: int) -> None:
+        value = self._plan.values[index].val
+        for item in value.items if isinstance(value, schema.IntList) else (index,):
+            known = self._plan.values[item].val
+            # What an instruction computes is not known before it runs.
+            if isinstance(known, schema.Int) and known.int_val < 1 and item not in self._computed:
+                self._refuse(
+                    f"found {known.int_val} (value {item}) as argument {number} of {name}, "
+                    "expected at least 1, for the kernel divides by it"
+                )
 
     def _verify_delegate(self, call: schema.DelegateCall) -> None:
         count = len(self._plan.delegates)

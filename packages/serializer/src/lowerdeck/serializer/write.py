@@ -130,17 +130,7 @@ def pte_pieces(
     head[HEADER_START : HEADER_START + HEADER_LENGTH] = header
     pieces[0] = head
     pieces.append(b"\0" * (base - size))
-    return _with_segments(pieces, plan)
-
-
-def _with_segments(pieces: list[Piece], plan: SegmentPlan) -> Iterator[Piece]:
-    yield from pieces
-    end = 0
-    for offset, view in plan.pieces:
-        if offset > end:
-            yield bytes(offset - end)
-        yield view
-        end = offset + len(view)
+    return plan.stream(pieces)
 
 
 def _plan(

@@ -1,0 +1,182 @@
+"""`.ptd` files, alone and together with the program that needs them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serializer_hostile import damaged  # type: ignore[import-not-found]
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    ContentError,
+    ExternalData,
+    ExternalEntry,
+    ExtraTensorInfo,
+    FormatError,
+    MagicError,
+    NamedData,
+    NamedDataStore,
+    Program,
+    ProgramError,
+    ScalarType,
+    Tensor,
+    TensorDataLocation,
+    TensorLayout,
+    deserialize_ptd,
+    deserialize_pte,
+    external_data,
+    open_model,
+    open_ptd,
+    serialize_ptd,
+    serialize_pte,
+    write_model,
+    write_ptd,
+)
+
+_LAYOUT = TensorLayout(ScalarType.FLOAT, [2, 3], [0, 1])
+_WEIGHT = bytes(range(24))
+
+
+def _external_program() -> Program:
+    program: Program = add_program()
+    del program.constant_buffer[1:]
+    tensor = program.execution_plan[0].values[1].val
+    assert isinstance(tensor, Tensor)
+    tensor.data_buffer_idx = 0
+    tensor.extra_tensor_info = ExtraTensorInfo(
+        fully_qualified_name="weight", location=TensorDataLocation.EXTERNAL
+    )
+    return program
+
+
+def _layouts(size: int) -> st.SearchStrategy[TensorLayout | None]:
+    return st.none() | st.just(TensorLayout(ScalarType.BYTE, [size], [0]))
+
+
+_entries = st.binary(max_size=60).flatmap(
+    lambda data: st.builds(
+        ExternalEntry, st.just(data), _layouts(len(data)), st.sampled_from([1, 2, 3, 16, 512])
+    )
+)
+_data = st.builds(
+    ExternalData,
+    st.dictionaries(st.text(max_size=5), _entries, max_size=5),
+    st.sampled_from([1, 16, 100, 128, 4096]),
+)
+
+
+@settings(deadline=None)
+@given(_data)
+def test_external_data_come_back(data: ExternalData) -> None:
+    file = serialize_ptd(data)
+    found = deserialize_ptd(file)
+    assert list(found.entries) == list(data.entries)
+    for key, entry in data.entries.items():
+        assert bytes(found.entries[key].data) == entry.data  # type: ignore[arg-type]
+        assert found.entries[key].tensor_layout == entry.tensor_layout
+    assert serialize_ptd(found) == file
+
+
+@pytest.mark.parametrize("alignment", [1, 16, 24, 4096])
+def test_alignment_holds_from_the_start_of_the_file(alignment: int) -> None:
+    entries = {"a": ExternalEntry(b"x"), "b": ExternalEntry(b"marked", alignment=alignment)}
+    assert serialize_ptd(entries).index(b"marked") % alignment == 0
+
+
+def test_equal_blobs_are_stored_once() -> None:
+    entries = {str(i): ExternalEntry(b"the same bytes" * 99) for i in range(9)}
+    assert serialize_ptd(entries).count(b"the same bytes" * 99) == 1
+
+
+def test_what_a_store_tagged_becomes_external_data() -> None:
+    store = NamedDataStore()
+    store.add_named_data("inside", b"1")
+    store.add_named_data("weight", _WEIGHT, 16, "weights", _LAYOUT)
+    assert external_data(store.get_named_data_store_output()) == {
+        "weights": ExternalData({"weight": ExternalEntry(_WEIGHT, _LAYOUT, 16)})
+    }
+
+
+def test_program_and_data_are_written_and_read_together(tmp_path: Path) -> None:
+    data = ExternalData({"weight": ExternalEntry(_WEIGHT, _LAYOUT)})
+    paths = write_model(_external_program(), tmp_path / "m.pte", external={"weights": data})
+    assert [path.name for path in paths] == ["weights.ptd", "m.pte"]
+    with open_model(paths[1], paths[:1]) as model:
+        assert bytes(model.entries["weight"].data) == _WEIGHT  # type: ignore[arg-type]
+        assert model.program_file.method_names == ("forward",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.pte", "weights.ptd"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({}, "found no external data for 'weight'"),
+        ({"weight": ExternalEntry(_WEIGHT)}, "expected TensorLayout"),
+        (
+            {"weight": ExternalEntry(_WEIGHT, TensorLayout(ScalarType.FLOAT, [3, 2], [0, 1]))},
+            r"expected TensorLayout.*\[2, 3\]",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(
+    entries: dict[str, ExternalEntry], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ProgramError, match=message):
+        write_model(_external_program(), tmp_path / "m.pte", external={"w": ExternalData(entries)})
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "m.pte").write_bytes(serialize_pte(_external_program()))
+    write_ptd(entries, tmp_path / "w.ptd")
+    with pytest.raises(ContentError, match=message):
+        open_model(tmp_path / "m.pte", [tmp_path / "w.ptd"])
+
+
+def test_a_key_in_two_places_is_refused(tmp_path: Path) -> None:
+    program = _external_program()
+    program.named_data.append(NamedData("weight", b"1"))
+    data = ExternalData({"weight": ExternalEntry(_WEIGHT, _LAYOUT)})
+    with pytest.raises(ProgramError, match="'weight' in two places"):
+        write_model(program, tmp_path / "m.pte", external={"w": data})
+
+
+def test_a_tag_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="stem of a file name"):
+        write_model(add_program(), tmp_path / "m.pte", external={"../w": ExternalData()})
+
+
+def test_open_ptd_maps_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "w.ptd"
+    write_ptd({"weight": ExternalEntry(_WEIGHT, _LAYOUT)}, path)
+    with open_ptd(path) as file:
+        view = file.entries["weight"].data
+    assert bytes(view) == _WEIGHT  # type: ignore[arg-type]
+
+
+def test_a_pte_is_no_ptd_and_the_other_way_round() -> None:
+    with pytest.raises(MagicError, match="FT01"):
+        deserialize_ptd(serialize_pte(add_program()))
+    with pytest.raises(MagicError, match="external data"):
+        deserialize_pte(serialize_ptd({}))
+
+
+def test_damaged_data_are_read_or_refused() -> None:
+    file = serialize_ptd({str(i): ExternalEntry(_WEIGHT, _LAYOUT, 16) for i in range(3)})
+    refused = 0
+    for _, damage in damaged(file, 3, 300):
+        try:
+            deserialize_ptd(damage)
+        except FormatError:
+            refused += 1
+    assert refused > 50
+
+
+def test_the_header_is_as_documented() -> None:
+    file = serialize_ptd({"weight": ExternalEntry(_WEIGHT)})
+    magic, length, inserted, size, base, data_size = struct.unpack_from("<4sIQQQQ", file, 8)
+    assert (magic, length, inserted) == (b"FH01", 40, 48)
+    assert inserted + size <= base
+    assert base % 128 == 0
+    assert base + data_size == len(file)
