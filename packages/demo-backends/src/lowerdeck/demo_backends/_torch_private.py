@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import torch
+from torch.export import ExportedProgram
 
 _LARGEST = 2**31 - 1
 
@@ -52,3 +57,34 @@ def returns_alias(op: torch._ops.OpOverload) -> bool:
     return any(
         one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns
     )
+
+
+def compile_package(program: ExportedProgram, path: Path) -> Path:
+    """Compile a program to native code with AOTInductor.
+
+    Args:
+        program: The program.
+        path: Where to write the package; its name ends in ``.pt2``.
+
+    Returns:
+        The path of the package.
+    """
+    # AOTInductor's module costs seconds to import, and few need it.
+    from torch._inductor import aoti_compile_and_package
+
+    return Path(aoti_compile_and_package(program, package_path=str(path)))
+
+
+def load_package(path: Path) -> Callable[..., Any]:
+    """Return the code of a package, loaded into this process.
+
+    Args:
+        path: A package of ``compile_package``.
+
+    Returns:
+        What calls it.
+    """
+    from torch._inductor import aoti_load_package
+
+    loaded: Callable[..., Any] = aoti_load_package(str(path))
+    return loaded

@@ -25,7 +25,6 @@ import math
 import operator
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,8 +44,10 @@ from lowerdeck.demo_backends.program_inputs import (
     constant_names,
     constant_tensors,
     output_nodes,
+    tag_constants,
     user_inputs,
 )
+from lowerdeck.demo_backends.sealed_text import seal, unseal
 from lowerdeck.demo_backends.source_line import describe
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
@@ -57,7 +58,6 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
-    tag_constant_data,
 )
 
 NAME = "BackendWithDelegateMappingDemo"
@@ -96,7 +96,7 @@ class DelegateMappingDemoPartitioner(Partitioner):
             tags[tag] = self._delegation
             for node in nodes:
                 node.meta["delegation_tag"] = tag
-        tag_constant_data(exported_program)
+        tag_constants(exported_program)
         return PartitionResult(exported_program, tags)
 
 
@@ -190,16 +190,14 @@ class _Compiler:
             elif node.op == "call_function":
                 self._compile_node(node)
         outputs = " ".join(self._operand(node) for node in output_nodes(self._program))
-        body = "\n".join(
-            [
-                f"inputs {len(self._inputs)}",
-                f"instructions {len(self._lines)}",
-                *self._lines,
-                f"outputs {outputs}\n",
-            ]
-        ).encode()
+        lines = [
+            f"inputs {len(self._inputs)}",
+            f"instructions {len(self._lines)}",
+            *self._lines,
+            f"outputs {outputs}",
+        ]
         return PreprocessResult(
-            processed_bytes=f"{NAME} {VERSION} {zlib.crc32(body):08x}\n".encode() + body,
+            processed_bytes=seal(NAME, VERSION, lines),
             debug_handle_map=self._debug_map.get_delegate_mapping(),
             data_store_output=self._weights.output(),
         )
@@ -337,7 +335,7 @@ class DelegateMappingDemoRuntime:
             BlobError: The blob is truncated, damaged, of another version, or its weights are not
                 what it says.
         """
-        return _Reader(_checked_lines(bytes(blob)), named_data).read()
+        return _Reader(unseal(NAME, VERSION, bytes(blob)), named_data).read()
 
     def input_count(self, handle: LoadedBlob) -> int:
         """Return how many inputs a blob takes."""
@@ -441,34 +439,6 @@ _FIELDS = {
     "div_op": ("x", "y"),
 }
 _SIZES = re.compile(r"\d{1,9}(x\d{1,9})?")
-
-
-def _checked_lines(blob: bytes) -> list[str]:
-    """Return the lines after the first, once name, version and checksum are right."""
-    first, newline, body = blob.partition(b"\n")
-    words = first.split(b" ")
-    if not newline or len(words) != 3 or words[0] != NAME.encode():
-        raise BlobError(
-            f"a blob of {NAME} begins with that name, a version and a checksum; found "
-            f"{first[:60]!r}"
-        )
-    if words[1] != str(VERSION).encode():
-        raise BlobError(
-            f"the blob is of version {words[1][:20]!r} and this runtime reads version {VERSION}: "
-            "lower the model again, or install the runtime of that version"
-        )
-    if words[2] != f"{zlib.crc32(body):08x}".encode():
-        raise BlobError(
-            f"the blob's checksum is {zlib.crc32(body):08x}, its first line says "
-            f"{words[2][:20]!r}: it was truncated or damaged"
-        )
-    try:
-        lines = body.decode("ascii").split("\n")
-    except UnicodeDecodeError as error:
-        raise BlobError(f"the blob is not plain text: {error}") from error
-    if lines.pop() != "":
-        raise BlobError("the blob does not end with a newline: it was truncated")
-    return lines
 
 
 class _Reader:

@@ -9,14 +9,13 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.demo_backends._torch_private import is_mutable
-from lowerdeck.demo_backends.program_inputs import constant_names
+from lowerdeck.demo_backends.program_inputs import constant_names, tag_constants
 from lowerdeck.demo_backends.xnnpack.operators.table import OPERATORS, refusal
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
-    tag_constant_data,
 )
 
 NAME = "XnnpackBackend"
@@ -58,7 +57,7 @@ class XnnpackPartitioner(Partitioner):
                 for node in nodes:
                     node.meta["delegation_tag"] = tag
         _take_sizes(exported_program)
-        tag_constant_data(exported_program)
+        tag_constants(exported_program)
         return PartitionResult(exported_program, tags)
 
     def ops_to_not_decompose(

@@ -1,0 +1,178 @@
+"""A backend whose blob is a whole program: a ``.pte`` inside a ``.pte``, to any depth.
+
+Without compile specs the partition is emitted as it is, for the kernels of a nested runner. With
+``inner_backend`` it is first given whole to that backend, and the blob is the delegate's
+``buffer()``; that backend may be this one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
+from lowerdeck.demo_backends.program_inputs import tag_constants
+from lowerdeck.emitter import emit
+from lowerdeck.graph_fuser import propose_partitions
+from lowerdeck.lowered_module import (
+    BackendDetails,
+    CompileSpec,
+    DelegationSpec,
+    LoweredBackendModule,
+    Partitioner,
+    PartitionResult,
+    PreprocessResult,
+    to_backend,
+)
+from lowerdeck.runner import LoadedMethod, RunnerError, load
+from lowerdeck.serializer import CompileSpec as StoredSpec
+from lowerdeck.serializer import FormatError
+
+NAME = "ExecutorBackend"
+INNER_BACKEND = "inner_backend"
+DEEPEST = 16
+
+
+class ExecutorPartitioner(Partitioner):
+    """Gives every operator of torch to the backend, in as few partitions as can be.
+
+    Args:
+        inner_backends: What is inside the blob, from the outside in; none for plain kernels.
+    """
+
+    def __init__(self, inner_backends: Sequence[str] = ()) -> None:
+        super().__init__()
+        path = "/".join(inner_backends)
+        specs = [CompileSpec(INNER_BACKEND, path.encode())] if path else []
+        self._delegation = DelegationSpec(NAME, specs)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with a tag on each call of an operator."""
+        tags = {}
+        proposal = propose_partitions(
+            exported_program.graph_module,
+            lambda node: isinstance(node.target, torch._ops.OpOverload),
+        )
+        for number, nodes in enumerate(proposal):
+            tag = f"executor_{number}"
+            tags[tag] = self._delegation
+            for node in nodes:
+                node.meta["delegation_tag"] = tag
+        tag_constants(exported_program)
+        return PartitionResult(exported_program, tags)
+
+
+class ExecutorBackend(BackendDetails):
+    """Compiles a partition to a ``.pte`` of its own."""
+
+    version = "1"
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """Return one partition as the bytes of a file.
+
+        Args:
+            edge_program: The partition.
+            compile_specs: ``inner_backend``: ids of backends with slashes between, from the
+                outside in.
+
+        Returns:
+            The file; it holds its weights itself.
+
+        Raises:
+            lowerdeck.lowered_module.LoweringError: An inner backend refuses the partition.
+            lowerdeck.emitter.EmitterError: The partition cannot be emitted.
+        """
+        path = next((one.value for one in compile_specs if one.key == INNER_BACKEND), b"")
+        if not path:
+            return PreprocessResult(processed_bytes=emit(edge_program).to_bytes())
+        first, _, rest = path.decode().partition("/")
+        inner_specs = [CompileSpec(INNER_BACKEND, rest.encode())] if rest else []
+        inner: LoweredBackendModule = to_backend(first, edge_program, inner_specs)
+        return PreprocessResult(processed_bytes=inner.buffer())
+
+
+@dataclass(frozen=True, slots=True)
+class NestedProgram:
+    """The method of a nested file.
+
+    Attributes:
+        method: What a call executes.
+        inputs: How many inputs it takes.
+    """
+
+    method: LoadedMethod
+    inputs: int
+
+
+class ExecutorRuntime:
+    """Executes the blobs of ``ExecutorBackend`` with a runner inside the runner.
+
+    Args:
+        depth: How many runners there are around this one already.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+
+    def init(
+        self,
+        blob: memoryview,
+        compile_specs: Sequence[StoredSpec],  # noqa: ARG002  (they were for the compiler)
+        named_data: Mapping[str, memoryview],  # noqa: ARG002  (the nested file has its own)
+    ) -> NestedProgram:
+        """Return the method of a nested file.
+
+        Args:
+            blob: The bytes of the file.
+            compile_specs: Not needed.
+            named_data: Not needed.
+
+        Returns:
+            The handle that ``execute`` wants.
+
+        Raises:
+            BlobError: The file is damaged, has not just one method, or is nested too deep.
+        """
+        if self._depth >= DEEPEST:
+            raise BlobError(f"the file holds files in files, more than {DEEPEST} deep")
+        try:
+            program = load(blob, backends={NAME: ExecutorRuntime(self._depth + 1)})
+            names = list(program.methods)
+            if len(names) != 1:
+                raise BlobError(f"a nested file has one method, found {names}")
+            method = program.method(names[0])
+        except (RunnerError, FormatError) as error:
+            raise BlobError(f"the nested file cannot be loaded: {error}") from error
+        return NestedProgram(method, len(method.plan.inputs))
+
+    def input_count(self, handle: NestedProgram) -> int:
+        """Return how many inputs the nested method takes."""
+        return handle.inputs
+
+    def execute(self, handle: NestedProgram, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what the nested method returns.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The inputs in order.
+
+        Returns:
+            New tensors, in order.
+
+        Raises:
+            DelegateInputError: Another number of inputs is needed.
+            DelegateRunError: The nested method fails.
+        """
+        if len(inputs) != handle.inputs:
+            raise DelegateInputError(f"{handle.inputs} inputs are needed, found {len(inputs)}")
+        try:
+            returned = handle.method.run_flat(list(inputs))
+        except RunnerError as error:
+            raise DelegateRunError(f"the nested program: {error}") from error
+        return list(returned)

@@ -1,0 +1,103 @@
+"""The backend that takes operators one by one and is told how by compile specs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from demo_lowering import delegates, lower, named_data, run, run_blob
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lowerdeck.demo_backends import (
+    BackendWithCompilerDemo,
+    BlobError,
+    CompilerDemoPartitioner,
+    CompilerDemoRuntime,
+    DelegateInputError,
+    DelegateRunError,
+    UnsupportedNodeError,
+)
+from lowerdeck.demo_backends.sealed_text import seal
+from lowerdeck.lowered_module import CompileSpec, LoweredBackendModule
+from lowerdeck.serializer import CompileSpec as StoredSpec
+
+RUNTIME = CompilerDemoRuntime()
+
+
+class Mixed(nn.Module):
+    """Two operators that the backend has around one that it lacks, and a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4) / 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.mm(x, self.weight)).abs() * 0.5 + 1
+
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+@pytest.fixture(scope="module")
+def lowered() -> list[LoweredBackendModule]:
+    return delegates(lower(Mixed(), (X,), CompilerDemoPartitioner()))
+
+
+def test_each_operator_is_a_delegate_and_together_they_equal_eager(
+    lowered: list[LoweredBackendModule],
+) -> None:
+    steps = [one.processed_bytes.decode().splitlines()[3].split(" ")[0] for one in lowered]
+    assert steps == ["mm", "sin", "mul", "add"]
+    value = X
+    for delegate in lowered:
+        (value,) = run(delegate, RUNTIME, [value if delegate is not lowered[2] else value.abs()])
+    torch.testing.assert_close(value, Mixed()(X).detach())
+
+
+def test_max_value_travels_with_the_delegate(lowered: list[LoweredBackendModule]) -> None:
+    spec = lowered[1].compile_specs[0]
+    assert (spec.key, spec.value) == ("max_value", b"1048576")
+    stored = [StoredSpec("max_value", b"4")]
+    handle = RUNTIME.init(memoryview(lowered[1].processed_bytes), stored, {})
+    with pytest.raises(DelegateInputError, match="8 elements, max_value is 4"):
+        RUNTIME.execute(handle, [torch.ones(2, 4)])
+
+
+def test_what_is_larger_than_max_value_stays_behind() -> None:
+    assert len(delegates(lower(Mixed(), (X,), CompilerDemoPartitioner(max_value=8)))) == 3
+
+
+def test_an_unsupported_operator_and_a_large_tensor_are_refused() -> None:
+    program = torch.export.export(Mixed(), (X,))
+    with pytest.raises(UnsupportedNodeError, match=r"aten\.abs\.default.*'abs_1'.*\.py:\d+"):
+        BackendWithCompilerDemo.preprocess(program, [])
+    with pytest.raises(UnsupportedNodeError, match="max_value is 7"):
+        BackendWithCompilerDemo.preprocess(program, [CompileSpec("max_value", b"7")])
+    with pytest.raises(BlobError, match="must be a number"):
+        BackendWithCompilerDemo.preprocess(program, [CompileSpec("max_value", b"many")])
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_truncated_changed_or_forged_blob_is_refused(
+    lowered: list[LoweredBackendModule], data: st.DataObject
+) -> None:
+    blob = lowered[0].processed_bytes
+    kind = data.draw(st.sampled_from(["truncated", "changed", "forged"]))
+    at = data.draw(st.integers(0, len(blob) - 1))
+    if kind == "truncated":
+        damaged = blob[:at]
+    elif kind == "changed":
+        damaged = blob[:at] + bytes([blob[at] ^ data.draw(st.integers(1, 255))]) + blob[at + 1 :]
+    else:
+        body = blob.partition(b"\n")[2].decode()
+        at %= len(body)
+        junk = data.draw(st.text("0123456789%@#-. e\n", max_size=5))
+        lines = (body[:at] + junk + body[at + data.draw(st.integers(0, 5)) :]).split("\n")
+        damaged = seal("BackendWithCompilerDemo", 1, lines[:-1])
+    try:
+        run_blob(damaged, RUNTIME, named_data(lowered[0]), [X])
+    except (BlobError, DelegateInputError, DelegateRunError):
+        return
+    assert kind == "forged"
