@@ -80,7 +80,9 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
         warnings.simplefilter("ignore")
         for sample in info.sample_inputs("cpu", dtype, requires_grad=False):
             leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-            tensors = tuple(leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor))
+            # The binding of the runtime takes contiguous tensors only.
+            given = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors = tuple(tensor.contiguous() for tensor in given)
             rest = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             yield Sample(_Call(info.get_op(), spec, rest), tensors)
             found += 1

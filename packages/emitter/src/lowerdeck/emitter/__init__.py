@@ -3,6 +3,7 @@
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.emit import emit
 from lowerdeck.emitter.errors import (
+    DecompositionError,
     EmitterError,
     InvalidDelegateError,
     MemoryPlanError,
@@ -46,6 +47,7 @@ __all__ = [
     "check_plan",
     # Errors
     "EmitterError",
+    "DecompositionError",
     "InvalidDelegateError",
     "MemoryPlanError",
     "MissingKernel",

@@ -9,6 +9,7 @@ from typing import Any
 from lowerdeck.emitter.boxing import SCALAR_TYPES
 from lowerdeck.emitter.constants import ConstantPool, bytes_of
 from lowerdeck.emitter.delegates import DelegatePool
+from lowerdeck.emitter.external_weights import ExternalWeights
 from lowerdeck.emitter.instructions import (
     BoolListArg,
     Code,
@@ -47,6 +48,7 @@ from lowerdeck.serializer import (
     OptionalTensorList,
     String,
     Tensor,
+    TensorDataLocation,
     TensorList,
     TensorShapeDynamism,
 )
@@ -59,11 +61,17 @@ class PlanBuilder:
         constants: The constants of the program, added to.
         states: The initial values of mutable buffers, added to.
         delegates: The delegates' bytes, added to.
+        weights: Takes parameters and buffers that go to a file of their own; None when they stay.
     """
 
     def __init__(
-        self, constants: ConstantPool, states: StatePool, delegates: DelegatePool
+        self,
+        constants: ConstantPool,
+        states: StatePool,
+        delegates: DelegatePool,
+        weights: ExternalWeights | None = None,
     ) -> None:
+        self._weights = weights
         self._constants = constants
         self._states = states
         self._delegates = delegates
@@ -191,11 +199,27 @@ class PlanBuilder:
         assert root.constant is not None
         data, address = bytes_of(root.constant, root.dim_order)
         data = data[offset : offset + value.nbytes]
+        if self._weights is not None and root.key and len(data):
+            return self._external_index(value, root, offset, data)
         buffer = self._constants.index_of(data, address + offset)
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order)
         if key not in self._by_key:
             self._by_key[key] = self._append(_tensor(value, data_buffer_idx=buffer))
         return self._by_key[key]
+
+    def _external_index(
+        self, value: TensorValue, root: TensorValue, offset: int, data: memoryview
+    ) -> int:
+        assert self._weights is not None
+        name = self._weights.add(value, root, offset, data)
+        if (known := self._by_key.get(("external", name))) is not None:
+            return known
+        tensor = _tensor(value)
+        tensor.extra_tensor_info = ExtraTensorInfo(
+            fully_qualified_name=name, location=TensorDataLocation.EXTERNAL
+        )
+        index = self._by_key["external", name] = self._append(tensor)
+        return index
 
     def _planned_index(self, value: TensorValue, root: TensorValue, offset: int) -> int:
         storage = value.storage

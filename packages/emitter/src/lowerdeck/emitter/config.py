@@ -27,6 +27,8 @@ class EmitConfig:
         plan_outputs: Whether outputs get planned memory; else the caller must bring it.
         zeroed_memory: Whether the target fills planned memory with zeros before the first call,
             so that the zeros of a mutable buffer need not stand in the file.
+        weights_file: Stem of a `.ptd` file that parameters and buffers go to, None to keep them
+            in the `.pte`.
         stack_traces: Whether each instruction carries the stack trace of the user's code.
     """
 
@@ -40,6 +42,7 @@ class EmitConfig:
     plan_inputs: bool = True
     plan_outputs: bool = True
     zeroed_memory: bool = True
+    weights_file: str | None = None
     stack_traces: bool = False
 
     @property

@@ -15,6 +15,7 @@ from lowerdeck.emitter.debug_map import DebugTrace, unused_handles
 from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.delegates import DelegatePool
 from lowerdeck.emitter.errors import EmitterError
+from lowerdeck.emitter.external_weights import ExternalWeights
 from lowerdeck.emitter.linearize import linearize
 from lowerdeck.emitter.memory_plan import plan_memory
 from lowerdeck.emitter.passes.pipeline import run_passes
@@ -77,7 +78,10 @@ class _Emission:
         code = linearize(method, plan_outputs=settings.plan_outputs)
         write_in_place(code, settings.table)
         memory = plan_memory(code, settings.memory_planner, self._states)
-        builder = PlanBuilder(self._constants, self._states, self._delegates)
+        weights = None
+        if settings.weights_file is not None:
+            weights = ExternalWeights(self._emitted.named_data, settings.weights_file)
+        builder = PlanBuilder(self._constants, self._states, self._delegates, weights)
         plan = builder.build(code, memory.sizes)
         plan.container_meta_type = container_metadata(method.in_spec, method.out_spec)
         if settings.stack_traces:

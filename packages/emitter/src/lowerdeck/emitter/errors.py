@@ -48,6 +48,10 @@ class MissingKernelError(EmitterError):
         super().__init__("\n".join(lines))
 
 
+class DecompositionError(EmitterError):
+    """torch cannot take the program apart into operators that have kernels."""
+
+
 class UnsupportedError(EmitterError):
     """The program asks for something that the file format or the runtime cannot express."""
 

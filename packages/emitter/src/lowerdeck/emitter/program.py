@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from lowerdeck.emitter.debug_map import DelegateSource, InstructionSource
 from lowerdeck.emitter.memory_plan import MemoryPlan
-from lowerdeck.serializer import NamedDataStore, Program, serialize_pte, write_pte
+from lowerdeck.serializer import (
+    NamedDataStore,
+    Program,
+    external_data,
+    serialize_ptd,
+    serialize_pte,
+    write_ptd,
+    write_pte,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +48,22 @@ class EmittedProgram:
         named = self.named_data.get_named_data_store_output()
         return serialize_pte(self.program, named_data=named, **options)
 
-    def save(self, path: str | os.PathLike[str] | BinaryIO, **options: Any) -> int:
-        """Write the `.pte` file, weights straight from the tensors' memory.
+    def external_files(self) -> dict[str, bytes]:
+        """Return the `.ptd` files that belong to the program, by their stems."""
+        named = self.named_data.get_named_data_store_output()
+        return {tag: serialize_ptd(data) for tag, data in external_data(named).items()}
+
+    def save(self, path: str | os.PathLike[str], **options: Any) -> int:
+        """Write the `.pte` file, and `.ptd` files beside it, straight from the tensors' memory.
 
         Args:
-            path: Where to write it: a path, or a file open for writing bytes.
+            path: Where to write the program.
             **options: What :func:`lowerdeck.serializer.write_pte` takes.
 
         Returns:
-            The size of the file in bytes.
+            The size of the `.pte` file in bytes.
         """
         named = self.named_data.get_named_data_store_output()
+        for tag, data in external_data(named).items():
+            write_ptd(data, Path(path).with_name(f"{tag}.ptd"))
         return write_pte(self.program, path, named_data=named, **options)

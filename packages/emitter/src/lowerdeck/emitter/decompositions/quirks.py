@@ -88,6 +88,21 @@ def right_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
     return torch.bitwise_right_shift(self, other)
 
 
+def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> Any:
+    """Return a slice: the kernel aborts the process when the dimension or start is negative."""
+    dim %= self.dim()
+    if isinstance(start, int) and start < 0:
+        start = start + self.size(dim)
+    return _ATEN.slice.Tensor(self, dim, start, start + length).clone()
+
+
+def unbind(self: torch.Tensor, dim: int = 0) -> Any:
+    """Return rows one by one where a size varies: the kernel does not resize its outputs."""
+    if all(isinstance(size, int) for size in self.shape):
+        return NotImplemented
+    return [torch.select(self, dim, index) for index in range(self.size(dim))]
+
+
 QUIRKS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _ATEN.remainder.Tensor: remainder,
     _ATEN.remainder.Scalar: remainder_scalar,
@@ -95,6 +110,8 @@ QUIRKS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.mm.default: matrix_product,
     _ATEN.bmm.default: matrix_product,
+    _ATEN.narrow_copy.default: narrow_copy,
+    _ATEN.unbind.int: unbind,
     _ATEN.sort.default: sort,
     _ATEN.sort.stable: sort_stable,
     _ATEN.__lshift__.Tensor: left_shift,

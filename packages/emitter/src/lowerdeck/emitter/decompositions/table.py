@@ -20,6 +20,7 @@ from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
+from lowerdeck.emitter.errors import DecompositionError, EmitterError
 from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
@@ -37,7 +38,6 @@ _KEPT = (
     _ATEN.roll.default,
     _ATEN.stack.default,
     _ATEN.tril.default,
-    _ATEN.unbind.int,
     _ATEN.var_mean.correction,
     _ATEN.floor_divide.default,
     _ATEN.masked_fill.Scalar,
@@ -100,11 +100,24 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgra
     Args:
         exported: Any exported program: training IR, core ATen, with delegates or without.
         settings: The settings of the emission.
+
+    Raises:
+        DecompositionError: If torch fails.
     """
     found = decompositions(settings.decompositions)
     if not needs_decomposition(exported, found, settings.table):
         return exported
-    return retrace(exported, found.rules, found.composites)
+    try:
+        return retrace(exported, found.rules, found.composites)
+    except EmitterError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DecompositionError(
+            f"torch cannot take the program apart into operators that have kernels: "
+            f"{type(error).__name__}: {reason}. The cause above names the line of the model; "
+            "rewrite it, or decompose the program yourself before emitting"
+        ) from error
 
 
 def needs_decomposition(

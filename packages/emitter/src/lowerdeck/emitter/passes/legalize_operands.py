@@ -15,6 +15,9 @@ from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.values import TensorValue, contiguous_order
 
 _ATEN = torch.ops.aten
+# Bytes are masks where an operator takes masks.
+_NARROW = frozenset({torch.int8, torch.int16, torch.int32})
+_NARROW_OR_BYTE = _NARROW | {torch.uint8}
 Rule = Callable[[Call, list[Operation]], list[Operation] | None]
 
 
@@ -46,21 +49,20 @@ def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) ->
     return made
 
 
-def _wide_index(position: int) -> Rule:
+def _wide_index(position: int, narrow: frozenset[torch.dtype] = _NARROW) -> Rule:
     """Return the rule for a kernel that takes indices of 64 bits only."""
 
     def rule(call: Call, before: list[Operation]) -> None:
         given = call.args[position]
         if isinstance(given, (list, tuple)):
-            call.args[position] = [_wide(item, before) for item in given]
+            call.args[position] = [_wide(item, narrow, before) for item in given]
         else:
-            call.args[position] = _wide(given, before)
+            call.args[position] = _wide(given, narrow, before)
 
     return rule
 
 
-def _wide(value: Any, before: list[Operation]) -> Any:
-    narrow = (torch.int8, torch.int16, torch.int32)
+def _wide(value: Any, narrow: frozenset[torch.dtype], before: list[Operation]) -> Any:
     if isinstance(value, TensorValue) and value.dtype in narrow:
         return _cast_to(value, torch.int64, before)
     return value
@@ -82,6 +84,14 @@ def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
         return None
     args = [source, out.dtype, None, None, None, False, None]
     return [Call(_ATEN._to_copy.default, args, [out], call.origin)]
+
+
+def _unfold(call: Call, _before: list[Operation]) -> list[Operation] | None:
+    """Reshape a single number, for which the kernel aborts."""
+    source, out = call.args[0], call.outs[0]
+    if source.rank != 0 or not isinstance(out, TensorValue) or out.sizes != (1,):
+        return None
+    return [Call(_ATEN.view_copy.default, [source, [1]], [out], call.origin)]
 
 
 def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
@@ -113,7 +123,7 @@ def _reshaped(
 
 
 _RULES: dict[Any, Rule] = {
-    _ATEN.gather.default: _wide_index(2),
+    _ATEN.gather.default: _wide_index(2, _NARROW_OR_BYTE),
     _ATEN.index_select.default: _wide_index(2),
     _ATEN.scatter.src: _wide_index(2),
     _ATEN.scatter.value: _wide_index(2),
@@ -126,4 +136,6 @@ _RULES: dict[Any, Rule] = {
     _ATEN.sum.dim_IntList: _rank_zero,
     _ATEN.cumsum.default: _rank_zero,
     _ATEN.linear.default: _linear,
+    _ATEN.unfold.default: _unfold,
+    _ATEN.unfold_copy.default: _unfold,
 }

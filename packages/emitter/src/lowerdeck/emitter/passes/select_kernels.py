@@ -57,7 +57,20 @@ def _beyond_kernel(call: Call) -> str:
     """Return what the kernel cannot do of ``call``, "" when it can do all of it."""
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
+    if call.op_name == "_fft_r2c" and not call.args[3]:
+        return "the kernel computes the one-sided transform only"
+    if call.op_name == "_to_copy" and _complex(call):
+        return "the kernel knows no complex types"
+    if call.op_name in ("unfold", "unfold_copy") and call.args[0].rank == 0:
+        return "the kernel aborts for a tensor without dimensions"
     return ""
+
+
+def _complex(call: Call) -> bool:
+    return any(
+        isinstance(value, TensorValue) and value.dtype.is_complex
+        for value in (*call.args, *call.outs)
+    )
 
 
 def needs_no_kernel(call: Call) -> bool:
