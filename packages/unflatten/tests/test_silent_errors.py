@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from comparison import PLAIN, assert_equal, check, compare, programs
 from torch import Tensor, nn
+from unflatten_comparison import PLAIN, assert_equal, check, compare, programs  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import InterpreterModuleDispatcher, unflatten
 
+if TYPE_CHECKING:
 
-class Expert(nn.Module):
+    class Model(nn.Module):
+        """A module whose attributes may be anything."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Model = nn.Module
+
+
+class Expert(Model):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.a = nn.Linear(size, size)
         self.b = nn.Linear(size, size)
 
-    def forward(self, x: Tensor, use_a: bool) -> Tensor:
+    def forward(self, x: Tensor, use_a: bool) -> Any:
         chosen: Tensor = self.a(x) if use_a else self.b(x)
         return chosen
 
 
-class Mixture(nn.Module):
+class Mixture(Model):
     def __init__(self) -> None:
         super().__init__()
         self.expert = Expert(4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         for use_a in (True, False, True, False):
             x = self.expert(x, use_a)
         return x
@@ -42,24 +53,24 @@ def test_calls_that_differ_in_the_child_that_they_call_are_told_apart() -> None:
         assert len(module.expert.call_modules()) == 2
 
 
-class ReadsOldValue(nn.Module):
+class ReadsOldValue(Model):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("state", torch.ones(3))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Any:
         old = self.state.clone()
         self.state.add_(x)
         return old * 2, self.state * 3
 
 
-class ReadsOldValueAround(nn.Module):
+class ReadsOldValueAround(Model):
     def __init__(self) -> None:
         super().__init__()
         self.inner = ReadsOldValue()
         self.after = nn.Linear(3, 3)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Any:
         before = self.inner.state + 0
         old, new = self.inner(x)
         return self.after(before), old, new + self.inner.state
@@ -72,13 +83,13 @@ def test_a_buffer_is_overwritten_after_the_last_reader_of_its_old_value(
     check(model(), (torch.arange(3.0),))
 
 
-class Swaps(nn.Module):
+class Swaps(Model):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("first", torch.zeros(2))
         self.register_buffer("second", torch.ones(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         kept = self.first.clone()
         self.first.copy_(self.second)
         self.second.copy_(kept + x)
@@ -89,23 +100,23 @@ def test_buffers_that_take_each_others_values() -> None:
     check(Swaps(), (torch.ones(2),))
 
 
-class Counter(nn.Module):
+class Counter(Model):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.count.add_(1)
         return x * self.count
 
 
-class ReadsIntermediate(nn.Module):
+class ReadsIntermediate(Model):
     def __init__(self) -> None:
         super().__init__()
         self.counter = Counter()
         self.layer = nn.Linear(2, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         for _ in range(3):
             x = self.counter(x)
         return self.layer(x) + self.counter.count
@@ -129,21 +140,21 @@ def test_a_stateful_module_called_three_times_can_be_swapped(form: str) -> None:
     compare(eager, module, (x,))
 
 
-class Reader(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+class Reader(Model):
+    def forward(self, x: Tensor) -> Any:
         return x + self.host[0].shared
 
     host: list[Any]
 
 
-class Host(nn.Module):
+class Host(Model):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("shared", torch.zeros(2))
         self.reader = Reader()
         self.reader.host = [self]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.shared.copy_(x.sum(0))
         return self.reader(x) * 2
 
@@ -158,21 +169,19 @@ def test_a_preserved_module_that_reads_an_intermediate_value_besides_its_argumen
         assert_equal(module(x), model(x))
 
 
-def _decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    import warnings
-
+def _decomposed(program: torch.export.ExportedProgram) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return program.run_decompositions()
 
 
-class SplitByMode(nn.Module):
+class SplitByMode(Model):
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.Linear(4, 4)
         self.b = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.a(x).relu()
         with torch.no_grad():
             scale = self.b(y).mean()
@@ -181,12 +190,12 @@ class SplitByMode(nn.Module):
         return self.b(y) * scale + z
 
 
-class SplitByModeTwice(nn.Module):
+class SplitByModeTwice(Model):
     def __init__(self) -> None:
         super().__init__()
         self.block = SplitByMode()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         out: Tensor = self.block(self.block(x))
         return out
 
@@ -208,7 +217,7 @@ def test_gradients_stop_where_eager_stops_them() -> None:
         torch.testing.assert_close(found, expected)
 
 
-class Aliases(nn.Module):
+class Aliases(Model):
     def __init__(self) -> None:
         super().__init__()
         base = torch.arange(8.0)
@@ -219,7 +228,7 @@ class Aliases(nn.Module):
         self.register_buffer("value", value)
         self.register_buffer("conjugate", value.conj())
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor) -> Any:
         return x + self.middle, self.base * 2, self.bits + 1, self.value * self.conjugate
 
 
@@ -227,7 +236,7 @@ class Aliases(nn.Module):
 def test_views_of_one_memory_keep_their_type_and_conjugation() -> None:
     model = Aliases()
     program = torch.export.export(model, (torch.ones(4),), strict=False)
-    module = unflatten(program)
+    module: Any = unflatten(program)
     compare(copy.deepcopy(model), module, (torch.ones(4),))
     module.base.zero_()
     assert module.middle.eq(0).all()
@@ -236,7 +245,7 @@ def test_views_of_one_memory_keep_their_type_and_conjugation() -> None:
 
 def test_no_counter_goes_wrong_after_an_exception_a_direct_call_or_in_threads() -> None:
     model, x = Mixture(), torch.randn(2, 4)
-    module = unflatten(torch.export.export(model, (x,)))
+    module: Any = unflatten(torch.export.export(model, (x,)))
     expected = model(x)
     with pytest.raises(RuntimeError):
         module(torch.randn(2, 3))
@@ -258,13 +267,13 @@ def test_no_counter_goes_wrong_after_an_exception_a_direct_call_or_in_threads() 
         torch.testing.assert_close(value, expected)
 
 
-class TwoHalves(nn.Module):
+class TwoHalves(Model):
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         self.b = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         out: Tensor = self.a(x) + self.b(x)
         return out
 

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
-from comparison import check
 from torch import nn
+from unflatten_comparison import check  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+
+    class Model(nn.Module):
+        """A module whose attributes may be anything."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Model = nn.Module
 
 
-class Mlp(nn.Module):
+class Mlp(Model):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.net(x)
 
 
-class Cnn(nn.Module):
+class Cnn(Model):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
         self.bn = nn.BatchNorm2d(4)
         self.head = nn.Linear(4, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.head(self.bn(self.conv(x)).relu().mean((2, 3)))
 
 
-class Shared(nn.Module):
+class Shared(Model):
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 4)
@@ -37,7 +49,7 @@ class Shared(nn.Module):
         self.head = nn.Linear(4, 5, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.embedding(x)
         for _ in range(3):
             x = self.fc(x).tanh()

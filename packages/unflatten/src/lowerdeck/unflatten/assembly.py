@@ -13,7 +13,8 @@ from lowerdeck.graph_fuser import OutlinedRegion
 from lowerdeck.unflatten.call_targets import call_target
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.code import Source
-from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher, SpecialisedCall
+from lowerdeck.unflatten.container import Container
+from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher
 from lowerdeck.unflatten.generated_module import Body
 from lowerdeck.unflatten.interpreter_module import InterpreterModule
 from lowerdeck.unflatten.module_paths import ModulePaths
@@ -103,14 +104,12 @@ class ModuleBuilder:
     def module(self, forms: Forms | None) -> torch.nn.Module:
         """Return the module with these forms; one that is never called has none."""
         if forms is None:
-            return torch.nn.Module()
-        first, *others = forms.found
-        if not others:
-            return InterpreterModule(first.body, self.function(first.source))
-        dispatcher = InterpreterModuleDispatcher(first.body, self.function(first.source))
-        for form in others:
-            dispatcher.add_call(SpecialisedCall(form.body, self.function(form.source)))
-        return dispatcher
+            return Container()
+        functions = [self.function(form.source) for form in forms.found]
+        first, *others = (form.body for form in forms.found)
+        first.others = others
+        kind = InterpreterModuleDispatcher if others else InterpreterModule
+        return kind(first, functions)
 
     def function(self, source: Source) -> Callable[..., Any]:
         """Return the function of a source; equal sources give one function."""

@@ -98,7 +98,9 @@ def _signature(
             "outermost module. Export it with torch.export.export."
         )
     names = positional_names(signature.in_spec, getattr(signature, "forward_arg_names", None))
-    leaves = _leaf_paths(signature.in_spec, names)
+    leaves = adapter.get_flat_arg_paths() if adapter is not None else []
+    if len(leaves) != len(working.inputs):
+        leaves = _leaf_paths(signature.in_spec, names)
     constraints: InputConstraints = input_constraints(
         working.inputs, leaves, program.range_constraints
     )

@@ -1,4 +1,4 @@
-"""Values that pass between calls of preserved signature though they are no arguments and no results.
+"""Values that pass between preserved calls though they are no arguments and no results.
 
 Eager's modules compute or remember such values themselves, so a module that was put in the place
 of a

@@ -65,7 +65,8 @@ class Source:
         """Return the function; a traceback through it shows its lines and the model's."""
         file = f"<lowerdeck.unflatten {next(_FILE_NUMBERS)}>"
         text = self.text
-        scope: dict[str, Any] = {**self.names, "__name__": __name__}
+        # No __name__: a compiler would look for these names in the module of that name.
+        scope: dict[str, Any] = dict(self.names)
         exec(compile(text, file, "exec"), scope)
         # A None time keeps the entry: linecache cannot look for a file that does not exist.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -237,17 +238,21 @@ class _Writer:
     def child(self, target: str) -> str:
         """Return the expression for the module that a call's target names."""
         path, variant = split_call_target(target)
-        module = self.attribute(path)
+        module = self.attribute(path, is_module=True)
         # A module put in the dispatcher's place has one forward for all calls.
         return module if variant is None else f"getattr({module}, {variant!r}, {module})"
 
-    def attribute(self, path: str) -> str:
+    def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""
         if path in self.attributes:
             return self.object_name(self.attributes[path], _SERIAL.sub("", path))
         text = "self"
-        for part in path.split("."):
-            if part in RESERVED_NAMES:
+        parts = path.split(".")
+        for place, part in enumerate(parts):
+            if (is_module or place < len(parts) - 1) and not part.isidentifier():
+                # As torch's containers do it; compilers know the name of what is read so.
+                text = f"{text}._modules[{part!r}]"
+            elif part in RESERVED_NAMES:
                 text = f"{self.object_name(lookup)}({text}, {part!r})"
             elif part.isidentifier():
                 text = f"{text}.{part}"

@@ -1,4 +1,4 @@
-"""Cut the working graph into the graphs of its calls; split a call that cannot be made in one piece."""
+"""Cut the working graph into its calls; split a call that cannot be made in one piece."""
 
 from __future__ import annotations
 

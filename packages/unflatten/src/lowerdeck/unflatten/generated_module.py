@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,6 +17,8 @@ from lowerdeck.unflatten.signature import CallSignature
 PRIVATE = "_lowerdeck"
 """The one attribute that generated modules have beside those of ``torch.nn.Module``."""
 
+Function = Callable[..., Any]
+
 
 @dataclass(slots=True)
 class Body:
@@ -28,18 +30,45 @@ class Body:
         attributes: Graph modules that operators such as ``cond`` take.
         type_name: Qualified name of the eager module's type.
         source: What was generated from the graph last.
+        others: The bodies of further forms of the module's call.
     """
 
     graph: Graph
     signature: CallSignature | None = None
-    attributes: dict[str, torch.nn.Module] = field(default_factory=dict)
+    attributes: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     type_name: str | None = None
     source: Source | None = None
+    others: list[Body] = field(default_factory=list)
 
     def write(self) -> Source:
         """Return the source of the graph as it is now, and remember it."""
         self.source = write_source(self.graph, self.signature, self.attributes)
         return self.source
+
+    def compile(self) -> list[Function]:
+        """Return the functions of all forms."""
+        return [body.write().compile() for body in (self, *self.others)]
+
+    def copy(self, memo: dict[int, Any]) -> Body:
+        """Return a body with graphs of its own."""
+        others = [other.copy(memo) for other in self.others]
+        graph = copy.deepcopy(self.graph, memo)
+        return Body(graph, self.signature, self.attributes, self.type_name, self.source, others)
+
+    def record(self) -> tuple[Any, ...]:
+        """Return the body as data that pickles."""
+        others = [other.record() for other in self.others]
+        return (record_graph(self.graph), self.signature, self.attributes, self.type_name, others)
+
+
+def body_of(record: tuple[Any, ...]) -> Body:
+    """Return the body that ``Body.record`` recorded."""
+    graph, signature, attributes, type_name, others = record
+    if not isinstance(graph, GraphRecord):
+        raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
+    made = Body(graph.graph(), signature, attributes, type_name)
+    made.others = [body_of(other) for other in others]
+    return made
 
 
 class GeneratedModule(torch.nn.Module):
@@ -50,13 +79,13 @@ class GeneratedModule(torch.nn.Module):
 
     _lowerdeck_generated = True
 
-    def __init__(self, body: Body, forward: Callable[..., Any] | None = None) -> None:
+    def __init__(self, body: Body, functions: Sequence[Function] = ()) -> None:
         super().__init__()
         self.__dict__[PRIVATE] = body
-        if forward is None:
-            self.recompile()
+        if functions:
+            self.__class__ = class_with(_plain_class(type(self)), functions)
         else:
-            self.__class__ = class_with(_plain_class(type(self)), forward)
+            self.recompile()
 
     @property
     def graph(self) -> Graph:
@@ -78,7 +107,7 @@ class GeneratedModule(torch.nn.Module):
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
-        self.__class__ = class_with(_plain_class(type(self)), body.write().compile())
+        self.__class__ = class_with(_plain_class(type(self)), body.compile())
 
     def finalize(self) -> None:
         """Generate ``forward`` again: torch's name for ``recompile``."""
@@ -93,42 +122,54 @@ class GeneratedModule(torch.nn.Module):
         made = object.__new__(type(self))
         memo[id(self)] = made
         state = dict(self.__dict__)
-        body: Body = state.pop(PRIVATE)
-        made.__dict__[PRIVATE] = Body(
-            copy.deepcopy(body.graph, memo),
-            body.signature,
-            body.attributes,
-            body.type_name,
-            body.source,
-        )
+        made.__dict__[PRIVATE] = state.pop(PRIVATE).copy(memo)
+        for name in _DESCRIPTIONS.intersection(state):
+            made.__dict__[name] = state.pop(name)
         made.__dict__.update(copy.deepcopy(state, memo))
         return made
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         state = dict(self.__dict__)
         body: Body = state.pop(PRIVATE)
-        record = record_graph(body.graph)
-        parts = (record, body.signature, body.attributes, body.type_name)
-        return _restore_class, (_plain_class(type(self)),), (parts, state)
+        return _restore_class, (_plain_class(type(self)),), (body.record(), state)
 
     def __setstate__(self, state: Any) -> None:
-        parts, attributes = state
-        record, signature, modules, type_name = parts
-        body = Body(_graph(record), signature, modules, type_name)
+        record, attributes = state
         self.__dict__.update(attributes)
-        self.__dict__[PRIVATE] = body
+        self.__dict__[PRIVATE] = body_of(record)
         self.recompile()
 
 
-def class_with(base: type, forward: Callable[..., Any]) -> type:
-    """Return a subclass of ``base`` whose ``forward`` is the given function."""
-    namespace = {
-        "forward": forward,
+_DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
+"""What describes the program and never changes: copies share it."""
+
+
+def class_with(base: type, functions: Sequence[Function]) -> type:
+    """Return a subclass of ``base`` whose ``forward`` is the first function.
+
+    Each further one is what a call of another form runs, by the method ``_call_1`` and so on.
+    """
+    first, *others = functions
+    namespace: dict[str, Any] = {
+        "forward": first,
         "__module__": base.__module__,
         "__doc__": base.__doc__,
         _MARK: True,
     }
+    for number, function in enumerate(others, start=1):
+        namespace[f"_forward_{number}"] = function
+        namespace[f"_call_{number}"] = _call_of(number, function)
     return type(base.__name__, (base,), namespace)
+
+
+def _call_of(number: int, function: Function) -> Function:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks:
+            # torch runs hooks around ``forward`` only: let the form be a module for this call.
+            return self._form(number)(*args, **kwargs)
+        return function(self, *args, **kwargs)
+
+    return call
 
 
 _MARK = "_lowerdeck_generated_class"
@@ -142,7 +183,3 @@ def _plain_class(cls: type) -> type:
 
 def _restore_class(cls: type[GeneratedModule]) -> GeneratedModule:
     return cls.__new__(cls)
-
-
-def _graph(record: GraphRecord) -> Graph:
-    return record.graph()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from lowerdeck.unflatten.container import child_at
 from lowerdeck.unflatten.generated_module import GeneratedModule
 from lowerdeck.unflatten.readable import print_readable
 
@@ -11,6 +14,9 @@ class InterpreterModule(GeneratedModule):
 
     The name is torch's; nothing is interpreted here. Parameters, buffers and children are eager's.
     """
+
+    def __getitem__(self, key: int | str) -> torch.nn.Module:
+        return child_at(self, key)
 
     def print_readable(
         self,

@@ -74,7 +74,7 @@ def leaf_names(specs: Sequence[Any]) -> Iterator[tuple[str | None, Leaf]]:
 
 
 def preserved_signature(frame: Frame, signature: Any) -> CallSignature:
-    """Return the structure of a call, with eager's own parameter names where its class is loaded."""
+    """Return the structure of a call, with eager's parameter names if its class is loaded."""
     count = signature.in_spec.child(0).num_children
     known = getattr(signature, "forward_arg_names", None) or _eager_names(frame.type_name, count)
     names = positional_names(signature.in_spec, known)

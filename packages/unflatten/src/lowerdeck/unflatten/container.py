@@ -1,0 +1,43 @@
+"""Modules that only hold other modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+class Container(torch.nn.Module):
+    """A module that the program never calls, such as a list of layers.
+
+    It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.
+    """
+
+    def __getitem__(self, key: int | str) -> torch.nn.Module:
+        return child_at(self, key)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return self.children()
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
+    """Return a child by its place or its name.
+
+    Raises:
+        IndexError: There is no such place.
+        KeyError: There is no such name.
+    """
+    if isinstance(key, str):
+        found = module._modules[key]
+    else:
+        children = list(module._modules.values())
+        found = children[key]
+    if found is None:
+        raise KeyError(f"child {key!r} is None")
+    return found

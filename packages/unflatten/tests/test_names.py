@@ -1,0 +1,163 @@
+"""No name of a module, a parameter or an argument is a trap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+from unflatten_comparison import check, compare, programs  # type: ignore[import-not-found]
+
+from lowerdeck.unflatten import unflatten
+
+if TYPE_CHECKING:
+
+    class Model(nn.Module):
+        """A module whose attributes may be anything."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Model = nn.Module
+
+
+class Builtins(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, input: Tensor, id: Tensor, type: Tensor, *, max: Tensor) -> Any:  # noqa: A002
+        return self.fc(input) + id * type - max
+
+
+class Around(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Builtins()
+
+    def forward(self, input: Tensor, **kwargs: Tensor) -> Any:  # noqa: A002
+        return self.inner(input, id=input, type=kwargs["type"], max=kwargs["max"])
+
+
+@pytest.mark.parametrize("preserved", [(), ("inner",)])
+def test_arguments_named_like_builtins(preserved: tuple[str, ...]) -> None:
+    kwargs = {"type": torch.ones(2), "max": torch.zeros(2)}
+    made = check(Around(), (torch.randn(1, 2),), kwargs, preserve_module_call_signature=preserved)
+    if preserved:
+        for module in made.values():
+            module.inner = Builtins()
+            module(torch.randn(1, 2), **kwargs)
+
+
+NAMES = (
+    "layer1",
+    "layer10",
+    "a@b",
+    "n@1",
+    "0",
+    "type",
+    "graph",
+    "code",
+    "call_modules",
+    "print_readable",
+    "recompile",
+    "meta",
+    "_call_1",
+    "_carried",
+    "class",
+    "self",
+    "x",
+    "weight with spaces",
+)
+
+
+class Named(Model):
+    """Children under every name, called by way of the registry as eager code must."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, name in enumerate(NAMES):
+            child = nn.Sequential(nn.Linear(2, 2), nn.Identity(), Scaled(number))
+            self._modules[name] = child
+
+    def forward(self, x: Tensor) -> Any:
+        for name in NAMES:
+            x = self._modules[name](x)
+        return self._modules["layer10"](x)
+
+
+class Scaled(Model):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._parameters["type"] = nn.Parameter(torch.ones(2) + number)
+        self._buffers["graph"] = torch.ones(2) * number
+
+    def forward(self, x: Tensor) -> Any:
+        return x * self._parameters["type"] + self._buffers["graph"]
+
+
+def test_modules_and_state_of_every_name() -> None:
+    eager, x = Named(), torch.randn(1, 2)
+    module = unflatten(export(eager, (x,), strict=False))
+    compare(eager, module, (x,))
+    for name in ("graph", "code", "meta"):
+        assert isinstance(getattr(module, name), nn.Module)
+
+
+def test_a_module_that_calls_one_whose_name_it_begins() -> None:
+    class Caller(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer10 = nn.Linear(2, 2)
+            self.layer1 = Calls(self.layer10)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer1(x)
+
+    class Calls(Model):
+        def __init__(self, other: nn.Module) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+            self.__dict__["other"] = other
+
+        def forward(self, x: Tensor) -> Any:
+            return self.fc(self.__dict__["other"](x))
+
+    check(Caller(), (torch.randn(1, 2),), forms=("non-strict", "non-strict decomposed"))
+
+
+def test_a_shared_module_under_two_names() -> None:
+    class Twice(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+            self.b = nn.Module()
+            self.b.inner = self.a
+            self.c = nn.Sequential(self.a[0], nn.Linear(2, 2))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.c(self.b.inner(self.a(x)))
+
+    for module in check(Twice(), (torch.randn(1, 2),)).values():
+        assert module.b.inner[0] is module.a[0]
+        assert module.c[0] is module.a[0]
+
+
+def test_a_module_with_several_arguments_is_called_in_the_order_of_use() -> None:
+    class Two(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add = Builtins()
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return self.add(y.relu(), x, y, max=x)
+
+    eager = Two()
+    x, y = torch.randn(1, 2), torch.randn(1, 2)
+    for program in programs(eager, (x, y), forms=("non-strict",)).values():
+        module: Any = unflatten(program)
+        torch.testing.assert_close(module(x, y), eager(x, y))
+        names = [node.name for node in module.add.graph.find_nodes(op="placeholder")]
+        assert names[0] == "relu"
