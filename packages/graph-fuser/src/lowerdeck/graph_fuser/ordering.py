@@ -91,11 +91,14 @@ def relink(nodes: Sequence[Node]) -> None:
 
 
 def _is_legal(nodes: Sequence[Node]) -> bool:
+    """Return whether no node stands before, or at, one that it reads."""
     seen: set[Node] = set()
+    add, is_disjoint = seen.add, seen.isdisjoint
     for node in nodes:
-        if not seen.issuperset(node.all_input_nodes):
+        add(node)
+        # Readers rather than what is read: torch holds them in a dict, and lists the others anew.
+        if not is_disjoint(node.users):
             return False
-        seen.add(node)
     return True
 
 

@@ -1,0 +1,371 @@
+"""Fusing and partitioning beside torch.fx.passes and, where it is installed, ExecuTorch."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from types import ModuleType
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes import tools_common
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.utils import fuser_utils
+
+from benchmarks.harness import Row, growth_exponent
+from lowerdeck.graph_fuser import (
+    Region,
+    create_submodule_from_nodes,
+    fuse_by_partitions,
+    fuse_partitions,
+    inline_submodule,
+    legalize_graph,
+    outline,
+    propose_partitions,
+)
+
+PACKAGE = "graph_fuser"
+EXECUTORCH = "ExecuTorch create_submodule_from_nodes, once per partition"
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield the results.
+
+    Args:
+        quick: Small sizes, for CI; the goals are stated for the full ones.
+    """
+    yield from _fuse(quick)
+    yield from _fuse_by_partitions(quick)
+    yield from _single(quick)
+    yield from _legalize(quick)
+    yield from _propose(quick)
+    yield from _hierarchy(quick)
+    yield from _inline(quick)
+
+
+def _fuse(quick: bool) -> Iterator[Row]:
+    peer = _executorch()
+    sizes = [(1000, 10), (2000, 20)] if quick else [(2500, 25), (5000, 50), (10_000, 100)]
+    series: list[tuple[float, float, float | None]] = []
+    for size, count in sizes:
+        ours = _median(partial(_fuse_all, size, count))
+        theirs = None if peer is None else _once(partial(_fuse_each, peer, size, count))
+        series.append((size, ours, theirs))
+    size, ours, theirs = series[-1]
+    law = ""
+    if theirs is not None:
+        exponent = growth_exponent([(n, cost or 0.0) for n, _, cost in series])
+        law = f"; its cost grows with exponent {exponent:.2f} in this series"
+    count = sizes[-1][1]
+    yield Row(
+        PACKAGE,
+        f"fuse {int(size)} nodes in {count} partitions",
+        ours,
+        theirs,
+        goal="" if theirs is None or quick else ">= 400x at this size",
+        met=None if theirs is None or quick else theirs >= 400 * ours,
+        note=EXECUTORCH + law,
+        series=tuple(series),
+    )
+    sizes = [(2500, 50), (5000, 100)] if quick else [(12_500, 250), (25_000, 500), (50_000, 1000)]
+    own = [(n, _median(partial(_fuse_all, n, p), 5)) for n, p in sizes]
+    size, seconds = own[-1]
+    yield Row(
+        PACKAGE,
+        f"fuse {size} nodes in {sizes[-1][1]} partitions",
+        seconds,
+        goal="" if quick else "<= 1 s",
+        met=None if quick else seconds <= 1.0,
+        series=tuple((float(n), cost, None) for n, cost in own),
+    )
+    worst = max(later / earlier for (_, earlier), (_, later) in pairwise(own))
+    yield Row(
+        PACKAGE,
+        "fuse, twice the nodes and partitions: cost, worst of the series",
+        worst,
+        unit="x",
+        goal="<= 2.3x",
+        met=None if quick else worst <= 2.3,
+    )
+
+
+def _fuse_by_partitions(quick: bool) -> Iterator[Row]:
+    for size, count in [(2000, 200)] if quick else [(10_000, 1000), (50_000, 1000)]:
+        pairs = [
+            (
+                _once(partial(_fuse_named, fuse_by_partitions, size, count)),
+                _once(partial(_fuse_named, fuser_utils.fuse_by_partitions, size, count)),
+            )
+            for _ in range(3 if quick else 2)
+        ]
+        ours, theirs = (sorted(side)[len(pairs) // 2] for side in zip(*pairs, strict=True))
+        yield Row(
+            PACKAGE,
+            f"fuse_by_partitions, {size} nodes, {count} partitions",
+            ours,
+            theirs,
+            goal="" if quick else ">= 7x faster",
+            met=None if quick else theirs >= 7 * ours,
+            note="torch; it generates the code at once, ours at the first use",
+        )
+        ours = _once(partial(_fuse_and_generate, size, count))
+        yield Row(
+            PACKAGE,
+            f"the same with the outer code generated too, {size} nodes, {count} partitions",
+            ours,
+            theirs,
+        )
+
+
+def _single(quick: bool) -> Iterator[Row]:
+    peer = _executorch()
+    size = 2000 if quick else 20_000
+    gm, nodes = _chain(size)
+    if peer is not None:
+        other, others = _chain(size)
+        theirs = _once(lambda: peer.create_submodule_from_nodes(other, others[100:150], "t"))
+    ours = _once(lambda: create_submodule_from_nodes(gm, nodes[100:150], "t"))
+    yield Row(
+        PACKAGE,
+        f"one create_submodule_from_nodes, 50 of {size} nodes",
+        ours,
+        None if peer is None else theirs,
+        note="ExecuTorch",
+    )
+    costs = []
+    for length in (50, 100, 200, 400, 800):
+        gm, nodes = _chain(size)
+        chosen = nodes[100 : 100 + length]
+        run = _once(partial(create_submodule_from_nodes, gm, chosen, "t"))
+        costs.append((float(length), run, None))
+    yield Row(
+        PACKAGE,
+        f"one create_submodule_from_nodes, 800 of {size} nodes",
+        costs[-1][1],
+        note="series over the partition's size: a constant scan and a linear part",
+        series=tuple(costs),
+    )
+
+
+def _legalize(quick: bool) -> Iterator[Row]:
+    size = 5000 if quick else 50_000
+    gm, _ = _chain(size)
+    other, _ = _chain(size)
+    ours = _once(lambda: legalize_graph(gm)) / size * 1e6
+    theirs = _once(lambda: tools_common.legalize_graph(other)) / size * 1e6
+    yield Row(
+        PACKAGE,
+        f"legalize_graph, legal graph of {size} nodes",
+        ours,
+        theirs,
+        unit="us/node",
+        goal="<= 0.3 us/node",
+        met=ours <= 0.3,
+        note="torch",
+    )
+
+
+class _Support(OperatorSupportBase):
+    def __init__(self, refused: set[Node]) -> None:
+        self.refused = refused
+
+    def is_node_supported(self, submodules: object, node: Node) -> bool:  # noqa: ARG002
+        return node.op == "call_function" and node not in self.refused
+
+
+def _propose(quick: bool) -> Iterator[Row]:
+    sizes = [250, 500] if quick else [500, 1000, 2000, 4000]
+    series: list[tuple[float, float, float | None]] = []
+    for size in sizes:
+        gm, support = _supported(size)
+        ours = _median(partial(propose_partitions, gm, support))
+        peer = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
+        theirs = _once(peer.propose_partitions)
+        series.append((size, ours, theirs))
+    size, ours, theirs = series[-1]
+    yield Row(
+        PACKAGE,
+        f"propose_partitions, {int(size)} nodes, 10 % unsupported",
+        ours,
+        theirs,
+        goal="" if quick else ">= 1000x faster",
+        met=None if quick or theirs is None else theirs >= 1000 * ours,
+        note="torch CapabilityBasedPartitioner",
+        series=tuple(series),
+    )
+    sizes = [5000, 10_000] if quick else [25_000, 50_000, 100_000]
+    own = []
+    for size in sizes:
+        gm, support = _supported(size)
+        own.append((float(size), _median(partial(propose_partitions, gm, support))))
+    yield Row(
+        PACKAGE,
+        f"propose_partitions, {sizes[-1]} nodes, 10 % unsupported",
+        own[-1][1],
+        goal="" if quick else "<= 2 s",
+        met=None if quick else own[-1][1] <= 2.0,
+        series=tuple((n, cost, None) for n, cost in own),
+    )
+    yield Row(
+        PACKAGE,
+        "propose_partitions, growth of time",
+        growth_exponent(own),
+        unit="exponent",
+        goal="linear, <= 1.2",
+        met=None if quick else growth_exponent(own) <= 1.2,
+    )
+    memory = [(float(size), _peak_mb(*_supported(size))) for size in sizes]
+    yield Row(
+        PACKAGE,
+        f"propose_partitions, peak memory beyond the graph, {sizes[-1]} nodes",
+        memory[-1][1],
+        unit="MB",
+        series=tuple((n, cost, None) for n, cost in memory),
+    )
+    yield Row(
+        PACKAGE,
+        "propose_partitions, growth of memory",
+        growth_exponent(memory),
+        unit="exponent",
+        goal="linear, <= 1.1",
+        met=growth_exponent(memory) <= 1.1,
+    )
+
+
+def _hierarchy(quick: bool) -> Iterator[Row]:
+    for depth in (1, 4, 16):
+        size = 4096 if quick else 32_768
+        gm, nodes = _chain(size)
+        regions = [_nested(nodes, depth)]
+        seconds = _once(partial(outline, gm, regions))
+        yield Row(
+            PACKAGE,
+            f"outline a hierarchy {depth} deep, {size} nodes",
+            seconds / size * 1e6,
+            unit="us/node",
+        )
+
+
+def _inline(quick: bool) -> Iterator[Row]:
+    gm, partitions = _partitioned(2000 if quick else 20_000, 20)
+    fused = fuse_partitions(gm, partitions)
+
+    def all_back() -> None:
+        for part in fused.values():
+            inline_submodule(gm, part.call_node)
+
+    yield Row(
+        PACKAGE, f"inline 20 submodules of {2000 if quick else 20_000} nodes", _once(all_back)
+    )
+
+
+def _nested(nodes: list[Node], depth: int) -> Region:
+    """Return regions of which each holds the inner half of the one around it."""
+    region: Region | None = None
+    width = len(nodes) // (2 * depth)
+    for level in range(depth, 0, -1):
+        low, high = (level - 1) * width, len(nodes) - (level - 1) * width
+        inner_low, inner_high = (low + width, high - width) if region else (high, high)
+        own = [*nodes[low:inner_low], *nodes[inner_high:high]]
+        region = Region("inner", own, children=[region] if region else [])
+    if region is None:
+        raise ValueError("depth must be positive")
+    return region
+
+
+def _chain(size: int) -> tuple[GraphModule, list[Node]]:
+    """Return a graph of additions, each of the last value and one of the eight before."""
+    rng = random.Random(0)
+    graph = Graph()
+    values: list[Node] = [graph.placeholder("x"), graph.placeholder("y")]
+    fake = torch._subclasses.FakeTensorMode().from_tensor(torch.ones(2))
+    for _ in range(size):
+        pair = (values[-1], rng.choice(values[-8:]))
+        values.append(graph.call_function(torch.ops.aten.add.Tensor, pair))
+        values[-1].meta["val"] = fake
+    graph.output(values[-1])
+    return GraphModule(torch.nn.Module(), graph), values[2:]
+
+
+def _partitioned(size: int, count: int) -> tuple[GraphModule, dict[str, list[Node]]]:
+    """Return a graph cut into ``count`` stretches, two nodes between each and the next."""
+    gm, nodes = _chain(size)
+    step = size // count
+    return gm, {f"p{i}": nodes[i * step : (i + 1) * step - 2] for i in range(count)}
+
+
+def _supported(size: int) -> tuple[GraphModule, _Support]:
+    gm, nodes = _chain(size)
+    rng = random.Random(1)
+    return gm, _Support({node for node in nodes if rng.random() < 0.1})
+
+
+def _fuse_all(size: int, count: int) -> float:
+    gm, partitions = _partitioned(size, count)
+    return _timed(lambda: fuse_partitions(gm, partitions))
+
+
+def _fuse_and_generate(size: int, count: int) -> float:
+    gm, partitions = _partitioned(size, count)
+    return _timed(lambda: (fuse_partitions(gm, partitions), gm.code))
+
+
+def _fuse_each(peer: ModuleType, size: int, count: int) -> float:
+    gm, partitions = _partitioned(size, count)
+    names = {tag: [node.name for node in nodes] for tag, nodes in partitions.items()}
+
+    def each() -> None:
+        for tag, nodes in names.items():
+            # Each call rebuilds every node, so that they are looked up again, as its callers do.
+            wanted = set(nodes)
+            chosen = [node for node in gm.graph.nodes if node.name in wanted]
+            peer.create_submodule_from_nodes(gm, chosen, tag)
+
+    return _timed(each)
+
+
+def _fuse_named(fuse: Callable[..., object], size: int, count: int) -> float:
+    gm, partitions = _partitioned(size, count)
+    lists = [dict.fromkeys(nodes) for nodes in partitions.values()]
+    return _timed(lambda: fuse(gm, lists))
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def _once(action: Callable[[], object]) -> float:
+    """Return the seconds of one run; actions that build their own graph return their seconds."""
+    start = time.process_time()
+    inner = action()
+    spent = time.process_time() - start
+    return inner if isinstance(inner, float) else spent
+
+
+def _median(action: Callable[[], object], repeat: int = 3) -> float:
+    return sorted(_once(action) for _ in range(repeat))[repeat // 2]
+
+
+def _peak_mb(gm: GraphModule, support: _Support) -> float:
+    tracemalloc.start()
+    try:
+        propose_partitions(gm, support)
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def _executorch() -> ModuleType | None:
+    """Return ExecuTorch's module, or None where only the runtime is installed."""
+    try:
+        return importlib.import_module("executorch.exir.lowered_backend_module")
+    except ImportError:
+        return None
