@@ -36,6 +36,7 @@ from lowerdeck.serializer import (
     ScalarType,
     String,
     Tensor,
+    TensorList,
     html_diff,
     html_report,
     serialize_pte,
@@ -189,6 +190,39 @@ def test_a_file_has_a_map_of_all_its_bytes() -> None:
     assert data[start : start + 432] == b"w" * 432
     assert data[places["delegate"]["offset"] :].startswith(b"inputs 1")
     assert data[places["named"]["offset"] :].startswith(b"1234")
+
+
+def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
+    old, new = small_program(), small_program()
+    for program, first in ((old, b"a"), (new, b"new")):
+        weight = program.execution_plan[0].values[1].val
+        assert isinstance(weight, Tensor)
+        weight.extra_tensor_info = None
+        program.constant_buffer[1:] = [Buffer(first), Buffer(b"kept")]
+    assert [(c["name"], c["change"]) for c in data_of(html_diff(old, new))["stored"]] == [
+        ("constants 1", "added"),
+        ("constants 1", "removed"),
+    ]
+
+
+def test_work_in_place_reads_what_it_writes() -> None:
+    program = small_program()
+    plan = program.execution_plan[0]
+    plan.chains[0].instructions[0] = Instruction(KernelCall(0, [6, 2, 6, 6]))
+    (method,) = data_of(html_report(program))["file"]["methods"]
+    assert method["instructions"]["outs"] == [2, 0]
+    assert method["operators"][0]["read"] == method["operators"][0]["written"] == 1024
+
+
+def test_lists_of_results_are_no_arguments() -> None:
+    program = small_program()
+    plan = program.execution_plan[0]
+    plan.values.append(EValue(TensorList([6, 7])))
+    plan.chains[0].instructions[0] = Instruction(KernelCall(0, [0, 6, 7, 8]))
+    (method,) = data_of(html_report(program))["file"]["methods"]
+    assert method["instructions"]["outs"] == [3, 0]
+    assert method["operators"][0]["read"] == 768
+    assert method["operators"][0]["written"] == 2048
 
 
 def test_methods_of_one_side_only_are_shown() -> None:

@@ -275,13 +275,14 @@ def _type(value: object) -> str:
 
 
 def _place(node: Node) -> str:
-    """Return the module path and the innermost line of the model that made a node."""
+    """Return the module path, and the innermost line outside installed packages."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next((entry[0] for entry in reversed(stack.values()) if entry[0]), "")
     frames = [line for line in (node.stack_trace or "").splitlines() if 'File "' in line]
     line = ""
     if frames:
-        file, _, rest = frames[-1].partition('File "')[2].partition('", line ')
+        own = [frame for frame in frames if "-packages/" not in frame] or frames
+        file, _, rest = own[-1].partition('File "')[2].partition('", line ')
         line = f"{file}:{rest.split(',')[0].strip()}"
     return ", ".join(part for part in (str(path), line) if part)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+from hashlib import blake2b
 from typing import Any
 
 from lowerdeck.serializer.report.delegates import storage_size, storage_view
 from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.report.file_map import stored_names
+from lowerdeck.serializer.report.file_map import Stored, all_stored
 from lowerdeck.serializer.report.lifetimes import steps
 from lowerdeck.serializer.report.pairing import pair_rows
 from lowerdeck.serializer.report.values import value_text
@@ -18,12 +19,14 @@ from lowerdeck.serializer.schema import (
     JumpFalseCall,
     KernelCall,
     MoveCall,
+    OptionalTensorList,
     Program,
     Storage,
+    TensorList,
 )
 from lowerdeck.serializer.storage import FileRange
 
-_CHUNK = 1 << 20
+_MOST_MEMBERS = 16
 
 
 def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
@@ -53,36 +56,85 @@ def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
 def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
     """Return the constants, states, delegates and named blobs that are not the same in both.
 
+    What has the same bytes is the same, unless it has another name. What is left over is
+    ``changed`` if it has a name that stands on both sides.
+
     Args:
         old: The program on the left.
         new: The program on the right.
 
     Returns:
         Kind, name, ``change`` (``removed``, ``added`` or ``changed``) and both sizes, the largest
-        first. Things pair by kind and name; the second of a name pairs with the second.
+        first.
     """
-    left, right = _by_name(old), _by_name(new)
+    left, right = _left_over(_by_content(old), _by_content(new))
     entries = []
-    for key in [*left, *(key for key in right if key not in left)]:
-        before, after = left.get(key), right.get(key)
-        if before is not None and after is not None and _equal(before, after):
-            continue
-        change = "added" if before is None else "removed" if after is None else "changed"
-        sizes = [storage_size(s) if s is not None else 0 for s in (before, after)]
-        entries.append(
-            {
-                "kind": key[0],
-                "name": clip(key[1]),
-                "change": change,
-                "old": sizes[0],
-                "new": sizes[1],
-            }
-        )
+    for item in left:
+        partner = _take_namesake(item, right)
+        change = "removed" if partner is None else "changed"
+        entries.append(_change(item, change, item, partner))
+    for items in right.values():
+        entries += [_change(item, "added", None, item) for item in items]
     return sorted(entries, key=lambda entry: -max(entry["old"], entry["new"]))
+
+
+_Key = tuple[str, str | None, object]
+
+
+def _by_content(program: Program) -> dict[_Key, list[Stored]]:
+    """Return what a program stores by kind, name and digest."""
+    found: defaultdict[_Key, list[Stored]] = defaultdict(list)
+    for item in all_stored(program):
+        found[item.kind, item.name, _digest(item.storage)].append(item)
+    return found
+
+
+def _left_over(
+    old: dict[_Key, list[Stored]], new: dict[_Key, list[Stored]]
+) -> tuple[list[Stored], dict[tuple[str, str | None], list[Stored]]]:
+    """Return what stands on one side only; the right side by kind and name, last first."""
+    left = [item for key, items in old.items() for item in items[len(new.get(key, ())) :]]
+    right: dict[tuple[str, str | None], list[Stored]] = {}
+    for key, items in new.items():
+        right.setdefault(key[:2], []).extend(items[len(old.get(key, ())) :])
+    for items in right.values():
+        items.reverse()
+    return left, right
+
+
+def _take_namesake(
+    item: Stored, others: dict[tuple[str, str | None], list[Stored]]
+) -> Stored | None:
+    waiting = others.get((item.kind, item.name)) if item.name is not None else None
+    return waiting.pop() if waiting else None
+
+
+def _change(
+    shown: Stored, change: str, before: Stored | None, after: Stored | None
+) -> dict[str, Any]:
+    return {
+        "kind": shown.kind,
+        "name": clip(shown.label),
+        "change": change,
+        "old": storage_size(before.storage) if before is not None else 0,
+        "new": storage_size(after.storage) if after is not None else 0,
+    }
+
+
+def _digest(storage: Storage) -> object:
+    if isinstance(storage, FileRange):
+        return storage
+    return blake2b(storage_view(storage), digest_size=16).digest()
 
 
 def _keys(plan: ExecutionPlan) -> list[Hashable]:
     texts = [value_text(evalue.val, plan.values) for evalue in plan.values]
+    for index, evalue in enumerate(plan.values):
+        # Numbers of values say nothing about another program: name members by their types.
+        if isinstance(evalue.val, TensorList | OptionalTensorList):
+            members = evalue.val.items[:_MOST_MEMBERS]
+            shown = [texts[m] if 0 <= m < index else "None" for m in members]
+            texts[index] = f"{len(evalue.val.items)} of {shown}"
 
     def describe(values: list[int]) -> tuple[str, ...]:
         return tuple(texts[v] if 0 <= v < len(texts) else "?" for v in values)
@@ -105,36 +157,3 @@ def _keys(plan: ExecutionPlan) -> list[Hashable]:
             case _:
                 keys.append(("free",))
     return keys
-
-
-def _by_name(program: Program) -> dict[tuple[str, str, int], Storage]:
-    seen: defaultdict[tuple[str, str], int] = defaultdict(int)
-    found = {}
-    for kind, name, storage in _named_storages(program):
-        found[kind, name, seen[kind, name]] = storage
-        seen[kind, name] += 1
-    return found
-
-
-def _named_storages(program: Program) -> Iterator[tuple[str, str, Storage]]:
-    storages: dict[str, list[Storage]] = {
-        "constants": [buffer.storage for buffer in program.constant_buffer],
-        "state": [buffer.storage for buffer in program.mutable_data],
-        "delegate": [blob.data for blob in program.backend_delegate_data],
-        "named": [named.data for named in program.named_data],
-    }
-    for kind, index, name in stored_names(program):
-        yield kind, name, storages[kind][index]
-
-
-def _equal(before: Storage, after: Storage) -> bool:
-    if storage_size(before) != storage_size(after):
-        return False
-    if isinstance(before, FileRange) or isinstance(after, FileRange):
-        return before == after
-    left, right = storage_view(before), storage_view(after)
-    # Chunk by chunk: comparing views walks item by item, comparing bytes does not.
-    return all(
-        bytes(left[start : start + _CHUNK]) == bytes(right[start : start + _CHUNK])
-        for start in range(0, left.nbytes, _CHUNK)
-    )

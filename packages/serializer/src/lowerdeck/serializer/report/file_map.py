@@ -8,8 +8,16 @@ from typing import Any
 
 from lowerdeck.serializer.report.delegates import storage_size
 from lowerdeck.serializer.report.embed import clip, number
+from lowerdeck.serializer.report.lifetimes import steps
 from lowerdeck.serializer.report.values import tensor_text
-from lowerdeck.serializer.schema import Program, Tensor
+from lowerdeck.serializer.schema import (
+    DelegateCall,
+    ExecutionPlan,
+    KernelCall,
+    Program,
+    Storage,
+    Tensor,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,43 +100,59 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
             "named": dict(enumerate(placement.named)),
         }
     entries = []
-    for kind, index, name, what, nbytes in _stored(program):
-        places = offsets.get(kind, {})
+    for item in all_stored(program):
+        places = offsets.get(item.kind, {})
         entries.append(
             {
-                "kind": kind,
-                "index": index,
-                "name": clip(name),
-                "what": what,
-                "nbytes": nbytes,
-                "offset": number(places[index]) if index in places else None,
+                "kind": item.kind,
+                "index": item.index,
+                "name": clip(item.label),
+                "what": item.what,
+                "nbytes": storage_size(item.storage),
+                "offset": number(places[item.index]) if item.index in places else None,
             }
         )
     return sorted(entries, key=lambda entry: (-entry["nbytes"], entry["kind"], entry["index"]))
 
 
-def stored_names(program: Program) -> Iterator[tuple[str, int, str]]:
-    """Yield kind, index and name of everything that a program stores.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One thing that a program stores.
+
+    Attributes:
+        kind: ``constants``, ``state``, ``delegate`` or ``named``.
+        index: Its place among those of its kind.
+        name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
+        what: Its type and who reads it.
+        storage: Its bytes.
+    """
+
+    kind: str
+    index: int
+    name: str | None
+    what: str
+    storage: Storage
+
+    @property
+    def label(self) -> str:
+        """Return the name, or kind and number where there is none."""
+        return self.name if self.name is not None else f"{self.kind} {self.index}"
+
+
+def all_stored(program: Program) -> Iterator[Stored]:
+    """Yield everything that a program stores, in the order of its tables.
 
     Args:
         program: The program.
     """
-    for kind, index, name, _, _ in _stored(program):
-        yield kind, index, name
-
-
-def _stored(program: Program) -> Iterator[tuple[str, int, str, str, int]]:
-    """Yield kind, index, name, type and size of all that holds bytes."""
-    constants, state = _tensors_by_buffer(program)
-    for kind, tensors, buffers in (
+    constants, state = _users_by_buffer(program)
+    for kind, users, buffers in (
         ("constants", constants, program.constant_buffer),
         ("state", state, program.mutable_data),
     ):
         for index, buffer in enumerate(buffers[1:], start=1):
-            users = tensors.get(index, [])
-            name = next((known for user in users if (known := _name(user))), f"{kind} {index}")
-            what = tensor_text(users[0]) if users else "used by no tensor"
-            yield kind, index, name, what, storage_size(buffer.storage)
+            name, what = users.get(index, (None, "used by no tensor"))
+            yield Stored(kind, index, name, what, buffer.storage)
     backends = {
         delegate.processed.index: delegate.id
         for plan in program.execution_plan
@@ -136,25 +160,45 @@ def _stored(program: Program) -> Iterator[tuple[str, int, str, str, int]]:
     }
     for index, blob in enumerate(program.backend_delegate_data):
         name = backends.get(index, "used by no method")
-        yield "delegate", index, name, f"delegate {index}", storage_size(blob.data)
+        yield Stored("delegate", index, name, f"delegate {index}", blob.data)
     for index, named in enumerate(program.named_data):
-        yield "named", index, named.key, "named data", storage_size(named.data)
+        yield Stored("named", index, named.key, "named data", named.data)
 
 
-def _tensors_by_buffer(
-    program: Program,
-) -> tuple[dict[int, list[Tensor]], dict[int, list[Tensor]]]:
-    constants: dict[int, list[Tensor]] = {}
-    state: dict[int, list[Tensor]] = {}
+_Users = dict[int, tuple[str | None, str]]
+
+
+def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
+    """Return name and description of each constant and each initial value, by index."""
+    constants: _Users = {}
+    state: _Users = {}
     for plan in program.execution_plan:
-        for evalue in plan.values:
+        readers = _first_readers(plan)
+        for place, evalue in enumerate(plan.values):
             tensor = evalue.val
-            if isinstance(tensor, Tensor) and tensor.data_buffer_idx > 0:
-                where = constants if tensor.allocation_info is None else state
-                where.setdefault(tensor.data_buffer_idx, []).append(tensor)
+            if not isinstance(tensor, Tensor) or not tensor.data_buffer_idx:
+                continue
+            where = constants if tensor.allocation_info is None else state
+            name, what = where.get(tensor.data_buffer_idx, (None, ""))
+            reader = f", read by {readers[place]}" if place in readers else ""
+            extra = tensor.extra_tensor_info
+            own = extra.fully_qualified_name if extra is not None else None
+            where[tensor.data_buffer_idx] = (name or own, what or f"{tensor_text(tensor)}{reader}")
     return constants, state
 
 
-def _name(tensor: Tensor) -> str | None:
-    extra = tensor.extra_tensor_info
-    return extra.fully_qualified_name if extra is not None else None
+def _first_readers(plan: ExecutionPlan) -> dict[int, str]:
+    """Return for each value that a kernel or delegate touches the first one that does."""
+    readers: dict[int, str] = {}
+    for time, step in enumerate(steps(plan)):
+        match step:
+            case KernelCall(index, args) if 0 <= index < len(plan.operators):
+                name = plan.operators[index].full_name
+            case DelegateCall(index, args) if 0 <= index < len(plan.delegates):
+                name = f"delegate {plan.delegates[index].id}"
+            case _:
+                continue
+        for arg in args:
+            if arg not in readers:
+                readers[arg] = clip(f"{name} at {time}")
+    return readers

@@ -54,13 +54,17 @@ def method_entry(
 
 
 def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any]:
-    """Columns: kind (a letter), target, args, and stack (a number in stacks, -1 for none)."""
-    kinds, targets, args = [], [], []
+    """Return columns: kind (a letter), target, args, outs, stack (a number in stacks or -1).
+
+    ``outs`` counts the arguments at the end that stand for results, the return value included.
+    """
+    kinds, targets, args, outs = [], [], [], []
     for step in steps(plan):
         kind, target, values = _columns(step)
         kinds.append(kind)
         targets.append(target)
         args.append(values)
+        outs.append(_results(plan, values) if kind == "k" else 0)
     stacks = Interned[tuple[int, ...]]()
     stack: list[int] = []
     starts: list[int] = []
@@ -75,6 +79,7 @@ def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any
         "kind": "".join(kinds),
         "target": targets,
         "args": args,
+        "outs": outs,
         "stack": stack,
         "stacks": stacks.items,
         "chains": starts,
@@ -116,14 +121,23 @@ def _bytes_by_operator(plan: ExecutionPlan) -> tuple[Counter[int], Counter[int]]
     for step in steps(plan):
         if not isinstance(step, KernelCall) or not step.args:
             continue
-        # The last argument stands for the result, which is among the out arguments already.
-        result = step.args[-1]
-        written[step.op_index] += _at(sizes, result)
-        members = set(_members(plan, result))
-        read[step.op_index] += sum(
-            _at(sizes, arg) for arg in step.args[:-1] if arg != result and arg not in members
-        )
+        outs = _results(plan, step.args)
+        written[step.op_index] += _at(sizes, step.args[-1])
+        read[step.op_index] += sum(_at(sizes, arg) for arg in step.args[: len(step.args) - outs])
     return written, read
+
+
+def _results(plan: ExecutionPlan, args: list[int]) -> int:
+    """Return how many arguments of a kernel, counted from the last, stand for its results.
+
+    The last is the return value. The out arguments before it are the same value again, or the
+    members of a list; a kernel that works in place has none.
+    """
+    if not args:
+        return 0
+    members = list(_members(plan, args[-1])) or [args[-1]]
+    before = args[-1 - len(members) : -1]
+    return 1 + len(members) if before == members else 1
 
 
 def _value_bytes(plan: ExecutionPlan) -> list[int]:

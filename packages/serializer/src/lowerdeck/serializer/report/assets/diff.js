@@ -197,7 +197,7 @@ function emptyMethod(file, name) {
     inputs: [],
     outputs: [],
     values: { text: [], name: [], role: "", nbytes: [], note: [] },
-    instructions: { kind: "", target: [], args: [], stack: [], stacks: [], chains: [] },
+    instructions: { kind: "", target: [], args: [], outs: [], stack: [], stacks: [], chains: [] },
     operators: [],
     delegates: [],
     arenas: [],

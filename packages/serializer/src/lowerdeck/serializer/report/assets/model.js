@@ -81,9 +81,9 @@ class Method {
       return { made, read: args.filter((value) => !made.includes(value)) };
     }
     if (kind !== "k") return { made: [], read: args };
-    const result = args[args.length - 1];
-    const made = result === undefined ? [] : [result];
-    return { made, read: args.slice(0, -1).filter((value) => value !== result) };
+    const outs = this.data.instructions.outs[index];
+    const made = outs > 1 ? args.slice(-outs, -1) : args.slice(-1);
+    return { made, read: args.slice(0, args.length - outs) };
   }
 
   get births() {
@@ -98,7 +98,8 @@ class Method {
     if (this.data.instructions.kind[index] === "j") {
       return `${list} → ${this.data.instructions.target[index]}`;
     }
-    const result = made.length ? `%${made[0]} ${this.text(made[0])} ← ` : "";
+    const others = made.length > 1 ? ` and ${made.length - 1} more` : "";
+    const result = made.length ? `%${made[0]} ${this.text(made[0])}${others} ← ` : "";
     return `${result}(${list}${more})`;
   }
 
@@ -108,9 +109,10 @@ class Method {
     return this.data.instructions.stacks[number].map((frame) => this.file.frames[frame]);
   }
 
-  /** The innermost line of the model that an instruction comes from. */
+  /** The innermost line that an instruction comes from, outside installed packages if there is one. */
   source(index) {
-    const frame = this.stack(index).at(-1);
+    const frames = this.stack(index);
+    const frame = frames.findLast(([file]) => !/[\\/](site|dist)-packages[\\/]/.test(file)) ?? frames.at(-1);
     return frame ? `${frame[0].split(/[\\/]/).at(-1)}:${frame[1]}` : "";
   }
 
