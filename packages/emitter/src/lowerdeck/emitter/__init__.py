@@ -1,7 +1,7 @@
 """Turn an ExportedProgram into a Program that the official ExecuTorch runtime runs."""
 
 from lowerdeck.emitter.config import EmitConfig
-from lowerdeck.emitter.emit import emit
+from lowerdeck.emitter.emission import emit
 from lowerdeck.emitter.errors import (
     DecompositionError,
     EmitterError,

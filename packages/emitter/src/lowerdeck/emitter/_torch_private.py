@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,6 +23,7 @@ from torch.utils._thunk import Thunk
 __all__ = [
     "call_delegate_operator",
     "core_decompositions",
+    "dimension_names",
     "dump_tree_spec",
     "is_composite",
     "is_delegate_call",
@@ -59,6 +61,21 @@ def upper_bound(size: torch.SymInt) -> int | None:
     bound = int(upper)
     # torch writes "no bound" also as a number next to the largest 64-bit integer.
     return None if bound >= 2**62 else bound
+
+
+def dimension_names(size: torch.SymInt) -> dict[str, str]:
+    """Return the names that the user gave to dynamic dimensions, by the symbol's text.
+
+    Args:
+        size: Any size of the program.
+    """
+    environment = size.node.shape_env
+    given = environment.source_name_to_debug_name
+    return {
+        str(symbol): given[name]
+        for name, symbol in environment.source_to_var.items()
+        if name in given
+    }
 
 
 def dump_tree_spec(spec: TreeSpec) -> str:
@@ -108,7 +125,9 @@ def retrace(
         rules: How operators are taken apart.
         composites: How composite operators are; a rule that returns ``NotImplemented`` keeps one.
     """
-    with unset_fake_temporarily(), _delegates_take_numbers():
+    with unset_fake_temporarily(), _delegates_take_numbers(), warnings.catch_warnings():
+        # torch copies its own pytree specs, which warns about how it is done.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         decomposed: ExportedProgram = _decompose_exported_program(
             exported,
             cia_to_decomp=dict(composites),

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
-from lowerdeck.emitter._torch_private import is_delegate_call
+from lowerdeck.emitter._torch_private import dimension_names, is_delegate_call
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
 from lowerdeck.emitter.graph import (
     Block,
@@ -337,7 +337,7 @@ def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:
 
 
 def _dimension_names(exported: ExportedProgram) -> dict[str, str]:
-    """Return the names of dynamic dimensions, where the program still knows them."""
+    """Return what dynamic dimensions are called: by the user, else by their place."""
     names: dict[str, str] = {}
     for node in exported.graph.nodes:
         if node.op != "placeholder":
@@ -346,7 +346,10 @@ def _dimension_names(exported: ExportedProgram) -> dict[str, str]:
         if not isinstance(meta, torch.Tensor):
             continue
         for dim, size in enumerate(meta.shape):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                symbol = str(size.node.expr)
-                names.setdefault(symbol, f"{symbol}: dimension {dim} of input {node.name}")
+            if not isinstance(size, torch.SymInt) or not size.node.expr.is_symbol:
+                continue
+            symbol = str(size.node.expr)
+            if symbol not in names:
+                names |= dimension_names(size)
+                names.setdefault(symbol, f"{node.name}_{dim}")
     return names

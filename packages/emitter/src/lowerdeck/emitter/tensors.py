@@ -107,12 +107,16 @@ class ValueFactory:
         bound = self._bounds[key]
         if bound is None:
             symbols = sorted(str(symbol) for symbol in key.free_symbols)
-            named = ", ".join(self._dimension_names.get(symbol, symbol) for symbol in symbols)
+            named = [self._dimension_names[s] for s in symbols if s in self._dimension_names]
+            cure = (
+                f'give it a max: torch.export.Dim("{named[0]}", max=...)'
+                if named
+                else "it depends on data; give it a max: torch._check(size <= limit) in the model"
+            )
+            called = f" ({', '.join(named)})" if named else ""
             raise UnboundedSizeError(
-                f"method {self._method!r}: dimension {dim} of {name!r} is {key}, which has no "
-                f"upper bound; memory is planned before the program runs. Give it a max: "
-                f"torch.export.Dim({named!r}, max=...), or for a data-dependent size "
-                f"torch._check(size <= limit) in the model"
+                f"method {self._method!r}: dimension {dim} of {name!r} is {key}{called} and has "
+                f"no upper bound, but memory is planned before the program runs; {cure}"
             )
         return bound
 

@@ -19,12 +19,6 @@ from lowerdeck.emitter import (
 )
 from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, Tensor, deserialize_pte
 
-pytestmark = [
-    # torch's own warnings while it exports and retraces.
-    pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
-]
-
 
 def kernels(emitted: Any, method: int = 0) -> list[str]:
     """Return the names of the kernels that a method calls, in order."""
@@ -66,14 +60,14 @@ def test_every_missing_kernel_is_named_with_its_line() -> None:
     assert len(names) == 2
     assert "linalg_inv" in names[0]
     assert "linalg_cholesky" in names[1]
-    assert "test_emit.py" in caught.value.missing[0].sources[0]
+    assert "test_emission.py" in caught.value.missing[0].sources[0]
 
 
 def test_an_unbounded_size_asks_for_a_max() -> None:
     exported = export(
         nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim("rows")},)
     )
-    with pytest.raises(UnboundedSizeError, match="Give it a max"):
+    with pytest.raises(UnboundedSizeError, match=r'Dim\("rows", max='):
         emit(exported)
 
 
