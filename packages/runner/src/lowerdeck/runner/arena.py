@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,26 @@ from torch import Tensor
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.layout import strides_of
 
+MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""The most memory that one arena or tensor may ask for: what the machine has."""
+
 POISON = 0xFF  # every float type reads it as NaN, every signed integer as -1
+
+
+def require_memory(size: int, what: str) -> None:
+    """Refuse memory that cannot be, before anything asks the system for it.
+
+    Args:
+        size: Size in bytes.
+        what: What it is for, for the message.
+
+    Raises:
+        ProgramError: The size is negative, or more than the machine has.
+    """
+    if size < 0:
+        raise ProgramError(f"{what} has the size {size}")
+    if size > MAX_BYTES:
+        raise ProgramError(f"{what} of {size} bytes cannot be had; the machine has {MAX_BYTES}")
 
 
 class Arena:
@@ -28,8 +48,7 @@ class Arena:
     """
 
     def __init__(self, size: int, *, shared: bool = False) -> None:
-        if size < 0:
-            raise ProgramError(f"planned memory has the size {size}")
+        require_memory(size, "planned memory")
         try:
             self.bytes = torch.zeros(size, dtype=torch.uint8)
         except RuntimeError as error:

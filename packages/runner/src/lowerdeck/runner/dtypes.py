@@ -15,7 +15,6 @@ DTYPES: dict[int, torch.dtype] = {
     ScalarType.HALF: torch.float16,
     ScalarType.FLOAT: torch.float32,
     ScalarType.DOUBLE: torch.float64,
-    ScalarType.COMPLEX_HALF: torch.complex32,
     ScalarType.COMPLEX_FLOAT: torch.complex64,
     ScalarType.COMPLEX_DOUBLE: torch.complex128,
     ScalarType.BOOL: torch.bool,

@@ -12,8 +12,8 @@ from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.program import LoadedProgram
-from lowerdeck.runner.sources import as_view
-from lowerdeck.serializer import Program, SerializerError, verify_pte
+from lowerdeck.runner.sources import ExternalTensor, as_view
+from lowerdeck.serializer import Program, SerializerError, deserialize_ptd, verify_pte
 
 ReadableBuffer = bytes | bytearray | memoryview
 """The bytes of a file."""
@@ -79,9 +79,16 @@ def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:
 
 def _external(
     data: str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None,
-) -> dict[str, memoryview]:
+) -> dict[str, ExternalTensor]:
     if data is None:
         return {}
     if isinstance(data, Mapping):
-        return {key: as_view(value) for key, value in data.items()}
-    raise ProgramError("this version reads no .ptd; give the bytes of each tensor by name")
+        return {key: ExternalTensor(as_view(value)) for key, value in data.items()}
+    try:
+        entries = deserialize_ptd(_mapped(data)).entries
+    except SerializerError as error:
+        raise ProgramError(f"the external data cannot be used: {error}") from error
+    return {
+        key: ExternalTensor(as_view(entry.data), entry.tensor_layout, from_file=True)
+        for key, entry in entries.items()
+    }

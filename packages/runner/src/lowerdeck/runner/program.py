@@ -11,7 +11,7 @@ from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import MemoryPlanError, ProgramError
 from lowerdeck.runner.method import LoadedMethod
-from lowerdeck.runner.sources import ProgramData, as_view
+from lowerdeck.runner.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
 
 
@@ -35,7 +35,7 @@ class LoadedProgram:
         self,
         program: Program,
         *,
-        external: Mapping[str, memoryview],
+        external: Mapping[str, ExternalTensor],
         backends: Mapping[str, BackendRuntime],
         poison: bool = False,
         debug: DebugMaps | None = None,
@@ -132,7 +132,7 @@ class LoadedProgram:
     def _delegates(self, plan: ExecutionPlan) -> list[Delegate]:
         if not plan.delegates:
             return []
-        named = {item.key: as_view(item.data) for item in self._program.named_data}
+        named = self._source.named()
         delegates = []
         for number, item in enumerate(plan.delegates):
             blobs, at = self._program.backend_delegate_data, item.processed

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from lowerdeck.runner.dtypes import DTYPES
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.tensors import TensorSpec
-from lowerdeck.serializer import FileRange, Program, Storage
+from lowerdeck.serializer import FileRange, Program, Storage, TensorLayout
 
 
 def as_view(storage: Storage) -> memoryview:
@@ -36,6 +38,21 @@ def as_view(storage: Storage) -> memoryview:
     return part
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalTensor:
+    """Bytes from outside the program.
+
+    Attributes:
+        data: The bytes.
+        layout: Type, shape and dim order, where they are known.
+        from_file: Whether they come from a ``.ptd``, which tells the layout of every tensor.
+    """
+
+    data: memoryview
+    layout: TensorLayout | None = None
+    from_file: bool = False
+
+
 class ProgramData:
     """Finds the constants and initial values of one program.
 
@@ -44,7 +61,7 @@ class ProgramData:
         external: The tensors of the ``.ptd`` by name; empty without one.
     """
 
-    def __init__(self, program: Program, external: Mapping[str, memoryview]) -> None:
+    def __init__(self, program: Program, external: Mapping[str, ExternalTensor]) -> None:
         self._program = program
         self._external = external
 
@@ -76,7 +93,7 @@ class ProgramData:
         """Return the bytes of the external tensor ``name``.
 
         Raises:
-            ProgramError: No ``.ptd`` was given, or it lacks the tensor.
+            ProgramError: No ``.ptd`` was given, or it lacks the tensor, or has another one.
         """
         if name not in self._external:
             known = (
@@ -86,4 +103,33 @@ class ProgramData:
                 f"value {spec.index} needs the external tensor {name!r}; {known} given: "
                 "pass the .ptd as load(..., data=path)"
             )
-        return self._external[name]
+        found = self._external[name]
+        if found.layout is None and found.from_file:
+            raise ProgramError(f"the external data holds {name!r} as a blob, not as a tensor")
+        if found.layout is not None:
+            _check_layout(name, found.layout, spec)
+        return found.data
+
+    def named(self) -> dict[str, memoryview]:
+        """Return the blobs that delegates look up: the program's, and those from outside.
+
+        Raises:
+            ProgramError: A key stands in both.
+        """
+        found = {item.key: as_view(item.data) for item in self._program.named_data}
+        for key, tensor in self._external.items():
+            if key in found:
+                raise ProgramError(f"both the program and the external data hold {key!r}")
+            found[key] = tensor.data
+        return found
+
+
+def _check_layout(name: str, layout: TensorLayout, spec: TensorSpec) -> None:
+    """Refuse an external tensor that is not exactly what the program says."""
+    found = (DTYPES.get(layout.scalar_type), tuple(layout.sizes), tuple(layout.dim_order))
+    if found != (spec.dtype, spec.sizes, spec.dim_order):
+        raise ProgramError(
+            f"the external tensor {name!r} is {found[0]} of shape {list(found[1])} and dim order "
+            f"{list(found[2])}; the program expects {spec.dtype}, {list(spec.sizes)}, "
+            f"{list(spec.dim_order)}"
+        )

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from lowerdeck.runner.arena import Arena
+from lowerdeck.runner.arena import Arena, require_memory
 from lowerdeck.runner.dtypes import DTYPES
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.layout import is_contiguous_order, strides_of
@@ -155,6 +155,7 @@ def make_tensor(
     extra = value.extra_tensor_info
     external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
     if spec.origin is Origin.CALLER:
+        require_memory(spec.nbytes, f"value {spec.index}")
         try:
             return torch.zeros(spec.capacity, dtype=spec.dtype).as_strided(
                 spec.sizes, strides_of(spec.sizes, spec.dim_order)
