@@ -69,7 +69,7 @@ def test_memory_is_walked_by_keyboard_and_leads_to_its_instruction(program, show
     page.ask("document.querySelector('canvas.memory').focus()")
     page.keys(Keys.ARROW_RIGHT)
     first = page.ask(PICKED)
-    assert "float32[1, 16, 32, 32] · 64.0 KiB · input" in first
+    assert "float32[1, 16, 32, 32] · 65.5 kB · input" in first
     assert "born at 0" in first
     page.keys(Keys.END)
     last = page.ask(PICKED)
@@ -97,7 +97,7 @@ def test_hover_tells_name_type_bytes_and_life(program, show):
     page.settle()
     told = page.ask("return document.getElementById('tooltip').innerText")
     assert "%6" in told
-    assert "float32[1, 8, 32, 32] · 32.0 KiB · intermediate" in told
+    assert "float32[1, 8, 32, 32] · 32.8 kB · intermediate" in told
     assert "born at 0 aten::convolution.out" in told
     assert "dies at" in told
 

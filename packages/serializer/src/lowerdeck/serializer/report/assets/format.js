@@ -10,17 +10,17 @@ function plural(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
+/** As `lowerdeck inspect` writes them: kB are 1000 bytes. */
 function bytes(number) {
-  if (Math.abs(number) < 1024) return `${count(number)} B`;
-  const units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-  let scaled = number;
-  let unit = -1;
-  while (Math.abs(scaled) >= 1024 && unit < units.length - 1) {
-    scaled /= 1024;
+  if (Math.abs(number) < 1000) return `${count(number)} B`;
+  const units = ["kB", "MB", "GB", "TB", "PB", "EB"];
+  let scaled = number / 1000;
+  let unit = 0;
+  while (Math.abs(scaled) >= 999.95 && unit < units.length - 1) {
+    scaled /= 1000;
     unit += 1;
   }
-  const digits = Math.abs(scaled) >= 100 ? 0 : Math.abs(scaled) >= 10 ? 1 : 2;
-  return `${scaled.toFixed(digits)} ${units[unit]}`;
+  return `${scaled.toFixed(1)} ${units[unit]}`;
 }
 
 function percent(part, whole) {
@@ -43,11 +43,10 @@ function sum(numbers) {
 }
 
 /** Round steps between `from` and `to` for an axis of at most `most` marks. */
-function ticks(from, to, most, base = 10) {
+function ticks(from, to, most) {
   const span = Math.max(to - from, 1e-9);
-  let step = base ** Math.floor(Math.log(span / most) / Math.log(base));
-  const factors = base === 10 ? [1, 2, 5, 10] : [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
-  step *= factors.find((factor) => span / (step * factor) <= most) ?? base;
+  let step = 10 ** Math.floor(Math.log10(span / most));
+  step *= [1, 2, 5, 10].find((factor) => span / (step * factor) <= most) ?? 10;
   step = Math.max(step, 1);
   const marks = [];
   for (let mark = Math.ceil(from / step) * step; mark <= to; mark += step) marks.push(mark);

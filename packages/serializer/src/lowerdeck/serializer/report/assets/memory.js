@@ -151,7 +151,7 @@ class MemoryView {
     context.lineWidth = 1;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const mark of ticks(this.view.low, this.view.high, 6, 1024)) {
+    for (const mark of ticks(this.view.low, this.view.high, 6)) {
       const y = Math.round(this.y(mark, area)) + 0.5;
       context.beginPath();
       context.moveTo(area.left, y);
