@@ -44,14 +44,16 @@ from lowerdeck.graph_fuser.errors import (
 )
 from lowerdeck.graph_fuser.inline import inline_submodule
 from lowerdeck.graph_fuser.ordering import legalize_graph, topo_sort
-from lowerdeck.graph_fuser.outline import Outline, OutlinedRegion, outline
+from lowerdeck.graph_fuser.outlined import Outline, OutlinedRegion
+from lowerdeck.graph_fuser.outlining import outline
 from lowerdeck.graph_fuser.partition import (
     FusedPartition,
     create_submodule_from_nodes,
     fuse_partitions,
     validate_partition,
 )
-from lowerdeck.graph_fuser.propose import LeftOut, Proposal, Reason, propose_partitions
+from lowerdeck.graph_fuser.proposal import LeftOut, Proposal, Reason
+from lowerdeck.graph_fuser.propose import propose_partitions
 from lowerdeck.graph_fuser.regions import Region
 from lowerdeck.graph_fuser.torch_names import (
     erase_nodes,

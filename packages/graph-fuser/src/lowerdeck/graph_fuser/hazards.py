@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser.effects import Behaviours, Effect
+from lowerdeck.graph_fuser.callees import Effect
+from lowerdeck.graph_fuser.effects import Behaviours
 
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 

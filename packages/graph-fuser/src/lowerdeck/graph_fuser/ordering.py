@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import defer_code
+from lowerdeck.graph_fuser.components import strong_components
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.hazards import order_hazards
-from lowerdeck.graph_fuser.items import strong_components
 
 
 def topo_sort(nodes: Sequence[Node]) -> list[Node]:

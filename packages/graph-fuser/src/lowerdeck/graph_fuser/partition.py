@@ -11,7 +11,8 @@ from torch.fx import GraphModule, Node
 from lowerdeck.graph_fuser.boundary import InputOrder, find_boundary
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.hazards import order_hazards
-from lowerdeck.graph_fuser.outline import Outline, OutlinedRegion, outline
+from lowerdeck.graph_fuser.outlined import Outline, OutlinedRegion
+from lowerdeck.graph_fuser.outlining import outline
 from lowerdeck.graph_fuser.regions import Region, region_tree
 from lowerdeck.graph_fuser.schedule import schedule
 

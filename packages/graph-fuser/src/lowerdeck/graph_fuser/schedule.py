@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Node
 
 from lowerdeck.graph_fuser.boundary import Boundary, Item
+from lowerdeck.graph_fuser.cycles import cycle_error, shortest_loop
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
-
-_SHOWN = 12
-"""How many nodes of a path a message shows at each end; the error itself has them all."""
 
 
 @dataclass(slots=True)
@@ -203,7 +200,7 @@ class _Planner:
     def _cycle(
         self, index: int, after: Mapping[Item, Sequence[Item]], stuck: set[Item]
     ) -> CycleError:
-        loop = _shortest_loop(after, stuck)
+        loop = shortest_loop(after, stuck)
         path: list[Node] = []
         for source, target in zip(loop, [*loop[1:], loop[0]], strict=True):
             if isinstance(source, int) or isinstance(target, int):
@@ -215,7 +212,7 @@ class _Planner:
             node for place, node in enumerate(path) if not place or node is not path[place - 1]
         ]
         names = tuple(self.tree.name(self.tree.home.get(node, ROOT)) for node in steps)
-        return CycleError(_explain(steps, names), tuple(steps), names)
+        return cycle_error(steps, names)
 
 
 def _hoist(key: dict[int, int], before: Mapping[int, Sequence[Item]]) -> None:
@@ -243,57 +240,3 @@ def _merged(stretches: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((low, high))
     return merged
-
-
-def _shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> list[Item]:
-    """Return a loop through one stuck item; every stuck item has a stuck predecessor."""
-    before: dict[Item, Item] = {}
-    for item in after:
-        if item in stuck:
-            for target in after[item]:
-                if target in stuck:
-                    before.setdefault(target, item)
-    current = next(item for item in after if item in stuck)
-    seen: set[Item] = set()
-    while current not in seen:
-        seen.add(current)
-        current = before[current]
-    loop = [current]
-    while before[loop[-1]] != current:
-        loop.append(before[loop[-1]])
-    start = next((item for item in loop if isinstance(item, int)), current)
-    return _way_back(after, stuck, start)
-
-
-def _way_back(after: Mapping[Item, Sequence[Item]], stuck: set[Item], start: Item) -> list[Item]:
-    came_from: dict[Item, Item] = {}
-    queue = deque([start])
-    while queue:
-        item = queue.popleft()
-        for target in after[item]:
-            if target == start:
-                loop = [item]
-                while loop[-1] != start:
-                    loop.append(came_from[loop[-1]])
-                return loop[::-1]
-            if target in stuck and target not in came_from:
-                came_from[target] = item
-                queue.append(target)
-    raise AssertionError("a stuck item always lies on or before a loop that was already walked")
-
-
-def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
-    shown = [
-        node.name if name is None else f"{node.name} (in {name!r})"
-        for node, name in zip(path, names, strict=True)
-    ]
-    if len(shown) > 2 * _SHOWN:
-        shown[_SHOWN:-_SHOWN] = [f"... {len(shown) - 2 * _SHOWN} more ..."]
-    steps = " -> ".join(shown)
-    return (
-        "These regions cannot each become one call, because one would need its own result: "
-        f"{steps}. "
-        "Every arrow is a dependency, or ties two nodes of one region. Take the path's outer "
-        "nodes "
-        "into the region, or split the region where the path leaves it."
-    )

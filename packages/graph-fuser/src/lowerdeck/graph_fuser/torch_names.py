@@ -11,10 +11,11 @@ from torch.fx import GraphModule, Node
 from lowerdeck.graph_fuser._torch_private import defer_code, erase_nodes_now
 from lowerdeck.graph_fuser.attributes import install
 from lowerdeck.graph_fuser.boundary import InputOrder
+from lowerdeck.graph_fuser.checks import check_free
 from lowerdeck.graph_fuser.errors import ErasedNodeError, ForeignNodeError, NodeInUseError
 from lowerdeck.graph_fuser.meta import call_meta, value_meta
 from lowerdeck.graph_fuser.ordering import legalize_graph, topo_sort
-from lowerdeck.graph_fuser.outline import check_free, extract
+from lowerdeck.graph_fuser.outlining import extract
 from lowerdeck.graph_fuser.partition import fuse_partitions
 from lowerdeck.graph_fuser.regions import Region
 from lowerdeck.graph_fuser.splice import replace_inputs

@@ -1,0 +1,143 @@
+"""What torch's functions and methods do besides computing a value, told from their schemas."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from enum import Flag, auto
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
+
+
+class Effect(Flag):
+    """What a node does besides computing its value."""
+
+    NONE = 0
+    WRITES = auto()
+    """Changes a value that it reads."""
+    RANDOM = auto()
+    """Draws from the shared random generator."""
+    EFFECT = auto()
+    """Changes something outside the graph."""
+    CHECK = auto()
+    """Only raises or passes, so that its order among other checks does not matter."""
+    MODE = auto()
+    """Changes how every later node computes (gradient mode, autocast)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What the callee of a node does.
+
+    Attributes:
+        effect: Its effects.
+        writes: Positions and names of the arguments that it writes; empty with WRITES means all.
+        aliases: Whether its result may share memory with what it reads.
+    """
+
+    effect: Effect = Effect.NONE
+    writes: tuple[tuple[int, str], ...] = ()
+    aliases: bool = False
+
+
+PURE = Behaviour()
+UNKNOWN = Behaviour(aliases=True)
+FIRST: tuple[tuple[int, str], ...] = ((0, "input"),)
+_INPLACE_OPERATORS = frozenset(
+    getattr(operator, name)
+    for name in (
+        *("iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul"),
+        *("ior", "ipow", "irshift", "isub", "itruediv", "ixor"),
+    )
+)
+_CHECKS = frozenset(
+    {
+        "_assert",
+        "_assert_async",
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    }
+)
+_MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+
+
+def function_behaviour(node: Node) -> Behaviour:
+    """Return what the function that ``node`` calls does, whatever its arguments."""
+    target = node.target
+    name = getattr(target, "__name__", "")
+    if isinstance(target, OpOverload):
+        found = _overload(target)
+        name = target._schema.name.rpartition("::")[2]
+    elif target in _INPLACE_OPERATORS:
+        found = Behaviour(Effect.WRITES, ((0, "a"),), aliases=True)
+    elif target is operator.setitem:
+        return Behaviour(Effect.WRITES, ((0, "a"),))
+    elif target is operator.getitem:
+        return UNKNOWN
+    elif getattr(target, "__module__", "") in {"_operator", "math", "builtins"}:
+        return PURE
+    elif isinstance(target, OpOverloadPacket):
+        found = _packet(target)
+    else:
+        found = _by_name(target)
+    if name in _CHECKS:
+        return Behaviour(Effect.CHECK)
+    if name in _MODES:
+        return Behaviour(Effect.MODE)
+    # torch's own verdict last: it knows what was registered as having an effect.
+    if not found.effect and node.is_impure():
+        return Behaviour(Effect.EFFECT, found.writes, found.aliases)
+    return found
+
+
+def _overload(target: OpOverload) -> Behaviour:
+    schema = target._schema
+    effect = Effect.NONE
+    writes = tuple(
+        (-1 if argument.kwarg_only else place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    if writes:
+        effect |= Effect.WRITES
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        effect |= Effect.RANDOM
+    # Dropout hands its input on unchanged outside training, though its schema does not say so.
+    aliases = any(result.alias_info is not None for result in schema.returns)
+    return Behaviour(effect, writes, aliases or "dropout" in schema.name)
+
+
+def _packet(packet: OpOverloadPacket) -> Behaviour:
+    effect, aliases, writes = Effect.NONE, False, False
+    in_place = packet.__name__.endswith("_") and not packet.__name__.endswith("__")
+    for name in packet.overloads():  # type: ignore[no-untyped-call]
+        found = _overload(getattr(packet, name))
+        effect |= found.effect & ~Effect.WRITES
+        # Overloads with ``out`` write only where it is given, which the node's kwargs show.
+        writes |= in_place and bool(found.effect & Effect.WRITES)
+        aliases |= found.aliases and not (found.writes and not in_place)
+    if writes:
+        return Behaviour(effect | Effect.WRITES, ((0, "self"),), aliases=True)
+    return Behaviour(effect, (), aliases)
+
+
+def _by_name(target: object) -> Behaviour:
+    name = getattr(target, "__name__", "")
+    if not str(getattr(target, "__module__", "torch") or "torch").startswith("torch"):
+        return UNKNOWN
+    packet = getattr(torch.ops.aten, name, None) if name else None
+    return _packet(packet) if isinstance(packet, OpOverloadPacket) else UNKNOWN
+
+
+def method_behaviour(name: str) -> Behaviour:
+    """Return what the tensor method of this name does."""
+    packet = getattr(torch.ops.aten, name, None)
+    if isinstance(packet, OpOverloadPacket):
+        return _packet(packet)
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        return Behaviour(Effect.WRITES, ((0, "self"),), aliases=True)
+    return UNKNOWN

@@ -1,0 +1,57 @@
+"""What outlining made: for each region its module, its call and what crosses its border."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.graph_fuser.regions import Region
+
+
+@dataclass(frozen=True, slots=True)
+class OutlinedRegion:
+    """What became of one region.
+
+    Attributes:
+        region: The region that was asked for.
+        module: Its module.
+        call_node: The ``call_module`` node in the parent's graph.
+        inputs: The outer nodes, of the graph as it was, whose values are passed, in order.
+        outputs: The inner nodes, of the graph as it was, whose values are returned, in order. They
+            are erased from the graph, but keep their names and meta.
+        arguments: The nodes of the parent's graph that are passed now.
+        results: The nodes of the parent's graph that carry ``outputs`` now: the call itself where
+            one output is returned bare, else one ``getitem`` each.
+        node_map: From the nodes that stood directly in the region, and its inputs, to the nodes of
+            its graph.
+    """
+
+    region: Region
+    module: torch.nn.Module
+    call_node: Node
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    arguments: tuple[Node, ...]
+    results: tuple[Node, ...]
+    node_map: Mapping[Node, Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What ``outline`` made.
+
+    Attributes:
+        module: The outermost module: the one that was passed, or a new one with
+            ``in_place=False``.
+        regions: What became of each region, children after their parents.
+        node_map: From the nodes that stay in the outermost graph to where they are now: the same
+            nodes in place, their copies otherwise. Outputs of regions map to the nodes that carry
+            them.
+    """
+
+    module: torch.nn.Module
+    regions: Mapping[Region, OutlinedRegion]
+    node_map: Mapping[Node, Node]

@@ -1,0 +1,124 @@
+"""Turn a tree of regions into nested graph modules, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.graph_fuser.boundary import AttributeName, InputOrder, find_boundary
+from lowerdeck.graph_fuser.building import Builder, MakeModule
+from lowerdeck.graph_fuser.checks import check_attributes, check_names, checked_order
+from lowerdeck.graph_fuser.collector import collector_held
+from lowerdeck.graph_fuser.errors import RegionError
+from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.outlined import Outline
+from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
+from lowerdeck.graph_fuser.schedule import schedule
+
+
+def outline(
+    gm: GraphModule | Graph,
+    regions: Sequence[Region],
+    *,
+    input_order: InputOrder = "parent",
+    in_place: bool = True,
+    order: Iterable[tuple[Node, Node]] = (),
+    attribute_name: AttributeName | None = None,
+    make_module: MakeModule | None = None,
+) -> Outline:
+    """Turn each region into a module that its parent calls, and return what became of each.
+
+    Boundaries of all regions come from one walk over the edges and the new graphs from one walk
+    over the nodes: O(nodes + edges x depth), whatever the number of regions. Everything is checked
+    before anything changes. Nodes outside the regions stay the same objects in the same order,
+    save those that stand before something that they now depend on.
+
+    Args:
+        gm: The graph module. Changed unless ``in_place`` is False; its code is generated again at
+            its next use. A bare graph will do with ``in_place=False`` and ``make_module``.
+        regions: The outermost regions; each may hold others.
+        input_order: Order of the inputs: ``"parent"`` as the values stand in the parent's graph,
+            ``"first_use"`` as the region first reads them.
+        in_place: Edit ``gm``; otherwise leave it alone and build a new outermost module.
+        order: Pairs of nodes (before, after) that must keep their order though no value flows
+            between them, beside those that are found here (writes, random draws, other effects).
+        attribute_name: Called with a region (None: the root, only asked with ``in_place=False``)
+            and a node. For a ``get_attr`` or ``call_module`` node of the region it returns the
+            target to use in the region's module (None: as it is). For a ``get_attr`` or
+            ``placeholder`` node outside it returns the attribute by which the region's module
+            reads that value, which then is no input (None: pass it as an input).
+        make_module: Makes each module from its finished graph, children before parents; the
+            default makes a ``GraphModule`` whose code is generated at its first use, with the
+            attributes that its graph reads (shared with ``gm``, not copied). Children are
+            installed in what it returns.
+
+    Returns:
+        The outermost module, and for each region its module, call, inputs, outputs and node map.
+
+    Raises:
+        CycleError: A region would need its own result; the error shows the path node by node.
+        RegionError: The tree is not sound (a node is foreign, erased, repeated or shared, a name
+            is in use); each case has a subclass.
+
+    Example:
+        >>> import torch
+        >>> class Model(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return (x.relu() + 1).sin()
+        >>> gm = torch.fx.symbolic_trace(Model())
+        >>> _, relu, add, sin, _ = gm.graph.nodes
+        >>> inner = Region("inner", [add])
+        >>> done = outline(gm, [Region("outer", [relu], children=[inner])])
+        >>> [node.target for node in gm.graph.nodes if node.op == "call_module"]
+        ['outer']
+        >>> done.regions[inner].inputs, done.regions[inner].outputs
+        ((relu,), (add,))
+    """
+    graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
+    if module is None and (in_place or make_module is None):
+        raise RegionError(
+            "A bare graph was passed; expected a graph module, or in_place=False with make_module."
+        )
+    with collector_held():
+        tree = region_tree(graph, regions)
+        hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
+        boundary = find_boundary(
+            tree, order=hazards, input_order=input_order, attribute_name=attribute_name
+        )
+        plan = schedule(tree, boundary, hazards)
+        check_names(module if in_place else None, tree)
+        if module is not None and make_module is None:
+            check_attributes(module, tree, boundary)
+        builder = Builder(graph, module, tree, boundary, plan, attribute_name, make_module)
+        for index in range(len(tree.regions) - 1, ROOT, -1):
+            builder.build(index)
+        if in_place and module is not None:
+            root_map = builder.splice(module)
+            return Outline(module, builder.collect(), root_map)
+        outermost, root_map = builder.rebuild_root()
+        return Outline(outermost, builder.collect(), root_map)
+
+
+def extract(
+    gm: GraphModule, region: Region, *, input_order: InputOrder = "parent"
+) -> tuple[torch.nn.Module, tuple[Node, ...], tuple[Node, ...]]:
+    """Return the module that one region would become, its inputs and its outputs; change nothing.
+
+    Args:
+        gm: The graph module.
+        region: A region without children.
+        input_order: See ``outline``.
+
+    Raises:
+        RegionError: See ``outline``.
+    """
+    tree = region_tree(gm.graph, [region])
+    hazards = order_hazards(gm.graph, gm)
+    boundary = find_boundary(tree, order=hazards, input_order=input_order)
+    plan = schedule(tree, boundary, hazards)
+    check_attributes(gm, tree, boundary)
+    builder = Builder(gm.graph, gm, tree, boundary, plan, None, None)
+    module = builder.build(1)
+    return module, tuple(boundary.inputs[1]), tuple(boundary.outputs[1])
