@@ -4,6 +4,7 @@ from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.compile_spec import CompileSpec
+from lowerdeck.lowered_module.declarative import DeclarativeBackend, visits
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.errors import (
     AmbiguousBackendError,
@@ -27,6 +28,7 @@ from lowerdeck.lowered_module.inspection import (
 )
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.lowered_module.module import LoweredBackendModule
+from lowerdeck.lowered_module.partition_view import PartitionView
 from lowerdeck.lowered_module.partitioner import (
     DELEGATION_TAG,
     DelegationSpec,
@@ -48,6 +50,8 @@ from lowerdeck.lowered_module.signature import (
     create_exported_program_from_submodule,
 )
 from lowerdeck.lowered_module.summary import DelegationSummary, delegation_summary
+from lowerdeck.lowered_module.supported import SupportedOp
+from lowerdeck.lowered_module.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
 
 __all__ = [
@@ -62,6 +66,12 @@ __all__ = [
     "CompileSpec",
     "DelegateMappingBuilder",
     "PreprocessResult",
+    # The short way for a backend author
+    "DeclarativeBackend",
+    "PartitionView",
+    "SupportedOp",
+    "TablePartitioner",
+    "visits",
     # What says which nodes go where
     "DELEGATION_TAG",
     "DelegationSpec",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch.fx import Node
 
 REJECT = "lowerdeck.reject"
@@ -74,9 +75,9 @@ def operator_name(node: Node) -> str:
     """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``."""
     if node.op != "call_function":
         return node.op
-    name = getattr(node.target, "name", None)
-    text = name() if callable(name) else getattr(node.target, "__name__", str(node.target))
-    return str(text).replace("::", ".")
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

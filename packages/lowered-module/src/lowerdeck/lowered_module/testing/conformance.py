@@ -1,0 +1,212 @@
+"""Run a backend and its partitioner against programs, and list what passes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module.debug_handles import HANDLE
+from lowerdeck.lowered_module.graphs import delegate_calls, delegate_of, graphs_of
+from lowerdeck.lowered_module.lowering import to_backend
+from lowerdeck.lowered_module.testing.programs import Sample, generated
+
+
+@dataclass(slots=True)
+class ConformanceReport:
+    """What passed and what did not.
+
+    Attributes:
+        delegates: Number of delegates over all samples. Without any, nothing was tried.
+        failures: For each check the samples that failed it, with the reason.
+        tried: For each check the number of samples it was tried on.
+    """
+
+    delegates: int = 0
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    tried: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was delegated and nothing failed."""
+        return self.delegates > 0 and not any(self.failures.values())
+
+    def __str__(self) -> str:
+        lines = []
+        for check, count in self.tried.items():
+            failed = self.failures.get(check, [])
+            lines.append(
+                f"{'FAIL' if failed else 'pass'}  {check} ({count - len(failed)}/{count})"
+            )
+            lines += [f"        {reason}" for reason in failed[:3]]
+        nothing = "" if self.delegates else ": nothing was delegated, so nothing was tried"
+        lines.append(f"{self.delegates} delegates{nothing}")
+        return "\n".join(lines)
+
+    def attempt(self, check: str, sample: Sample, action: Callable[[], Any]) -> Any:
+        """Run ``action`` and note whether it raised; return its result, or None.
+
+        Args:
+            check: Name of the check.
+            sample: What it is tried on.
+            action: What to do; it raises if the check fails.
+        """
+        self.tried[check] = self.tried.get(check, 0) + 1
+        try:
+            return action()
+        except Exception as error:  # the author's code may raise anything
+            reason = f"{sample.name}: {type(error).__name__}: {error}"
+            self.failures.setdefault(check, []).append(reason.splitlines()[0][:300])
+            return None
+
+
+def default_samples(seeds: Iterable[int] = range(6)) -> list[Sample]:
+    """Return generated samples: with state, dynamic sizes and branches among them.
+
+    Args:
+        seeds: One sample is made of each.
+    """
+    return [
+        generated(seed, 10, dynamic=seed % 3 == 1, state=seed % 2 == 0, control_flow=seed % 3 == 2)
+        for seed in seeds
+    ]
+
+
+def check_backend(
+    partitioner: Callable[[ExportedProgram], Any],
+    *,
+    samples: Iterable[Sample] | None = None,
+    runtimes: Mapping[str, Any] | None = None,
+    tolerance: float = 1e-4,
+) -> ConformanceReport:
+    """Return what a partitioner and the backends that it names do well, and what not.
+
+    Args:
+        partitioner: The partitioner.
+        samples: Programs to try; ``default_samples()`` if None.
+        runtimes: Runtime halves by backend id, for ``lowerdeck.runner``; if None, files are
+            written but not run.
+        tolerance: Largest difference from eager that is allowed.
+
+    Returns:
+        A report; print it for a list.
+
+    Example:
+        >>> report = check_backend(RunPartitioner(lambda node: True), samples=[generated(1, 4)])
+        >>> report.passed
+        True
+    """
+    report = ConformanceReport()
+    for sample in default_samples() if samples is None else samples:
+        _try_sample(report, sample, partitioner, runtimes, tolerance)
+    return report
+
+
+def _try_sample(
+    report: ConformanceReport,
+    sample: Sample,
+    partitioner: Callable[[ExportedProgram], Any],
+    runtimes: Mapping[str, Any] | None,
+    tolerance: float,
+) -> None:
+    program = sample.export()
+    before = _fingerprint(program)
+    lowered = report.attempt(
+        "the program is lowered and valid", sample, lambda: to_backend(program, partitioner)
+    )
+    report.attempt(
+        "the caller's program and weights are left alone",
+        sample,
+        lambda: _expect(_fingerprint(program) == before, "the program or its weights changed"),
+    )
+    if lowered is None:
+        return
+    delegates = _delegates(lowered)
+    report.delegates += len(delegates)
+    again = report.attempt(
+        "lowering again gives the same blobs",
+        sample,
+        lambda: _same_blobs(delegates, _delegates(to_backend(program, partitioner))),
+    )
+    del again
+    report.attempt("debug maps name nodes of their partition", sample, lambda: _maps(delegates))
+    report.attempt(
+        "in eager it computes what the module does",
+        sample,
+        lambda: _compare(sample, lowered.module(), tolerance),
+    )
+    emitted = report.attempt("it can be written", sample, lambda: emit(lowered).to_bytes())
+    if emitted is not None and runtimes is not None and _runner_is_installed():
+        report.attempt(
+            "the runtime half computes what the module does",
+            sample,
+            lambda: _compare(sample, _loaded(emitted, runtimes), tolerance),
+        )
+
+
+def _compare(sample: Sample, found: Callable[..., Any], tolerance: float) -> None:
+    eager = copy.deepcopy(sample.module)
+    with torch.no_grad():
+        # Three calls, for state to go wrong.
+        for _ in range(3):
+            wanted = pytree.tree_leaves(eager(*sample.inputs))
+            got = pytree.tree_leaves(found(*sample.inputs))
+            _expect(len(got) == len(wanted), f"{len(got)} outputs instead of {len(wanted)}")
+            for one, other in zip(got, wanted, strict=True):
+                if isinstance(other, torch.Tensor):
+                    torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+                else:
+                    _expect(one == other, f"found {one!r}, expected {other!r}")
+
+
+def _loaded(content: bytes, runtimes: Mapping[str, Any]) -> Callable[..., Any]:
+    from lowerdeck.runner import load
+
+    program = load(content, backends=dict(runtimes))
+    return lambda *inputs: program.run("forward", *inputs)
+
+
+def _runner_is_installed() -> bool:
+    return importlib.util.find_spec("lowerdeck.runner") is not None
+
+
+def _delegates(program: ExportedProgram) -> list[Any]:
+    return [
+        delegate_of(gm, call)
+        for gm in graphs_of(program.graph_module)
+        for call in delegate_calls(gm)
+    ]
+
+
+def _same_blobs(one: list[Any], other: list[Any]) -> None:
+    blobs = [[delegate.processed_bytes for delegate in found] for found in (one, other)]
+    _expect(blobs[0] == blobs[1], "blobs differ from one lowering to the next")
+
+
+def _maps(delegates: list[Any]) -> None:
+    for delegate in delegates:
+        inner = graphs_of(delegate.original_module.graph_module)
+        known = {node.meta.get(HANDLE) for gm in inner for node in gm.graph.nodes}
+        for key, handles in (delegate.meta["debug_handle_map"] or {}).items():
+            strange = set(handles) - known
+            _expect(not strange, f"{key!r} maps to handles {sorted(strange)} of no node")
+
+
+def _fingerprint(program: ExportedProgram) -> tuple[Any, ...]:
+    return (
+        str(program.graph),
+        str(program.graph_signature),
+        [(name, value.sum().item()) for name, value in program.state_dict.items()],
+    )
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
