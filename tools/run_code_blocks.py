@@ -9,6 +9,7 @@ import os
 import tempfile
 from typing import Any
 
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
@@ -25,6 +26,14 @@ def _enter(_namespace: dict[str, Any]) -> None:
 def _leave(_namespace: dict[str, Any]) -> None:
     os.chdir(_home)
     _folders.pop().cleanup()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let torch's own warning about its own specs pass; every other one is an error."""
+    # torch.export copies specs deeply when a page calls run_decompositions itself.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:.*isinstance.treespec, LeafSpec:FutureWarning"
+    )
 
 
 pytest_collect_file = Sybil(

@@ -102,6 +102,17 @@ def test_hover_tells_name_type_bytes_and_life(program, show):
     assert "dies at" in told
 
 
+def test_values_that_share_their_place_count_once_among_live_bytes(program, show):
+    both = program(2, delegate=False)
+    plan = both.execution_plan[0]
+    first, second = (plan.values[index].val for index in (6, 7))
+    second.allocation_info = first.allocation_info
+    page = show(html_report(both))
+    # The state (64 bytes), the input at first, and the one place of both results.
+    told = page.ask("return document.querySelector('#memory figcaption').textContent")
+    assert "98.4 kB live at most, at instruction 0" in told
+
+
 def test_a_frame_drawn_with_the_mouse_zooms(program, show, browser):
     actions = pytest.importorskip("selenium.webdriver").ActionChains
     page = show(html_report(program(60)))

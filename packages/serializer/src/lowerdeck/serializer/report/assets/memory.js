@@ -83,13 +83,25 @@ class MemoryView {
     return MEMORY_COLORS[this.method.role(block.value)] ?? "intermediate";
   }
 
-  /** Bytes that are needed at each instruction. */
+  /** Bytes that are needed at each instruction; values that share their place count once. */
   measure() {
     const steps = new Float64Array(this.method.length + 2);
-    for (const { born, dies, nbytes } of this.blocks) {
+    const open = new Map();
+    const close = ({ born, dies, nbytes }) => {
       steps[born] += nbytes;
       steps[dies + 1] -= nbytes;
+    };
+    for (const { offset, born, dies, nbytes } of this.blocks) {
+      const before = open.get(offset);
+      if (before && born <= before.dies) {
+        before.dies = Math.max(before.dies, dies);
+        before.nbytes = Math.max(before.nbytes, nbytes);
+      } else {
+        if (before) close(before);
+        open.set(offset, { born, dies, nbytes });
+      }
     }
+    open.forEach(close);
     this.live = steps.map(((total) => (step) => (total += step))(0));
     this.peakTime = this.live.reduce((best, value, time) => (value > this.live[best] ? time : best), 0);
     this.peak = this.live[this.peakTime];
