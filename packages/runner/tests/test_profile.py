@@ -19,6 +19,7 @@ class Source:
     node: str = ""
     source_line: str = ""
     module_path: str = ""
+    operator: str = ""
 
 
 @dataclass

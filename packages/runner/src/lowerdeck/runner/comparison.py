@@ -173,6 +173,7 @@ def compare(
                         event.instruction, event.name, place, op.name, found, value, largest
                     )
                 )
+    compared += len(leaves(profile.result))
     differences += _outputs(profile.result, expected, rtol, atol)
     matched = {id(event) for event, _ in pairs}
     unmatched = tuple(e for e in profile.events if id(e) not in matched and _tensors(e.values))
@@ -208,11 +209,11 @@ def _op_of(
 
 def _by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Event, EagerOp]]:
     """Pair events and operators by the longest common runs of operator and shape."""
-    ours = [event for event in events if _tensors(event.values)]
+    ours = [event for event in _finished(events) if _tensors(event.values)]
     theirs = [op for op in ops if op.values]
     matcher = SequenceMatcher(
         None,
-        [(_family(event.name), *_shapes(_tensors(event.values))[:1]) for event in ours],
+        [(_family(_operator(event)), *_shapes(_tensors(event.values))[:1]) for event in ours],
         [(_family(op.name), *_shapes(op.values)[:1]) for op in theirs],
         autojunk=False,
     )
@@ -223,9 +224,30 @@ def _by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Eve
     ]
 
 
+def _finished(events: Sequence[Event]) -> list[Event]:
+    """Return ``events`` without the parts of a delegate that only prepare a node's result."""
+    pairs = zip(events, [*events[1:], None], strict=True)
+    return [
+        event
+        for event, following in pairs
+        if event.identifier is None
+        or following is None
+        or (event.instruction, event.place) != (following.instruction, following.place)
+    ]
+
+
+def _operator(event: Event) -> str:
+    """Return the operator behind an event; a part of a delegate tells it through its place."""
+    return event.name if event.identifier is None else event.place.operator
+
+
 def _family(name: str) -> str:
-    """Return one name for all operators that compute the same."""
-    short = name.rpartition("::")[2].partition(".")[0]
+    """Return one name for all operators that compute the same.
+
+    Args:
+        name: Such as ``aten::add.out``, ``aten::add`` or ``aten.add.Tensor``.
+    """
+    short = name.rpartition("::")[2].removeprefix("aten.").partition(".")[0]
     if short in _FAMILIES:
         return _FAMILIES[short]
     short = short.strip("_").removesuffix("_copy")
@@ -274,7 +296,7 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
 def _place(place: Place, op: EagerOp) -> Place:
     """Return ``place`` with eager's own line where the program knows none."""
     line = place.source_line or op.source_line
-    return Place(place.handles, place.node or op.node, line, place.module_path)
+    return Place(place.handles, place.node or op.node, line, place.module_path, place.operator)
 
 
 def _copied(value: Any) -> Any:

@@ -18,6 +18,11 @@ class InstructionSource(Protocol):
         ...
 
     @property
+    def operator(self) -> str:
+        """What it calls: a kernel's full name, or the operator of a node."""
+        ...
+
+    @property
     def node(self) -> str:
         """Name of the node, empty when unknown."""
         ...
@@ -53,15 +58,17 @@ class Place:
 
     Attributes:
         handles: Debug handles of the nodes.
-        node: Name of the node, empty when unknown.
-        source_line: The line, empty when unknown.
-        module_path: The module's path, empty when unknown.
+        node: Name of the node, empty when unknown; of several, the last.
+        source_line: The line, empty when unknown; of several, each once.
+        module_path: The module's path, empty when unknown; of several, each once.
+        operator: What the node calls, empty when unknown; of several nodes, the last's.
     """
 
     handles: tuple[int, ...] = ()
     node: str = ""
     source_line: str = ""
     module_path: str = ""
+    operator: str = ""
 
 
 class Places:
@@ -111,18 +118,25 @@ class Places:
 
 
 def merged(places: Sequence[Place]) -> Place:
-    """Return one place that names all of ``places``, repetitions left out."""
+    """Return one place for what several nodes became."""
 
     def joined(texts: Sequence[str]) -> str:
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
     return Place(
         tuple(handle for place in places for handle in place.handles),
-        joined([place.node for place in places]),
+        places[-1].node if places else "",
         joined([place.source_line for place in places]),
         joined([place.module_path for place in places]),
+        places[-1].operator if places else "",
     )
 
 
 def _place(source: InstructionSource) -> Place:
-    return Place(tuple(source.handles), source.node, source.source_line, source.module_path)
+    return Place(
+        tuple(source.handles),
+        source.node,
+        source.source_line,
+        source.module_path,
+        source.operator,
+    )

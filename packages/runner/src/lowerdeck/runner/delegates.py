@@ -100,6 +100,19 @@ class LogsEvents(Protocol):
         ...
 
 
+@runtime_checkable
+class LoggedStep(Protocol):
+    """A step of a method that can log what happens inside it."""
+
+    def logged(self, log: DelegateLog) -> int | None:
+        """Run the step.
+
+        Args:
+            log: Takes one event at a time.
+        """
+        ...
+
+
 def installed_runtimes() -> dict[str, str]:
     """Return the backend ids that have a registered runtime half, with where it is defined."""
     return {entry.name: entry.value for entry in entry_points(group=RUNTIMES)}

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from lowerdeck.runner.arena import POISON, Arena
+from lowerdeck.runner.delegates import DelegateLog, LoggedStep
 from lowerdeck.runner.errors import MemoryPlanError
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.liveness import Bits, Groups, analyse, members
@@ -125,7 +126,7 @@ class MemoryChecker:
             needed = after | self._liveness.kept
             dead = [r for group in members(touched & ~needed) for r in self._ranges.get(group, ())]
             views = self._views(dead, needed)
-            steps.append(_poisoning(step, views) if views else step)
+            steps.append(_PoisoningStep(step, views) if views else step)
         return BoundChain(tuple(steps), chain.instructions, chain.follow, chain.jumps)
 
     def _everything(self) -> list[Range]:
@@ -166,11 +167,22 @@ def _without(one: Range, others: Iterable[Range]) -> list[Range]:
     return left
 
 
-def _poisoning(step: Step, views: Sequence[torch.Tensor]) -> Step:
-    def poisoned() -> int | None:
-        target = step()
-        for view in views:
+class _PoisoningStep:
+    """Runs a step, then fills what is dead behind it."""
+
+    def __init__(self, step: Step, views: Sequence[torch.Tensor]) -> None:
+        self._step = step
+        self._views = views
+
+    def __call__(self) -> int | None:
+        return self._filled(self._step())
+
+    def logged(self, log: DelegateLog) -> int | None:
+        """Run the step with a log of what happens inside, if it is the call of a delegate."""
+        step = self._step
+        return self._filled(step.logged(log) if isinstance(step, LoggedStep) else step())
+
+    def _filled(self, target: int | None) -> int | None:
+        for view in self._views:
             view.fill_(POISON)
         return target
-
-    return poisoned

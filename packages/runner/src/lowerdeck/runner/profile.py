@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.debug_info import Place, Places, merged
-from lowerdeck.runner.delegates import DelegateStep
+from lowerdeck.runner.delegates import LoggedStep
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.machine import BoundChain, Step
 
@@ -166,7 +166,7 @@ class Recorder:
         """
         item = self._chains[chain].instructions[index]
         run: Callable[[], int | None] = step
-        if isinstance(step, DelegateStep):
+        if isinstance(step, LoggedStep):
             run = self._logging(step, chain, index, item.name)
         start = perf_counter_ns()
         target = run()
@@ -181,7 +181,7 @@ class Recorder:
     def _kept(self, written: Sequence[int]) -> Sequence[int]:
         return written if self._keep_values else ()
 
-    def _logging(self, step: DelegateStep, chain: int, index: int, name: str) -> Step:
+    def _logging(self, step: LoggedStep, chain: int, index: int, name: str) -> Step:
         def log(
             identifier: int | str,
             start_ns: int,
@@ -203,8 +203,8 @@ class Recorder:
                 )
             )
 
-        def run() -> None:
-            step.logged(log)
+        def run() -> int | None:
+            return step.logged(log)
 
         return run
 
