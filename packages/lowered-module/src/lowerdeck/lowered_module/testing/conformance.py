@@ -130,19 +130,19 @@ def _try_sample(
         return
     delegates = _delegates(lowered)
     report.delegates += len(delegates)
-    again = report.attempt(
+    report.attempt(
         "lowering again gives the same blobs",
         sample,
         lambda: _same_blobs(delegates, _delegates(to_backend(program, partitioner))),
     )
-    del again
     report.attempt("debug maps name nodes of their partition", sample, lambda: _maps(delegates))
+    # Written before it is run: a program keeps the state that running it in eager leaves.
+    emitted = report.attempt("it can be written", sample, lambda: emit(lowered).to_bytes())
     report.attempt(
         "in eager it computes what the module does",
         sample,
         lambda: _compare(sample, lowered.module(), tolerance),
     )
-    emitted = report.attempt("it can be written", sample, lambda: emit(lowered).to_bytes())
     if emitted is not None and runtimes is not None and _runner_is_installed():
         report.attempt(
             "the runtime half computes what the module does",
