@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
+from torch._guards import detect_fake_mode
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import ExportedProgram
@@ -23,6 +24,7 @@ from torch.utils._thunk import Thunk
 __all__ = [
     "call_delegate_operator",
     "core_decompositions",
+    "detect_fake_mode",
     "dimension_names",
     "dump_tree_spec",
     "is_composite",

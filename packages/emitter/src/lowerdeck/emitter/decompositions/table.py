@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter._torch_private import (
     core_decompositions,
+    detect_fake_mode,
     is_composite,
     reference_decompositions,
     retrace,
@@ -63,12 +65,12 @@ class Decompositions:
     Attributes:
         rules: By operator, for what torch keeps whole while it traces.
         composites: By operator, for what torch would take apart by itself.
-        required: Operators whose rule must be tried although they have a kernel.
+        required: By operator, rules that must be tried although there is a kernel.
     """
 
     rules: Mapping[torch._ops.OperatorBase, Callable[..., Any]]
     composites: Mapping[torch._ops.OperatorBase, Callable[..., Any]]
-    required: frozenset[Any]
+    required: Mapping[Any, Callable[..., Any]]
 
 
 def decompositions(
@@ -89,7 +91,7 @@ def decompositions(
             composites[target] = _keep
     for target, rule in {**special, _ATTENTION: attention, **extra}.items():
         (composites if is_composite(target) else rules)[target] = rule
-    return Decompositions(rules, composites, frozenset({*special, *extra}))
+    return Decompositions(rules, composites, {**special, **extra})
 
 
 def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:
@@ -139,9 +141,24 @@ def _must_go(node: fx.Node, found: Decompositions, kernels: KernelTable) -> bool
         return target.__name__ in _INLINED
     if not isinstance(target, torch._ops.OpOverload) or is_assertion(target):
         return False
-    if target._schema.is_mutable or target in found.required:
+    if target._schema.is_mutable:
+        return True
+    rule = found.required.get(target)
+    if rule is not None and _applies(rule, node):
         return True
     return find_kernel(target, kernels)[0] is None and target not in _SHAPE_ONLY
+
+
+def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
+    """Return whether ``rule`` takes ``node`` apart, found by trying it on fake tensors."""
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    mode = detect_fake_mode(args)
+    try:
+        with mode if mode is not None else nullcontext():
+            return rule(*args, **kwargs) is not NotImplemented
+    except Exception:
+        # What a rule cannot do here it may do while torch traces; then torch's message counts.
+        return True
 
 
 def _keep(*_: Any, **__: Any) -> Any:

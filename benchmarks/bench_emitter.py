@@ -1,0 +1,205 @@
+"""Time, memory, instructions and file size of emission, beside ExecuTorch's own compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram, export
+
+from benchmarks.emitter_models import MODELS
+from benchmarks.harness import Row, fresh_process, growth_exponent, paired
+from lowerdeck.emitter import EmitConfig, emit
+from lowerdeck.emitter.decompositions.table import decompose
+
+PEER = "executorch 1.4.1, to_edge().to_executorch()"
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield the measurements; without the full executorch the peer's columns stay empty."""
+    warnings.simplefilter("ignore")
+    chosen = {"GPT-2-like 4x256": MODELS["GPT-2-like 4x256"]} if quick else MODELS
+    for name, (build, example) in chosen.items():
+        torch.manual_seed(0)
+        module = build().eval()
+        yield from _model(name, export(module, example()), quick)
+    yield _growth(quick)
+    yield _weights(quick)
+
+
+def _peer() -> Callable[[ExportedProgram], Any] | None:
+    if importlib.util.find_spec("executorch") is None:
+        return None
+    with suppress(ImportError):
+        from executorch.exir import to_edge
+
+        return lambda exported: to_edge(exported).to_executorch()
+    return None
+
+
+def _model(name: str, exported: ExportedProgram, quick: bool) -> Iterator[Row]:
+    peer = _peer()
+    emit(exported)  # imports and caches, which neither side is charged for
+    if peer is not None:
+        theirs_result = peer(exported)
+        ours, theirs = paired(
+            lambda: emit(exported).to_bytes(),
+            lambda: peer(exported).buffer,
+            repeat=1 if quick else 3,
+        )
+    else:
+        theirs_result, theirs = None, None
+        ours = min(_seconds(lambda: emit(exported).to_bytes()) for _ in range(3))
+    yield Row(
+        package="emitter",
+        case=f"{name}: export to bytes",
+        ours=ours,
+        peer=theirs,
+        goal="<= 1/3 of the peer",
+        met=None if theirs is None else ours <= theirs / 3,
+        note=PEER,
+    )
+    yield _own_share(name, exported)
+    yield from _sizes(name, exported, theirs_result)
+
+
+def _own_share(name: str, exported: ExportedProgram) -> Row:
+    decomposed = decompose(exported, EmitConfig())
+    whole = min(_seconds(lambda: emit(exported)) for _ in range(3))
+    own = min(_seconds(lambda: emit(decomposed)) for _ in range(3))
+    return Row(
+        package="emitter",
+        case=f"{name}: share of our own passes",
+        ours=own / whole,
+        unit="of the time",
+        goal="<= 1/4",
+        met=own <= whole / 4,
+        note="the rest is torch's decomposition",
+    )
+
+
+def _sizes(name: str, exported: ExportedProgram, theirs: Any) -> Iterator[Row]:
+    emitted = emit(exported)
+    plan = emitted.program.execution_plan[0]
+    memory = emitted.memory_plans["forward"]
+    other = theirs.executorch_program.execution_plan[0] if theirs is not None else None
+    figures = (
+        ("planned memory", sum(plan.non_const_buffer_sizes), "B"),
+        ("instructions", len(plan.chains[0].instructions), ""),
+        ("values", len(plan.values), ""),
+        ("file", len(emitted.to_bytes()), "B"),
+    )
+    for what, ours, unit in figures:
+        peer = None
+        if other is not None:
+            peer = {
+                "planned memory": lambda: sum(other.non_const_buffer_sizes),
+                "instructions": lambda: len(other.chains[0].instructions),
+                "values": lambda: len(other.values),
+                "file": lambda: len(theirs.buffer),
+            }[what]()
+        strict = what in ("instructions", "file")
+        met = None if peer is None else (ours < peer if strict else ours <= peer)
+        goal = "fewer than the peer" if strict else "<= the peer"
+        yield Row("emitter", f"{name}: {what}", ours, peer, unit, goal, met)
+    planned = memory.sizes[1]
+    yield Row(
+        "emitter",
+        f"{name}: planned memory over the bound of live bytes",
+        planned / max(memory.bound, 1),
+        unit="x",
+        goal="<= 1.01",
+        met=planned <= 1.01 * memory.bound,
+    )
+
+
+def chain_graph(length: int) -> ExportedProgram:
+    """Return a program of about ``length`` nodes without tracing it operator by operator."""
+    exported = export(nn.ReLU(), (torch.ones(4, 4),))
+    graph = exported.graph
+    (relu,) = [node for node in graph.nodes if node.op == "call_function"]
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    last, kept = relu, relu
+    with graph.inserting_before(output):
+        for index in range(length):
+            target = torch.ops.aten.sin.default if index % 7 else torch.ops.aten.add.Tensor
+            args = (last,) if index % 7 else (last, kept)
+            node = graph.call_function(target, args)
+            node.meta["val"] = relu.meta["val"]
+            kept = last if index % 50 == 0 else kept
+            last = node
+    output.args = ((last,),)
+    spec = exported.graph_signature.output_specs[0]
+    spec.arg.name = last.name
+    return exported
+
+
+def _growth(quick: bool) -> Row:
+    sizes = (1000, 2000, 4000) if quick else (3125, 6250, 12500, 25000, 50000)
+    series = []
+    for size in sizes:
+        exported = chain_graph(size)
+        series.append((float(size), min(_seconds(lambda e=exported: emit(e)) for _ in range(2))))
+    exponent = growth_exponent(series)
+    return Row(
+        package="emitter",
+        case=f"own passes, {sizes[0]} to {sizes[-1]} nodes: growth",
+        ours=exponent,
+        unit="exponent",
+        goal="<= 1.1",
+        met=exponent <= 1.1,
+        note=f"{series[-1][1] / sizes[-1] * 1e6:.0f} us a node at the largest",
+        series=tuple((size, cost, None) for size, cost in series),
+    )
+
+
+_WEIGHTS = """
+import sys, torch
+from lowerdeck.emitter import emit
+side = int(sys.argv[1])
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(side, side) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+exported = torch.export.export(Model(), (torch.ones(1, side),))
+if sys.argv[2] == "emit":
+    import os, tempfile
+    with tempfile.TemporaryDirectory() as folder:
+        emit(exported).save(os.path.join(folder, "model.pte"))
+else:
+    from lowerdeck.emitter import emit
+    small = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    emit(small).to_bytes()
+"""
+
+
+def _weights(quick: bool) -> Row:
+    side = 1024 if quick else 4096
+    megabytes = 4 * side * side * 4 / 2**20
+    without = fresh_process(_WEIGHTS, str(side), "none")["peak_mb"]
+    with_it = fresh_process(_WEIGHTS, str(side), "emit")["peak_mb"]
+    extra = max(0.0, with_it - without) / megabytes
+    return Row(
+        package="emitter",
+        case=f"extra memory to write {megabytes:.0f} MB of weights",
+        ours=100 * extra,
+        unit="% of the weights",
+        goal="< 5",
+        met=extra < 0.05,
+    )
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
