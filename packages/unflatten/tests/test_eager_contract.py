@@ -64,9 +64,10 @@ class Net(Model):
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Any:
-        for block in self.blocks:
+        blocks: Any = self.blocks
+        for block in blocks:
             x = block(x)
-        x = self.blocks[0](x, shift=x.mean())
+        x = blocks[0](x, shift=x.mean())
         return self.head(self.shared(x))
 
 
@@ -152,7 +153,7 @@ def test_moving_to_another_type(net: tuple[Any, Any, Tensor]) -> None:
 
 def test_compile_as_one_graph(net: tuple[Any, Any, Tensor]) -> None:
     eager, module, x = net
-    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
     for _ in range(2):
         torch.testing.assert_close(compiled(x), eager(x))
     assert module.blocks[0].seen == 4

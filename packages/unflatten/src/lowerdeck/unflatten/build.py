@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
 from torch.utils import _pytree as pytree
 
 from lowerdeck.unflatten._torch_private import without_effect_tokens
@@ -14,9 +18,9 @@ from lowerdeck.unflatten.cutting import cut
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.flat_items import flat_items
-from lowerdeck.unflatten.generated_module import Body
+from lowerdeck.unflatten.generated_module import Body, shadow_own_names
 from lowerdeck.unflatten.input_constraints import InputConstraints, input_constraints
-from lowerdeck.unflatten.module_paths import ModulePaths, note_shared_modules
+from lowerdeck.unflatten.module_paths import ModulePaths, module_names, note_shared_modules
 from lowerdeck.unflatten.mutation import plan_mutations
 from lowerdeck.unflatten.signature import CallSignature, positional_names
 from lowerdeck.unflatten.state import ProgramState
@@ -56,9 +60,15 @@ def unflatten(
             "expected none. "
             "Export the forward pass alone."
         )
-    program = without_effect_tokens(module)
+    with _collector_paused():
+        return _built(without_effect_tokens(module), flat_args_adapter)
+
+
+def _built(
+    program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None
+) -> UnflattenedModule:
     state = ProgramState(program)
-    paths = ModulePaths(entry.fqn.partition("@")[0] for entry in program.module_call_graph)
+    paths = ModulePaths(module_names(program))
     for name in state.entries:
         paths.add(name.rpartition(".")[0])
     items = list(flat_items(program.graph_module))
@@ -76,15 +86,38 @@ def unflatten(
     )
     root = UnflattenedModule(body)
     root.__dict__.update(
-        graph_signature=copy.deepcopy(program.graph_signature),
+        graph_signature=_copied(program.graph_signature),
         module_call_graph=[copy.copy(entry) for entry in program.module_call_graph],
         range_constraints=dict(program.range_constraints),
         flat_args_adapter=flat_args_adapter,
         check_input_constraints=True,
         meta=dict(program.graph_module.meta),
     )
-    install_state(build_hierarchy(root, forms, paths), state, paths)
+    modules = build_hierarchy(root, forms, paths)
+    install_state(modules, state, paths)
+    for made in modules.values():
+        shadow_own_names(made)
     return root
+
+
+def _copied(signature: ExportGraphSignature) -> ExportGraphSignature:
+    """Return a copy that later changes of the program's signature do not reach."""
+    return ExportGraphSignature(
+        [copy.copy(spec) for spec in signature.input_specs],
+        [copy.copy(spec) for spec in signature.output_specs],
+    )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Hold back the garbage collector, which would walk all nodes many times to find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _signature(

@@ -10,7 +10,30 @@ import torch
 
 _VARIANT = re.compile(r"^(.+)\.(_call_\d+)$")
 
-RESERVED_NAMES: frozenset[str] = frozenset(dir(torch.nn.Module())) | frozenset(keyword.kwlist)
+OWN_NAMES = frozenset(
+    {
+        "graph",
+        "code",
+        "recompile",
+        "finalize",
+        "type_name",
+        "print_readable",
+        "call_modules",
+        "tree_summary",
+        "meta",
+        "input_placeholders",
+        "graph_signature",
+        "module_call_graph",
+        "range_constraints",
+        "flat_args_adapter",
+        "check_input_constraints",
+    }
+)
+"""Names that our modules have and ``torch.nn.Module`` has not; a model's own use of one wins."""
+
+RESERVED_NAMES: frozenset[str] = (
+    frozenset(dir(torch.nn.Module())) | frozenset(keyword.kwlist) | OWN_NAMES
+)
 """Names that an attribute access would not look up among a module's own children and state."""
 
 

@@ -19,8 +19,9 @@ class Cut(torch.nn.Module):
     """Carries a graph out of the outliner."""
 
     def __init__(self, graph: Graph) -> None:
-        super().__init__()
-        self.graph = graph
+        # Thousands are made and thrown away: only what holding children takes.
+        held: dict[str, object] = {name: {} for name in ("_parameters", "_buffers", "_modules")}
+        self.__dict__.update(held, _non_persistent_buffers_set=set(), graph=graph)
 
 
 def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch.fx import Graph
 
+from lowerdeck.unflatten.call_targets import OWN_NAMES, lookup
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.graph_record import GraphRecord, record_graph
 from lowerdeck.unflatten.signature import CallSignature
@@ -31,6 +32,7 @@ class Body:
         type_name: Qualified name of the eager module's type.
         source: What was generated from the graph last.
         others: The bodies of further forms of the module's call.
+        shadowed: Names of ours that the model gave to a child or to state.
     """
 
     graph: Graph
@@ -39,6 +41,7 @@ class Body:
     type_name: str | None = None
     source: Source | None = None
     others: list[Body] = field(default_factory=list)
+    shadowed: tuple[str, ...] = ()
 
     def write(self) -> Source:
         """Return the source of the graph as it is now, and remember it."""
@@ -53,20 +56,21 @@ class Body:
         """Return a body with graphs of its own."""
         others = [other.copy(memo) for other in self.others]
         graph = copy.deepcopy(self.graph, memo)
-        return Body(graph, self.signature, self.attributes, self.type_name, self.source, others)
+        return replace(self, graph=graph, others=others)
 
     def record(self) -> tuple[Any, ...]:
         """Return the body as data that pickles."""
         others = [other.record() for other in self.others]
-        return (record_graph(self.graph), self.signature, self.attributes, self.type_name, others)
+        graph = record_graph(self.graph)
+        return (graph, self.signature, self.attributes, self.type_name, others, self.shadowed)
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
     """Return the body that ``Body.record`` recorded."""
-    graph, signature, attributes, type_name, others = record
+    graph, signature, attributes, type_name, others, shadowed = record
     if not isinstance(graph, GraphRecord):
         raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
-    made = Body(graph.graph(), signature, attributes, type_name)
+    made = Body(graph.graph(), signature, attributes, type_name, shadowed=shadowed)
     made.others = [body_of(other) for other in others]
     return made
 
@@ -85,7 +89,7 @@ class GeneratedModule(torch.nn.Module):
         if functions:
             self.__class__ = class_with(_plain_class(type(self)), functions)
         else:
-            self.recompile()
+            GeneratedModule.recompile(self)
 
     @property
     def graph(self) -> Graph:
@@ -96,7 +100,7 @@ class GeneratedModule(torch.nn.Module):
     @graph.setter
     def graph(self, graph: Graph) -> None:
         self.__dict__[PRIVATE].graph = graph
-        self.recompile()
+        GeneratedModule.recompile(self)
 
     @property
     def code(self) -> str:
@@ -107,11 +111,11 @@ class GeneratedModule(torch.nn.Module):
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
-        self.__class__ = class_with(_plain_class(type(self)), body.compile())
+        self.__class__ = class_with(_plain_class(type(self)), body.compile(), body.shadowed)
 
     def finalize(self) -> None:
         """Generate ``forward`` again: torch's name for ``recompile``."""
-        self.recompile()
+        GeneratedModule.recompile(self)
 
     def type_name(self) -> str | None:
         """Return the qualified name of the eager module's type, or None if it is not known."""
@@ -137,14 +141,25 @@ class GeneratedModule(torch.nn.Module):
         record, attributes = state
         self.__dict__.update(attributes)
         self.__dict__[PRIVATE] = body_of(record)
-        self.recompile()
+        GeneratedModule.recompile(self)
 
 
 _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
 """What describes the program and never changes: copies share it."""
 
 
-def class_with(base: type, functions: Sequence[Function]) -> type:
+def shadow_own_names(module: torch.nn.Module) -> None:
+    """Let a child or state of ``module`` be found under its name though we use that name too."""
+    if not isinstance(module, GeneratedModule):
+        return
+    held = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
+    names = tuple(sorted(OWN_NAMES & held))
+    if names:
+        module.__dict__[PRIVATE].shadowed = names
+        GeneratedModule.recompile(module)
+
+
+def class_with(base: type, functions: Sequence[Function], shadowed: Sequence[str] = ()) -> type:
     """Return a subclass of ``base`` whose ``forward`` is the first function.
 
     Each further one is what a call of another form runs, by the method ``_call_1`` and so on.
@@ -159,7 +174,12 @@ def class_with(base: type, functions: Sequence[Function]) -> type:
     for number, function in enumerate(others, start=1):
         namespace[f"_forward_{number}"] = function
         namespace[f"_call_{number}"] = _call_of(number, function)
+    namespace.update((name, _held(name)) for name in shadowed)
     return type(base.__name__, (base,), namespace)
+
+
+def _held(name: str) -> property:
+    return property(lambda module: lookup(module, name))
 
 
 def _call_of(number: int, function: Function) -> Function:

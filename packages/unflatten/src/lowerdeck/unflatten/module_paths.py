@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch.export import ExportedProgram
 
 from lowerdeck.unflatten.flat_items import Item
 
@@ -84,6 +86,17 @@ class ModulePaths:
 
     def _names_of(self, canonical: str) -> list[str]:
         return [name for name in self.order if self.canonical(name) == canonical]
+
+
+def module_names(program: ExportedProgram) -> Iterator[str]:
+    """Yield the names of all modules of a program, without its further calls of preserved ones."""
+    names = {entry.fqn for entry in program.module_call_graph}
+    for entry in program.module_call_graph:
+        base, _, number = entry.fqn.rpartition("@")
+        # A module may be named "n@1" itself.
+        is_call = entry.signature is not None and number.isdecimal() and base in names
+        if not is_call:
+            yield entry.fqn
 
 
 def note_shared_modules(

@@ -137,7 +137,7 @@ class WorkingGraphBuilder:
                 self._values[node] = StateRead(node.name)
                 continue
             copy = self.graph.placeholder(node.name, type_expr=node.type)
-            copy.meta = dict(node.meta)
+            copy.meta.update(node.meta)
             self._values[node] = copy
             self.made.inputs.append(node)
 
@@ -182,7 +182,7 @@ class WorkingGraphBuilder:
 
     def _place(self, copy: Node, frame: Frame, origin: Node | None) -> Node:
         if origin is not None:
-            copy.meta = dict(origin.meta)
+            copy.meta.update(origin.meta)
         frame.nodes.append(copy)
         return copy
 
@@ -352,7 +352,7 @@ class WorkingGraphBuilder:
 
         values = tuple(output.args[0])[self.mutations.count :]
         made = self.graph.output(tuple(map_aggregate(value, one) for value in values))
-        made.meta = dict(output.meta)
+        made.meta.update(output.meta)
 
 
 def _was_detach(node: Node) -> bool:
