@@ -284,6 +284,52 @@ def test_node_map_leads_from_old_nodes_to_new_ones() -> None:
     assert all(node.graph is fused.module.graph for node in fused.node_map.values())
 
 
+def test_hooks_on_the_parent_see_every_change() -> None:
+    gm = symbolic_trace(lambda x: (x.sin(), x.cos(), x.neg()))
+    n = named(gm)
+    replaced: list[tuple[str, str, str]] = []
+    erased: list[str] = []
+
+    def on_replace(old: Node, new: str, user: Node) -> None:
+        replaced.append((old.name, new, user.name))
+
+    gm._register_replace_node_hook(on_replace)
+    gm._register_erase_node_hook(lambda node: erased.append(node.name))
+    fused = fuse_partitions(gm, {"p": [n["sin"], n["cos"]], "q": [n["neg"]]})
+    names = [node.name for part in fused.values() for node in part.outputs]
+    assert replaced == [
+        (old, new, "output") for old, new in zip(("sin", "cos", "neg"), names, strict=True)
+    ]
+    assert sorted(erased) == ["cos", "neg", "sin"]
+
+
+def test_a_fused_module_becomes_an_exported_program() -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    gm = program.graph_module
+    nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+    fused = fuse_partitions(gm, {"p": nodes}, always_return_tuple=True)["p"]
+    signature = copy.deepcopy(program.graph_signature)
+    names = [node.name for node in fused.module.graph.find_nodes(op="placeholder")]
+    for spec, name in zip(signature.input_specs, names, strict=True):
+        spec.arg = torch.export.graph_signature.TensorArgument(name)
+    inner = fused.module.graph.output_node().all_input_nodes[0]
+    signature.output_specs[0].arg = torch.export.graph_signature.TensorArgument(inner.name)
+    rebuilt = torch.export.ExportedProgram(
+        fused.module,
+        fused.module.graph,
+        signature,
+        program.state_dict,
+        program.range_constraints,
+        program.module_call_graph,
+        program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
+    x = torch.ones(1, 2)
+    weight, bias = program.state_dict["weight"], program.state_dict["bias"]
+    torch.testing.assert_close(rebuilt.module()(x), torch.nn.functional.linear(x, weight, bias))
+
+
 # --- hierarchies ---------------------------------------------------------------------------------
 
 
