@@ -1,0 +1,269 @@
+"""Each pass keeps what it promises, from what it requires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+from torch.export import Dim, export
+
+from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
+from lowerdeck.emitter.decompositions.table import decompose
+from lowerdeck.emitter.graph import Call, Method, all_blocks, values_in
+from lowerdeck.emitter.lifetimes import spans
+from lowerdeck.emitter.linearize import linearize
+from lowerdeck.emitter.passes.drop_assertions import drop_assertions, is_assertion
+from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
+from lowerdeck.emitter.passes.fold_constants import fold_constants
+from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
+from lowerdeck.emitter.passes.legalize_operands import legalize_operands
+from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
+from lowerdeck.emitter.passes.pipeline import run_passes
+from lowerdeck.emitter.passes.remove_copies import remove_copies
+from lowerdeck.emitter.passes.select_kernels import needs_no_kernel, select_kernels
+from lowerdeck.emitter.passes.share_views import share_views
+from lowerdeck.emitter.passes.write_in_place import write_in_place
+from lowerdeck.emitter.read_graph import read_method
+from lowerdeck.emitter.values import Role, TensorValue, channels_last_order
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def method_of(function: Callable[..., Any] | nn.Module, *args: Any, **options: Any) -> Method:
+    """Return the functional form of a function or module, decomposed."""
+    module = function if isinstance(function, nn.Module) else Of(function)
+    exported = export(module.eval(), args, **options)
+    return read_method("forward", decompose(exported, EmitConfig()))
+
+
+def calls(method: Method) -> list[Call]:
+    found = [op for block in all_blocks(method.block) for op in block.body]
+    return [op for op in found if isinstance(op, Call)]
+
+
+def names(method: Method) -> list[str]:
+    return [call.op_name for call in calls(method)]
+
+
+def checked(x: Any) -> Any:
+    check: Any = torch._check
+    n = x.sum().to(torch.int64).item()
+    check(n >= 0)
+    check(n <= 8)
+    return torch.zeros(n)
+
+
+def test_assertions_and_what_only_they_read_go() -> None:
+    method = method_of(checked, torch.ones(4))
+    assert any(is_assertion(call.target) for call in calls(method))
+    drop_assertions(method)
+    drop_dead_code(method)
+    assert not any(is_assertion(call.target) for call in calls(method))
+    assert not {"ge", "le"} & set(names(method))
+
+
+def test_every_call_that_is_left_is_read() -> None:
+    def function(x: Any) -> Any:
+        x.sin()
+        return torch.topk(x.cos(), 2)[0]
+
+    method = method_of(function, torch.ones(4))
+    drop_dead_code(method)
+    live = set(values_in(method.outputs)) | {
+        value for call in calls(method) for value in values_in(call.args)
+    }
+    assert all(any(out in live for out in call.outs) for call in calls(method))
+
+
+def test_a_loop_that_nobody_reads_goes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return x + 1
+
+    method = method_of(function, torch.ones(2))
+    drop_dead_code(method)
+    assert names(method) == ["add"]
+
+
+def test_calls_of_constants_are_computed_once_or_at_emit_time() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        small = torch.arange(4) + 1
+        wide = torch.ones(64, 64).tril()
+        other = torch.ones(64, 64).tril()
+        return x + small.sum() + wide.sum() + other.sum()
+
+    method = method_of(function, torch.ones(4))
+    fold_constants(method)
+    drop_dead_code(method)
+    assert "arange" not in names(method)
+    assert names(method).count("tril") == 1
+
+
+def test_a_number_calls_the_scalar_overload_or_becomes_a_constant() -> None:
+    method = method_of(lambda x: torch.maximum(x + 2, torch.tensor(1.0)) > 1, torch.ones(4))
+    legalize_scalars(method, OFFICIAL_KERNELS)
+    for call in calls(method):
+        for argument, given in zip(call.target._schema.arguments, call.args, strict=True):
+            assert str(argument.type) != "Tensor" or isinstance(given, TensorValue)
+    assert str(calls(method)[0].target) == "aten.add.Scalar"
+
+
+def test_operands_that_kernels_refuse_are_rewritten() -> None:
+    def function(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.index_select(x, 0, i), i + 0.5, v.sum(0), v.cumsum(0)
+
+    method = method_of(
+        function, torch.ones(4), torch.ones(2, dtype=torch.int32), torch.tensor(2.0)
+    )
+    legalize_scalars(method, OFFICIAL_KERNELS)
+    before = names(method)
+    assert {"sum", "cumsum"} <= set(before)
+    legalize_operands(method)
+    assert not {"sum", "cumsum"} & set(names(method))
+    once = names(method)
+    legalize_operands(method)
+    assert names(method) == once
+
+
+class Image(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)).mean((2, 3))
+
+
+def test_channels_last_spreads_and_ends_where_kernels_demand_contiguous() -> None:
+    image = torch.ones(1, 3, 8, 8).to(memory_format=torch.channels_last)
+    method = method_of(Image(), image)
+    legalize_layouts(method, OFFICIAL_KERNELS)
+    for call in calls(method):
+        tensors = [v for v in (*values_in(call.args), *call.outs) if isinstance(v, TensorValue)]
+        orders = {v.dim_order for v in tensors if v.rank == 4}
+        converts = call.op_name == "_clone_dim_order"
+        assert converts or len(orders) <= 1, call.op_name
+        if call.op_name in OFFICIAL_KERNELS.contiguous_only:
+            assert all(value.contiguous for value in tensors)
+    (conv,) = [call for call in calls(method) if call.op_name == "convolution"]
+    assert conv.outs[0].dim_order == channels_last_order(4)  # type: ignore[union-attr]
+    assert names(method).count("_clone_dim_order") == 1
+
+
+def test_copies_and_chains_of_views_go() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.permute(1, 0).permute(1, 0).clone() + 1
+        return y.view(-1).view(3, 2).permute(1, 0)
+
+    method = method_of(function, torch.ones(2, 3))
+    legalize_layouts(method, OFFICIAL_KERNELS)
+    remove_copies(method)
+    drop_dead_code(method)
+    assert names(method) == ["add", "view", "permute"]
+
+
+def test_a_view_shares_memory_and_needs_no_kernel() -> None:
+    def function(x: Any) -> Any:
+        y = x + 1
+        first, second = y.split([1, 3])
+        return first.unsqueeze(0) * 2, second.view(-1) * 2, y[2] * 2, y[1:3] * 2
+
+    method = method_of(function, torch.ones(4, 2))
+    legalize_layouts(method, OFFICIAL_KERNELS)
+    remove_copies(method)
+    share_views(method)
+    shared = [call for call in calls(method) if needs_no_kernel(call)]
+    assert len(shared) == 5
+    offsets = {out.base_offset for call in shared for out in call.outs}  # type: ignore[union-attr]
+    assert offsets == {0, 8, 16}
+
+
+def test_a_view_of_a_size_that_varies_is_made_at_run_time_without_a_copy() -> None:
+    rows = Dim("rows", max=8)
+    method = method_of(
+        lambda x: (x + 1).view(-1) * 2, torch.ones(4, 2), dynamic_shapes=(({0: rows},),)
+    )
+    run_passes(method, EmitConfig())
+    kernels = [call.kernel.full_name for call in calls(method) if call.kernel is not None]
+    assert "executorch_prim::et_view.default" in kernels
+    assert "aten::view_copy.out" not in kernels
+
+
+def test_all_missing_kernels_are_named_at_once() -> None:
+    method = method_of(lambda x: torch.lgamma(x) + torch.digamma(x), torch.ones(2))
+    with pytest.raises(MissingKernelError) as caught:
+        select_kernels(method, OFFICIAL_KERNELS)
+    assert {item.operator for item in caught.value.missing} == {
+        "aten.lgamma.default",
+        "aten.digamma.default",
+    }
+
+
+def test_a_custom_kernel_is_allowed_by_name() -> None:
+    method = method_of(torch.lgamma, torch.ones(2))
+    select_kernels(method, OFFICIAL_KERNELS.with_kernels(["aten::lgamma.out"]))
+    assert [call.kernel.full_name for call in calls(method) if call.kernel] == ["aten::lgamma.out"]
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += x  # type: ignore[operator]
+        return x * 2
+
+
+def test_a_buffer_is_written_where_it_lies() -> None:
+    method = method_of(Counter(), torch.ones(4))
+    run_passes(method, EmitConfig())
+    code = linearize(method)
+    before = len(code.steps)
+    write_in_place(code, OFFICIAL_KERNELS)
+    assert len(code.steps) == before - 1
+    assert any(value.storage.role is Role.STATE for s in code.steps for value in s.writes)  # type: ignore[union-attr]
+
+
+def test_an_input_that_is_read_later_keeps_its_memory() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        z = torch.relu(y)
+        return z * y
+
+    method = method_of(function, torch.ones(4))
+    run_passes(method, EmitConfig())
+    code = linearize(method)
+    write_in_place(code, OFFICIAL_KERNELS)
+    relu = next(step for step in code.steps if step.writes[0].name == "relu")
+    assert relu.reads[0].storage is not relu.writes[0].storage
+
+
+def test_what_a_loop_reads_again_lives_to_its_end() -> None:
+    def function(x: torch.Tensor) -> Any:
+        scale = x.sin()
+        start = (torch.zeros((), dtype=torch.int64), x)
+        loop: Any = while_loop
+        _, y = loop(lambda i, _: i < 3, lambda i, t: (i + 1, t * scale), start)
+        return y
+
+    method = method_of(function, torch.ones(4))
+    run_passes(method, EmitConfig())
+    code = linearize(method)
+    (loop,) = code.loops
+    first, last = spans(code)
+    sine = next(step for step in code.steps if step.writes and step.writes[0].name == "sin")
+    key = id(sine.writes[0].storage)
+    assert first[key] < loop.first
+    assert last[key] == loop.last

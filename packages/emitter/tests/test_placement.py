@@ -1,0 +1,93 @@
+"""Offsets never let live storages overlap, and stay near the bound of live bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowerdeck.emitter import (
+    Lifetime,
+    MemoryPlanError,
+    Place,
+    PlanRequest,
+    check_plan,
+    fast_and_large,
+    one_memory,
+)
+from lowerdeck.emitter.lifetimes import most_live_bytes
+from lowerdeck.emitter.placement import best_fit
+from lowerdeck.emitter.values import Role, Storage
+
+
+def life(name: str, nbytes: int, first: int, last: int, accesses: int = 1) -> Lifetime:
+    return Lifetime(Storage(nbytes, Role.ACTIVATION, name), nbytes, first, last, accesses)
+
+
+@st.composite
+def lifetimes(draw: st.DrawFn) -> tuple[Lifetime, ...]:
+    found = []
+    for index in range(draw(st.integers(0, 40))):
+        first = draw(st.integers(-1, 60))
+        last = draw(st.integers(first, 61))
+        found.append(life(f"v{index}", 16 * draw(st.integers(0, 64)), first, last))
+    return tuple(found)
+
+
+@given(lifetimes())
+@settings(max_examples=100, deadline=None)
+def test_every_plan_passes_the_checker(lives: tuple[Lifetime, ...]) -> None:
+    request = PlanRequest("forward", lives)
+    check_plan(request, one_memory(request))
+    check_plan(request, fast_and_large(512)(request))
+
+
+@given(lifetimes())
+@settings(max_examples=100, deadline=None)
+def test_a_plan_is_never_below_the_bound_nor_above_the_sum(lives: tuple[Lifetime, ...]) -> None:
+    _, size = best_fit(lives)
+    assert most_live_bytes(list(lives)) <= size <= sum(one.nbytes for one in lives)
+
+
+def test_a_chain_needs_two_storages() -> None:
+    lives = [life(f"v{i}", 64, i, i + 1) for i in range(500)]
+    assert best_fit(lives)[1] == 128
+
+
+def test_long_lives_among_many_short_ones_are_respected() -> None:
+    lives = [life("kept", 32, -1, 3000), *(life(f"v{i}", 64, i, i + 1) for i in range(3000))]
+    request = PlanRequest("forward", tuple(lives))
+    places = one_memory(request)
+    check_plan(request, places)
+    assert max(p.offset + one.nbytes for p, one in zip(places, lives, strict=True)) == 160
+
+
+def test_the_fast_memory_is_never_overfull() -> None:
+    lives = tuple(life(f"v{i}", 256, i, i + 3, accesses=i % 5) for i in range(40))
+    request = PlanRequest("forward", lives)
+    places = fast_and_large(512)(request)
+    check_plan(request, places)
+    fast = [p.offset + 256 for p in places if p.memory_id == 1]
+    assert fast
+    assert max(fast) <= 512
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([Place(1, 0)], "1 places, expected 2"),
+        ([Place(1, 0), Place(1, 32)], "overlap"),
+        ([Place(0, 0), Place(1, 64)], "memory_id from 1"),
+        ([Place(1, 8), Place(1, 80)], "multiple of 16"),
+    ],
+)
+def test_the_checker_refuses_bad_plans(places: list[Place], message: str) -> None:
+    lives = (life("one", 64, 0, 2), life("two", 64, 2, 3))
+    with pytest.raises(MemoryPlanError, match=message):
+        check_plan(PlanRequest("forward", lives), places)
+
+
+def test_what_lies_between_two_neighbours_is_compared_with_both() -> None:
+    lives = (life("low", 16, 0, 9), life("wide", 64, 1, 9), life("high", 16, 0, 9))
+    with pytest.raises(MemoryPlanError, match="'high'"):
+        check_plan(PlanRequest("forward", lives), [Place(1, 0), Place(1, 16), Place(1, 48)])
