@@ -1,0 +1,246 @@
+"""Each fault of a kernel of the official runtime has its cure, and the cure gives eager's values."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError, emit
+from lowerdeck.serializer import KernelCall
+from tests.interop import official
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+]
+
+F32, F64, I64, I32 = torch.float32, torch.float64, torch.int64, torch.int32
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def emitted_of(function: Any, args: tuple[Any, ...], **options: Any) -> Any:
+    module = function if isinstance(function, nn.Module) else Of(function)
+    config = options.pop("config", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return emit(torch.export.export(module.eval(), args, **options), config=config)
+
+
+def run(emitted: Any, args: tuple[Any, ...], **options: Any) -> list[Any]:
+    outcome = official.run(emitted.to_bytes(), [official.Call(args)], **options)
+    assert isinstance(outcome, official.Ran), outcome
+    return outcome.outputs[0]
+
+
+def check(function: Any, *args: Any, **options: Any) -> Any:
+    emitted = emitted_of(function, args, **options)
+    with torch.no_grad():
+        expected = pytree.tree_leaves(function(*copy.deepcopy(args)))
+    official.assert_outputs_close(run(emitted, args), expected, atol=1e-4, rtol=1e-4)
+    return emitted
+
+
+def kernels(emitted: Any) -> list[str]:
+    plan = emitted.program.execution_plan[0]
+    steps = [i.instr_args for i in plan.chains[0].instructions]
+    return [plan.operators[s.op_index].full_name for s in steps if isinstance(s, KernelCall)]
+
+
+INTS = torch.tensor([-7, -3, 3, 7, 8, -8])
+QUIRKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "integer tensor plus floating number": (lambda x: x + 0.5, (INTS,)),
+    "integer tensor minus floating number": (lambda x: x - 0.5, (INTS,)),
+    "remainder of negative integers": (torch.remainder, (INTS, torch.full((6,), 3))),
+    "remainder by a number": (lambda x: x % 3, (INTS,)),
+    "sum of a single number": (lambda x: x.sum(), (torch.tensor(2.0),)),
+    "sum of a single integer as float": (lambda x: x.sum(dtype=F32), (torch.tensor(2),)),
+    "running sum of a single number": (lambda x: x.cumsum(0), (torch.tensor(2.0),)),
+    "log_softmax in float64": (lambda x: x.log_softmax(-1), (torch.randn(3, 4, dtype=F64),)),
+    "narrow_copy from a negative start": (
+        lambda x: x.narrow_copy(-1, -2, 2),
+        (torch.randn(3, 4),),
+    ),
+    "gather with narrow indices": (
+        lambda x, i: torch.index_select(x, 0, i),
+        (torch.randn(5, 2), torch.tensor([3, 1], dtype=I32)),
+    ),
+    "padding that cuts": (
+        lambda x: torch.nn.functional.pad(x, (-1, 2, 1, -1)),
+        (torch.randn(4, 5),),
+    ),
+    "a product over nothing": (torch.mm, (torch.ones(2, 0), torch.ones(0, 3))),
+    "a batch of products over nothing": (torch.bmm, (torch.ones(2, 2, 0), torch.ones(2, 0, 3))),
+    "sort": (torch.sort, (torch.randn(3, 7),)),
+    "argsort, descending": (lambda x: x.argsort(descending=True), (torch.randn(7),)),
+    "msort": (torch.msort, (torch.randn(5, 3),)),
+    "linear of a vector": (
+        torch.nn.functional.linear,
+        (torch.randn(3), torch.randn(2, 3), torch.randn(2)),
+    ),
+    "masked_select that broadcasts": (
+        torch.masked_select,
+        (torch.randn(5), torch.randn(4, 5) > 0),
+    ),
+    "nonzero": (torch.nonzero, (torch.tensor([[0.0, 1.0], [2.0, 0.0]]),)),
+    "a copy that need not block": (lambda x: x.to(F64, non_blocking=True), (torch.randn(3),)),
+    "the window of a single number": (lambda x: x.unfold(0, 1, 1), (torch.tensor(2.0),)),
+    "a shift by an operator": (lambda x: (x << 2) + (x >> 1), (INTS.abs(),)),
+    "vector norm": (lambda x: torch.linalg.vector_norm(x, dim=-1), (torch.randn(3, 4),)),
+    "layer norm": (lambda x: torch.nn.functional.layer_norm(x, (4,)), (torch.randn(3, 4),)),
+    "a number made of a tensor": (
+        lambda x, y: torch.maximum(x, torch.tensor(0.5)) + y.to(I64),
+        (torch.randn(4), torch.randn(4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+def test_a_quirk_is_cured(name: str) -> None:
+    function, args = QUIRKS[name]
+    check(function, *args)
+
+
+def test_a_convolution_in_three_dimensions_is_refused_with_the_reason() -> None:
+    with pytest.raises(MissingKernelError, match="3 or 4 dimensions"):
+        emitted_of(nn.Conv3d(1, 1, 2), (torch.ones(1, 1, 3, 3, 3),))
+
+
+def test_attention_guards_only_rows_that_a_mask_may_hide() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    q = torch.randn(1, 2, 4, 8)
+    plain = check(attend, q, q, q)
+    assert "aten::any.out" not in kernels(plain)
+    causal = check(lambda x: attend(x, x, x, is_causal=True), q)
+    assert "aten::any.out" not in kernels(causal)
+    hidden = torch.tensor([[True, False, True, True]] * 3 + [[False] * 4])
+    check(lambda x, m: attend(x, x, x, attn_mask=m), q, hidden)
+    check(lambda x, m: attend(x, x, x, attn_mask=m), q, torch.randn(4, 4))
+
+
+def test_several_query_heads_may_share_a_key_head() -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
+    check(lambda q, k: attend(q, k, k, enable_gqa=True), q, k)
+
+
+IN_PLACE = {
+    "relu": torch.relu,
+    "neg": torch.neg,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "gelu": torch.nn.functional.gelu,
+    "sqrt": lambda x: torch.sqrt(x.abs()),
+    "rsqrt": lambda x: torch.rsqrt(x.abs() + 1),
+    "clamp": lambda x: torch.clamp(x, -0.5, 0.5),
+    "hardtanh": torch.nn.functional.hardtanh,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "elu": torch.nn.functional.elu,
+    "abs": torch.abs,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "log": lambda x: torch.log(x.abs() + 1),
+    "logical_not": lambda x: torch.logical_not(x > 0),
+    "pow": lambda x: x**2,
+    "add": lambda x: x + x[:1],
+    "sub": lambda x: x[:1] - x,
+    "mul": lambda x: x * x[:1],
+    "div": lambda x: x / (x[:1].abs() + 1),
+    "maximum": lambda x: torch.maximum(x, x[:1]),
+    "minimum": lambda x: torch.minimum(x[:1], x),
+    "where": lambda x: torch.where(x[:1] > 0, x, x[:1]),
+    "_native_batch_norm_legit_no_training": lambda x: torch.nn.functional.batch_norm(
+        x, torch.zeros(8), torch.ones(8) * 2
+    ),
+}
+
+
+def test_every_kernel_that_is_called_safe_is_tried() -> None:
+    assert set(IN_PLACE) == OFFICIAL_KERNELS.in_place_safe
+
+
+@pytest.mark.parametrize("name", sorted(OFFICIAL_KERNELS.in_place_safe))
+def test_a_safe_kernel_may_write_where_it_reads(name: str) -> None:
+    emitted = check(lambda x: IN_PLACE[name](x * 3) * 2, torch.randn(6, 8))
+    # One block of the input's size would not do if an operator could not write in place.
+    assert emitted.memory_plans["forward"].sizes[1] <= 6 * 8 * 4 + 6 * 8 + 128
+
+
+class Scatter(nn.Module):
+    def __init__(self, write: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.arange(12.0).view(3, 4))
+        self.write = write
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        self.cache.copy_(self.write(self.cache, x, i))
+        return self.cache + 1
+
+
+WRITES = {
+    "index_put": lambda c, x, i: torch.index_put(c, (i,), x),
+    "slice_scatter": lambda c, x, _: torch.slice_scatter(c, x, 0, 1, 3),
+    "select_scatter": lambda c, x, _: torch.select_scatter(c, x[0], 0, 1),
+    "scatter": lambda c, x, i: torch.scatter(c, 0, i.view(2, 1).expand(2, 4), x),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_buffer_is_written_without_an_extra_copy(name: str) -> None:
+    module = Scatter(WRITES[name])
+    eager = copy.deepcopy(module)
+    calls = [(torch.randn(2, 4), torch.tensor([2, 0])) for _ in range(3)]
+    emitted = emitted_of(module, calls[0])
+    assert "aten::clone.out" not in kernels(emitted)
+    outcome = official.run(emitted.to_bytes(), [official.Call(call) for call in calls])
+    assert isinstance(outcome, official.Ran), outcome
+    for call, outputs in zip(calls, outcome.outputs, strict=True):
+        official.assert_outputs_close(outputs, [eager(*call)])
+
+
+LAYOUTS = {
+    "relu": torch.relu,
+    "pool": lambda x: torch.nn.functional.max_pool2d(x, 2),
+    "average": lambda x: torch.nn.functional.avg_pool2d(x, 2),
+    "cat": lambda x: torch.cat([x, x * 2], 1),
+    "upsample": lambda x: torch.nn.functional.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"),
+    "add": lambda x: x + x.sigmoid(),
+    "scale": lambda x: x * torch.arange(4.0).view(1, 4, 1, 1),
+    "mean": lambda x: x.mean((2, 3)),
+    "softmax": lambda x: x.softmax(1),
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 1)),
+    "vector beside": lambda x: x + torch.arange(6.0),
+    "permute": lambda x: x.permute(0, 2, 3, 1).contiguous(),
+    "flatten": lambda x: x.flatten(1),
+    "slice": lambda x: x[:, 1:3],
+    "back": lambda x: x.contiguous() * 2,
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_channels_last_image_gives_eagers_values(name: str) -> None:
+    image = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    check(LAYOUTS[name], image)
+
+
+@pytest.mark.parametrize("config", [EmitConfig(plan_inputs=False), EmitConfig(plan_outputs=False)])
+def test_the_caller_may_bring_the_memory(config: EmitConfig) -> None:
+    check(lambda x: (x.view(-1) + 1, x.t() @ x), torch.randn(3, 4), config=config)
