@@ -18,6 +18,18 @@ def _if_else(condition: Scalar, then: Scalar, other: Scalar) -> Scalar:
     return then if condition else other
 
 
+def _remainder(left: int, right: int) -> int:
+    """Return the remainder with the sign of ``left``, as the runtime does, unlike Python."""
+    remainder = abs(left) % abs(right)
+    return -remainder if left < 0 else remainder
+
+
+def _quotient(left: int, right: int) -> int:
+    """Return the quotient rounded towards zero, as the runtime's ``floordiv.int`` does."""
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
 def _sym_size(tensor: torch.Tensor, dim: int) -> int:
     return tensor.shape[dim]
 
@@ -32,10 +44,10 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "sub.Scalar": operator.sub,
     "mul.Scalar": operator.mul,
     "floordiv.Scalar": operator.floordiv,
-    "floordiv.int": operator.floordiv,
+    "floordiv.int": _quotient,
     "truediv.Scalar": operator.truediv,
-    "mod.Scalar": operator.mod,
-    "mod.int": operator.mod,
+    "mod.Scalar": _remainder,
+    "mod.int": _remainder,
     "eq.Scalar": operator.eq,
     "ne.Scalar": operator.ne,
     "lt.Scalar": operator.lt,

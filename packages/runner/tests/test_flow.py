@@ -1,0 +1,98 @@
+"""The order of instructions, and what is needed after each."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowerdeck.runner.flow import always_written, successors
+from lowerdeck.runner.liveness import Groups, analyse, members
+from lowerdeck.runner.machine import BoundChain, Instruction
+from lowerdeck.serializer import JumpFalseCall, MoveCall
+
+
+def test_a_jump_has_two_successors_and_ends_at_the_end() -> None:
+    code = [MoveCall(0, 1), JumpFalseCall(0, 0), JumpFalseCall(0, 99)]
+    assert successors(code) == [(1,), (2, 0), (3, 3)]
+
+
+def test_what_only_one_branch_writes_is_not_always_written() -> None:
+    code = [
+        JumpFalseCall(0, 3),
+        MoveCall(0, 1),
+        JumpFalseCall(0, 4),
+        MoveCall(0, 2),
+        MoveCall(0, 3),
+    ]
+    writes = [set(), {1}, set(), {2}, {3}]
+    found = always_written(code, writes, {0}, {3, 4})
+    assert found == {3: frozenset({0}), 4: frozenset({0})}
+    both = [set(), {1}, set(), {1}, {3}]
+    assert always_written(code, both, {0}, {4}) == {4: frozenset({0, 1})}
+
+
+def test_straight_code_gathers_what_was_written() -> None:
+    code = [MoveCall(0, 1), MoveCall(1, 2)]
+    assert always_written(code, [{1}, {2}], {0}, {1}) == {1: frozenset({0, 1})}
+
+
+def chain(*steps: Instruction, follow: list[tuple[int, ...]] | None = None) -> BoundChain:
+    after = follow or [(index + 1,) for index in range(len(steps))]
+    return BoundChain((), steps, tuple(after), jumps=follow is not None)
+
+
+def step(reads: list[int], writes: list[int]) -> Instruction:
+    return Instruction("step", tuple(reads), tuple(writes), tuple(writes))
+
+
+def test_a_value_is_needed_until_its_last_reader() -> None:
+    code = chain(step([0], [1]), step([1], [2]), step([1, 2], [3]))
+    live = analyse([code], Groups(4, [], []), inputs=[0], outputs=[3], state=[])
+    assert [members(bits) for bits in live.after[0]] == [[1], [1, 2], [3]]
+    assert live.kept == 0
+
+
+def test_what_a_loop_reads_is_needed_to_its_end() -> None:
+    code = chain(
+        step([0], [1]),
+        step([1], [2]),
+        step([2], [3]),
+        step([4], []),
+        follow=[(1,), (2,), (3,), (1, 4)],
+    )
+    live = analyse([code], Groups(5, [], []), inputs=[0, 4], outputs=[3], state=[])
+    assert all(1 in members(bits) for bits in live.after[0])
+
+
+def test_views_and_moves_are_needed_together() -> None:
+    code = chain(step([0], [1]), step([], []), step([2], [3]))
+    groups = Groups(4, [(1, 2)], [])
+    live = analyse([code], groups, inputs=[0], outputs=[3], state=[])
+    assert groups.of(1) == groups.of(2)
+    assert groups.of(1) in members(live.after[0][0])
+    assert live.kept == 0
+
+
+def test_what_is_read_first_is_kept() -> None:
+    code = chain(step([1], [2]), step([2], [1]))
+    live = analyse([code], Groups(3, [], []), inputs=[], outputs=[2], state=[])
+    assert members(live.kept) == [1]
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_liveness_of_straight_code_agrees_with_a_search_forward(seed: int) -> None:
+    rng = random.Random(seed)
+    count = rng.randrange(2, 12)
+    code = [
+        step([rng.randrange(n + 1) for _ in range(rng.randrange(3))], [n + 1])
+        for n in range(count)
+    ]
+    live = analyse(
+        [chain(*code)], Groups(count + 1, [], []), inputs=[0], outputs=[count], state=[]
+    )
+    for index in range(count):
+        later = {value for item in code[index + 1 :] for value in item.reads} | {count}
+        written = {value for item in code[: index + 1] for value in item.writes} | {0}
+        expected = {value for value in later if value in written}
+        assert set(members(live.after[0][index])) == expected
