@@ -139,10 +139,20 @@ class GraphView {
     context.stroke();
   }
 
+  /** A curve to the next row; a longer way goes down between two columns, where no node hides it. */
   edge(context, from, start, to, end) {
-    const middle = (start + end) / 2;
+    const gap = BOX.rowGap - BOX.height;
+    const across = this.x(to) - this.x(from);
     context.moveTo(this.x(from), start);
-    context.bezierCurveTo(this.x(from), middle, this.x(to), middle, this.x(to), end);
+    if (to.y - from.y > 1) {
+      const lane = this.x(from) + (BOX.columnGap / 2) * (across < 0 ? -1 : 1);
+      context.bezierCurveTo(this.x(from), start + gap / 2, lane, start + gap / 2, lane, start + gap);
+      context.lineTo(lane, end - gap);
+      context.bezierCurveTo(lane, end - gap / 2, this.x(to), end - gap / 2, this.x(to), end);
+    } else {
+      const middle = (start + end) / 2;
+      context.bezierCurveTo(this.x(from), middle, this.x(to), middle, this.x(to), end);
+    }
   }
 
   at(event) {

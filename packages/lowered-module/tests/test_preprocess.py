@@ -1,0 +1,304 @@
+"""Executors, caches, progress, several methods, and backends that fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.lowered_module import (
+    BackendDetails,
+    BackendNotFoundError,
+    CompileSpec,
+    MethodProgramsPartitionerSpec,
+    PartitionError,
+    PreprocessError,
+    PreprocessResult,
+    get_lowered_backend_modules,
+    register_backend,
+    to_backend,
+    unregister_backend,
+)
+from lowerdeck.lowered_module.cache import ResultCache
+from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
+from lowerdeck.lowered_module.transport import pack, preprocess_parcel
+from lowerdeck.serializer import NamedDataStore
+
+
+class Counting(BackendDetails):
+    """Counts its calls, puts weights into named data, and fails where it is told to."""
+
+    calls: ClassVar[list[str]] = []
+    fail_on: ClassVar[str | None] = None
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        text = str(edge_program.graph)
+        Counting.calls.append(text)
+        if Counting.fail_on is not None and Counting.fail_on in text:
+            raise ValueError("told to fail")
+        store = NamedDataStore()
+        for name, value in edge_program.state_dict.items():
+            store.add_named_data(name, bytes(value.detach().numpy().tobytes()), alignment=16)
+        handles = [n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op[:4] == "call"]
+        return PreprocessResult(
+            text.encode(), {0: tuple(handles)}, store.get_named_data_store_output()
+        )
+
+
+@pytest.fixture(autouse=True)
+def counting() -> Iterator[None]:
+    register_backend(Counting)
+    Counting.calls.clear()
+    yield
+    Counting.fail_on = None
+    unregister_backend("Counting")
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    return generated(11, 10, control_flow=False).export()
+
+
+def partitioner() -> RunPartitioner:
+    return RunPartitioner(lambda node: "tanh" not in str(node.target), backend_id="Counting")
+
+
+def blobs(program: ExportedProgram) -> list[Any]:
+    return [
+        (m.processed_bytes, m.meta["debug_handle_map"], m.named_data_store_output)
+        for m in get_lowered_backend_modules(program.graph_module)
+    ]
+
+
+def test_a_cache_returns_the_same_without_compiling(
+    program: ExportedProgram, tmp_path: Path
+) -> None:
+    plain = blobs(to_backend(program, partitioner()))
+    calls = len(Counting.calls)
+    first = blobs(to_backend(program, partitioner(), cache=tmp_path))
+    assert len(Counting.calls) == 2 * calls
+    second = blobs(to_backend(program, partitioner(), cache=tmp_path))
+    assert len(Counting.calls) == 2 * calls
+    assert plain == first == second
+
+
+def test_a_cache_misses_when_anything_changes(tmp_path: Path) -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    specs = (CompileSpec("k", b"1"),)
+
+    def lower(*, specs: Sequence[CompileSpec] = specs) -> None:
+        to_backend(
+            program,
+            TaggingPartitioner(lambda _: "t", backend_id="Counting", compile_specs=tuple(specs)),
+            cache=tmp_path,
+        )
+
+    lower()
+    lower()
+    assert len(Counting.calls) == 1
+    lower(specs=(CompileSpec("k", b"2"),))
+    assert len(Counting.calls) == 2
+    with torch.no_grad():
+        program.state_dict["weight"][0, 0] += 1
+    lower()
+    assert len(Counting.calls) == 3
+    Counting.version = "2"
+    lower()
+    Counting.version = ""
+    assert len(Counting.calls) == 4
+
+
+def test_an_altered_cache_file_counts_as_absent(program: ExportedProgram, tmp_path: Path) -> None:
+    wanted = blobs(to_backend(program, partitioner(), cache=tmp_path))
+    for number, path in enumerate(sorted(tmp_path.iterdir())):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] if number % 2 else content[:60] + b"!" + content[61:])
+    assert blobs(to_backend(program, partitioner(), cache=tmp_path)) == wanted
+
+
+def test_other_results_survive_a_failure(program: ExportedProgram, tmp_path: Path) -> None:
+    to_backend(program, partitioner())
+    count = len(Counting.calls)
+    Counting.fail_on = Counting.calls[-1]
+    with pytest.raises(PreprocessError, match="told to fail"):
+        to_backend(program, partitioner(), cache=tmp_path)
+    Counting.fail_on = None
+    Counting.calls.clear()
+    to_backend(program, partitioner(), cache=tmp_path)
+    assert len(Counting.calls) == 1
+    assert count > 1
+
+
+def test_results_with_objects_are_not_kept(tmp_path: Path) -> None:
+    cache = ResultCache(tmp_path)
+    cache.put("key", PreprocessResult(b"x", delegate_info_meta=object()))
+    assert cache.get("key") is None
+    cache.put("key", PreprocessResult(b"x", {"a": (1, 2)}))
+    assert cache.get("key") == PreprocessResult(b"x", {"a": (1, 2)})
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+def lowered_with(executor: Executor, program: ExportedProgram) -> None:
+    wanted = blobs(to_backend(program, partitioner()))
+    assert blobs(to_backend(program, partitioner(), executor=executor)) == wanted
+
+
+def test_threads_give_the_same(program: ExportedProgram) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        lowered_with(executor, program)
+
+
+@pytest.mark.heavy
+def test_processes_give_the_same(program: ExportedProgram) -> None:
+    # Forked children know this module; spawned ones could not import it by its name.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as executor:
+        wanted = blobs(to_backend(program, RunPartitioner(lambda n: "tanh" not in str(n.target))))
+        found = to_backend(
+            program, RunPartitioner(lambda n: "tanh" not in str(n.target)), executor=executor
+        )
+        assert blobs(found) == wanted
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None, reason="distributed is not installed"
+)
+def test_a_cluster_gives_the_same(program: ExportedProgram) -> None:
+    from distributed import Client, LocalCluster  # type: ignore[import-not-found]
+
+    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target))
+    wanted = blobs(to_backend(program, chosen))
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        assert blobs(to_backend(program, chosen, executor=client.get_executor())) == wanted
+
+
+def test_a_parcel_arrives_as_it_was_sent() -> None:
+    program = generated(2, 6, dynamic=True).export()
+    for place, node in enumerate(program.graph.nodes):
+        node.meta["debug_handle"] = 100 + place
+    result = preprocess_parcel(pack(program, Counting, []))
+    assert result.processed_bytes == str(program.graph).encode()
+    assert result.debug_handle_map is not None
+    assert min(result.debug_handle_map[0]) > 100  # type: ignore[index]
+
+
+def test_a_failure_in_an_executor_names_the_partition(program: ExportedProgram) -> None:
+    Counting.fail_on = "graph"
+    with ThreadPoolExecutor(2) as executor, pytest.raises(PreprocessError, match="'run 1'"):
+        to_backend(program, partitioner(), executor=executor)
+
+
+def test_a_program_with_delegates_cannot_travel(program: ExportedProgram) -> None:
+    once = to_backend(program, partitioner())
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(PreprocessError, match="without an executor"),
+    ):
+        to_backend(once, TaggingPartitioner(lambda _: "t"), executor=executor)
+
+
+def test_progress_is_told(program: ExportedProgram) -> None:
+    seen: list[tuple[int, int, str]] = []
+    lowered = to_backend(program, partitioner(), progress=lambda *step: seen.append(step))
+    count = len(blobs(lowered))
+    assert [(done, total) for done, total, _ in seen] == [(i + 1, count) for i in range(count)]
+
+
+@pytest.mark.parametrize("result", [None, 3, PreprocessResult("text")])  # type: ignore[arg-type]
+def test_a_backend_must_return_bytes(program: ExportedProgram, result: Any) -> None:
+    class Wrong(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> Any:
+            return result
+
+    with pytest.raises(PreprocessError, match="return a PreprocessResult with bytes"):
+        to_backend(program, TaggingPartitioner(lambda _: "t", backend_id="Wrong"))
+
+
+def test_an_unknown_backend_is_named(program: ExportedProgram) -> None:
+    with pytest.raises(BackendNotFoundError, match=r"'Absent' was not found. Known: .*Counting"):
+        to_backend(program, TaggingPartitioner(lambda _: "t", backend_id="Absent"))
+
+
+class Together(BackendDetails):
+    """Sees all partitions of all methods at once; may lose some."""
+
+    seen: ClassVar[list[dict[str, int]]] = []
+    lose: ClassVar[int] = 0
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+        raise NotImplementedError
+
+    @classmethod
+    def preprocess_multimethod(cls, edge_programs: Any, compile_specs: Any) -> Any:
+        cls.seen.append({method: len(found) for method, found in edge_programs.items()})
+        assert all(
+            len(compile_specs[method]) == len(found) for method, found in edge_programs.items()
+        )
+        return {
+            method: [PreprocessResult(f"{method} {i}".encode()) for i in range(len(found))][
+                : len(found) - cls.lose
+            ]
+            for method, found in edge_programs.items()
+        }
+
+
+def methods(backend_id: str) -> MethodProgramsPartitionerSpec:
+    programs = {
+        name: generated(seed, 6, control_flow=False).export()
+        for seed, name in enumerate(["one", "two", "three"])
+    }
+    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target), backend_id=backend_id)
+    return MethodProgramsPartitionerSpec(programs, {"one": chosen, "two": chosen})
+
+
+def test_a_backend_may_see_all_methods_at_once() -> None:
+    spec = methods("Together")
+    lowered = to_backend(spec)
+    assert list(lowered) == ["one", "two", "three"]
+    assert lowered["three"] is spec.method_to_edge_program["three"]
+    (seen,) = Together.seen
+    for name, count in seen.items():
+        assert [blob for blob, _, _ in blobs(lowered[name])] == [
+            f"{name} {i}".encode() for i in range(count)
+        ]
+
+
+def test_a_backend_that_looks_at_each_serves_several_methods(tmp_path: Path) -> None:
+    first = to_backend(methods("Counting"), cache=tmp_path)
+    calls = len(Counting.calls)
+    second = to_backend(methods("Counting"), cache=tmp_path)
+    assert len(Counting.calls) == calls
+    assert {name: blobs(program) for name, program in first.items()} == {
+        name: blobs(program) for name, program in second.items()
+    }
+
+
+def test_too_few_results_are_an_error() -> None:
+    Together.lose = 1
+    try:
+        with pytest.raises(
+            PreprocessError, match=r"results for the \d+ partitions of method 'one'"
+        ):
+            to_backend(methods("Together"))
+    finally:
+        Together.lose = 0
+
+
+def test_a_partitioner_without_a_program_is_an_error() -> None:
+    with pytest.raises(PartitionError, match="partitioners for methods absent"):
+        to_backend(MethodProgramsPartitionerSpec({}, {"absent": partitioner()}))
