@@ -86,6 +86,14 @@ def test_inputs_follow_the_parents_order_or_first_use() -> None:
     assert [node.name for node in fused.inputs] == ["c", "b", "a"]
 
 
+def test_first_use_counts_the_reads_of_nested_regions() -> None:
+    gm = symbolic_trace(lambda b, a: a.sin() + b)
+    n = named(gm)
+    region = Region("outer", [n["add"]], children=[Region("inner", [n["sin"]])])
+    done = outline(gm, [region], input_order="first_use")
+    assert done.regions[region].inputs == (n["a"], n["b"])
+
+
 def test_outputs_follow_the_parents_order() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         a = x.sin()

@@ -66,22 +66,21 @@ def find_boundary(
     )
     _force(tree, found)
     home = tree.home
-    for index in range(1, size):
-        region = tree.regions[index]
-        for node in tree.members[index]:
-            for source in node.all_input_nodes:
-                source_home = home.get(source, ROOT)
-                if source_home == index:
+    # In the graph's order, so that first uses count wherever in the hierarchy they stand.
+    for node, index in home.items():
+        for source in node.all_input_nodes:
+            source_home = home.get(source, ROOT)
+            if source_home == index:
+                continue
+            if attribute_name is not None and source.op in {"placeholder", "get_attr"}:
+                name = attribute_name(tree.regions[index], source)
+                if name is not None:
+                    found.local[index][source] = name
                     continue
-                if attribute_name is not None and source.op in {"placeholder", "get_attr"}:
-                    name = attribute_name(region, source)
-                    if name is not None:
-                        found.local[index][source] = name
-                        continue
-                _cross(tree, found, source, source_home, node, index, carries=True)
-            for user in node.users:
-                if user not in home:
-                    _cross(tree, found, node, index, user, ROOT, carries=True)
+            _cross(tree, found, source, source_home, node, index, carries=True)
+        for user in node.users:
+            if user not in home:
+                _cross(tree, found, node, index, user, ROOT, carries=True)
     for before, after in order:
         first, second = home.get(before, ROOT), home.get(after, ROOT)
         if first != second:

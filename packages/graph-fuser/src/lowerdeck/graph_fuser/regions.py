@@ -54,7 +54,8 @@ class RegionTree:
         parent: Index of each region's parent; -1 for the root.
         depth: Number of regions around each.
         children: Indices of each region's children.
-        home: The region in which a node directly stands; nodes of the root are absent.
+        home: The region in which a node directly stands, in the graph's order; nodes of the root
+            are absent.
         position: The place of every node of the graph.
         members: The direct nodes of each region in the graph's order; empty for the root.
         first: The smallest position of any node in or under each region.
@@ -175,13 +176,13 @@ def _stranger(node: Node, graph: Graph, name: str) -> RegionError:
 def _order_members(tree: RegionTree) -> None:
     position = tree.position
     tree.members = [[] for _ in tree.regions]
+    tree.home = dict(sorted(tree.home.items(), key=lambda pair: position[pair[0]]))
     for node, index in tree.home.items():
         tree.members[index].append(node)
     far = len(position)
     tree.first = [far] * len(tree.regions)
     for index in range(len(tree.regions) - 1, 0, -1):
         members = tree.members[index]
-        members.sort(key=position.__getitem__)
         if members:
             tree.first[index] = min(tree.first[index], position[members[0]])
         parent = tree.parent[index]

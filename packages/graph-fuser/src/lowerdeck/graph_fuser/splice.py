@@ -133,7 +133,7 @@ def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
 def _erase(graph: Graph, tree: RegionTree) -> None:
     """Erase the nodes that moved into regions, readers first."""
     position = tree.position
-    doomed = sorted(tree.home, key=position.__getitem__, reverse=True)
+    doomed = list(reversed(tree.home))
     for node in doomed:
         # Only in a graph out of order does a reader stand before what it reads.
         if any(position[user] < position[node] for user in node.users if user in position):
