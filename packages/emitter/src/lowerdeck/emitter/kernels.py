@@ -72,7 +72,11 @@ _NAMES = {
 
 # Kernels that take images whose channels are innermost in memory. All others get contiguous ones.
 _CHANNELS_LAST = """
-    convolution max_pool2d_with_indices cat upsample_bilinear2d upsample_nearest2d
+    convolution max_pool2d_with_indices upsample_bilinear2d upsample_nearest2d
+"""
+
+# Elementwise kernels that take them when all their tensors have one shape: they broadcast wrongly.
+_CHANNELS_LAST_ALIKE = """
     relu sigmoid tanh gelu hardtanh clamp leaky_relu elu neg exp log sqrt rsqrt sin cos erf abs
     reciprocal logical_not add sub mul div pow maximum minimum where eq ne lt le gt ge
 """
@@ -111,6 +115,7 @@ class KernelTable:
         names: Full names, such as ``"aten::add.out"``; an operator without overload has no dot.
         contiguous_only: Operators (without overload) whose kernels demand contiguous tensors.
         channels_last: Operators whose kernels take channels-last tensors.
+        channels_last_alike: Operators whose kernels do so if all their tensors have one shape.
         in_place_safe: Operators whose output may be the memory of an input that is alike.
         writes_into_self: Operators whose output may be the memory of their first argument.
         first_out_in_place: Operators with several outputs of which the first may be the memory
@@ -121,6 +126,7 @@ class KernelTable:
     names: frozenset[str]
     contiguous_only: frozenset[str]
     channels_last: frozenset[str]
+    channels_last_alike: frozenset[str]
     in_place_safe: frozenset[str]
     writes_into_self: frozenset[str]
     first_out_in_place: frozenset[str]
@@ -143,6 +149,7 @@ class KernelTable:
             self.names | frozenset(names),
             self.contiguous_only,
             self.channels_last,
+            self.channels_last_alike,
             self.in_place_safe,
             self.writes_into_self,
             self.first_out_in_place,
@@ -158,6 +165,7 @@ OFFICIAL_KERNELS = KernelTable(
     _full_names(),
     frozenset(_CONTIGUOUS_ONLY.split()),
     frozenset(_CHANNELS_LAST.split()),
+    frozenset(_CHANNELS_LAST_ALIKE.split()),
     frozenset(_IN_PLACE_SAFE.split()),
     frozenset(_WRITES_INTO_SELF.split()),
     frozenset(_FIRST_OUT_IN_PLACE.split()),

@@ -90,7 +90,7 @@ class _Layouts:
         tensors = [value for value in values_in(call.args) if isinstance(value, TensorValue)]
         if call.op_name in _COPIES and isinstance(call.target, torch._ops.OpOverload):
             self._copy(call)
-        elif call.op_name in self._table.channels_last and _all_channels_last(tensors):
+        elif self._takes_channels_last(call, tensors) and _all_channels_last(tensors):
             rank = _image_rank(tensors)
             order = channels_last_order(rank)
             call.args = self._laid_out(call.args, rank, order)
@@ -100,6 +100,12 @@ class _Layouts:
             call.args = self._laid_out(call.args, None, ())
             for out in _tensor_outs(call):
                 out.dim_order = contiguous_order(out.rank)
+
+    def _takes_channels_last(self, call: Call, tensors: list[TensorValue]) -> bool:
+        if call.op_name in self._table.channels_last:
+            return True
+        alike = len({value.sizes for value in tensors}) == 1
+        return alike and call.op_name in self._table.channels_last_alike
 
     def _copy(self, call: Call) -> None:
         """Give a copy the layout that its memory format asks for."""
