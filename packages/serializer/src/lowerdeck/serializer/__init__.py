@@ -26,14 +26,14 @@ from lowerdeck.serializer.errors import (
     TextError,
     TruncatedError,
 )
-from lowerdeck.serializer.external_data import (
+from lowerdeck.serializer.external_read import PtdFile, deserialize_ptd, open_ptd
+from lowerdeck.serializer.external_write import (
     ExternalData,
     ExternalEntry,
     external_data,
     serialize_ptd,
     write_ptd,
 )
-from lowerdeck.serializer.external_read import PtdFile, deserialize_ptd, open_ptd
 from lowerdeck.serializer.header import ExtendedHeader
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.model_files import OpenModel, open_model, write_model

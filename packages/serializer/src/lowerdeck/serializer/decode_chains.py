@@ -17,6 +17,7 @@ class ChainDecoder:
 
     def __init__(self, reader: TableReader) -> None:
         self._reader = reader
+        self._read_instruction = reader.table("Instruction")
         self._frames: dict[int, schema.Frame] = {}
         self._kinds: tuple[Callable[[int], Any] | None, ...] = (
             None,
@@ -45,7 +46,7 @@ class ChainDecoder:
 
     def instruction(self, position: int) -> schema.Instruction:
         """Return the instruction at ``position``."""
-        number, call = self._reader.fields("Instruction", position)
+        number, call = self._read_instruction(position)
         kind = self._kinds[number] if number < len(self._kinds) else None
         if kind is None:
             raise EnumError(
@@ -62,9 +63,10 @@ class ChainDecoder:
 
     def _call_of(self, name: str) -> Callable[[int], Any]:
         reader, made, field = self._reader, getattr(schema, name), f"{name}.args"
+        read = reader.table(name)
 
         def decode(position: int) -> Any:
-            index, args = reader.fields(name, position)
+            index, args = read(position)
             if not args:
                 raise MissingFieldError("found no vector", field=field, offset=position)
             return made(index, reader.scalars(args, "i32", field))
@@ -72,8 +74,8 @@ class ChainDecoder:
         return decode
 
     def _numbers_of(self, name: str) -> Callable[[int], Any]:
-        reader, made = self._reader, getattr(schema, name)
-        return lambda position: made(*reader.fields(name, position))
+        read, made = self._reader.table(name), getattr(schema, name)
+        return lambda position: made(*read(position))
 
     def _frame_list(self, position: int) -> schema.FrameList:
         (items,) = self._reader.fields("FrameList", position)

@@ -46,6 +46,9 @@ class ValueDecoder:
 
     def __init__(self, reader: TableReader) -> None:
         self._reader = reader
+        self._evalue = reader.table("EValue")
+        self._read_tensor = reader.table("Tensor")
+        self._read_allocation = reader.table("AllocationDetails")
         self._kinds: tuple[Callable[[int], Any] | None, ...] = (
             None,
             self._null,
@@ -59,7 +62,7 @@ class ValueDecoder:
 
     def value(self, position: int) -> schema.EValue:
         """Return the EValue at ``position``."""
-        number, val = self._reader.fields("EValue", position)
+        number, val = self._evalue(position)
         kind = self._kinds[number] if number < len(self._kinds) else None
         if kind is None:
             raise EnumError(
@@ -73,7 +76,7 @@ class ValueDecoder:
         return schema.EValue(kind(val))
 
     def _null(self, position: int) -> schema.Null:
-        self._reader.shape("Null", position)
+        self._reader.fields("Null", position)
         return schema.Null()
 
     def _int(self, position: int) -> schema.Int:
@@ -90,12 +93,12 @@ class ValueDecoder:
         return schema.String(self._reader.string(text, "String.string_val"))
 
     def _list_of(self, name: str) -> Callable[[int], Any]:
-        reader, made = self._reader, getattr(schema, name)
+        reader, made, read = self._reader, getattr(schema, name), self._reader.table(name)
         kind = {"IntList": "i64", "DoubleList": "f64", "BoolList": "bool"}.get(name, "i32")
         field = f"{name}.items"
 
         def decode(position: int) -> Any:
-            (items,) = reader.fields(name, position)
+            (items,) = read(position)
             if not items:
                 raise MissingFieldError("found no vector", field=field, offset=position)
             return made(reader.scalars(items, kind, field))
@@ -115,21 +118,20 @@ class ValueDecoder:
             layout,
             dynamism,
             extra,
-        ) = reader.fields("Tensor", position)
-        for vector, field in ((sizes, "Tensor.sizes"), (dim_order, "Tensor.dim_order")):
-            if not vector:
-                raise MissingFieldError("found no vector", field=field, offset=position)
+        ) = self._read_tensor(position)
+        if not (sizes and dim_order):
+            field = "Tensor.dim_order" if sizes else "Tensor.sizes"
+            raise MissingFieldError("found no vector", field=field, offset=position)
         reader.spend(OBJECT_COST, "Tensor", position)
         return schema.Tensor(
-            member(SCALAR_TYPES, scalar_type, "Tensor.scalar_type", position),
+            SCALAR_TYPES.get(scalar_type)
+            or member(SCALAR_TYPES, scalar_type, "Tensor.scalar_type", position),
             storage_offset,
             reader.scalars(sizes, "i32", "Tensor.sizes"),
             reader.scalars(dim_order, "u8", "Tensor.dim_order"),
             bool(requires_grad),
             data_buffer_idx,
-            schema.AllocationDetails(*reader.fields("AllocationDetails", allocation))
-            if allocation
-            else None,
+            schema.AllocationDetails(*self._read_allocation(allocation)) if allocation else None,
             layout,
             member(DYNAMISMS, dynamism, "Tensor.shape_dynamism", position),
             self._extra(extra) if extra else None,

@@ -18,7 +18,7 @@ from lowerdeck.serializer.errors import (
     SegmentError,
     TruncatedError,
 )
-from lowerdeck.serializer.external_data import (
+from lowerdeck.serializer.external_write import (
     HEADER_LENGTH,
     HEADER_MAGIC,
     HEADER_STRUCT,

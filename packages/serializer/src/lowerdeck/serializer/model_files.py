@@ -9,13 +9,13 @@ from pathlib import Path
 
 from lowerdeck.serializer.enums import TensorDataLocation
 from lowerdeck.serializer.errors import ContentError, ProgramError
-from lowerdeck.serializer.external_data import (
+from lowerdeck.serializer.external_read import PtdFile, open_ptd
+from lowerdeck.serializer.external_write import (
     ExternalData,
     ExternalEntry,
     external_data,
     ptd_pieces,
 )
-from lowerdeck.serializer.external_read import PtdFile, open_ptd
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.named_data import NamedDataStoreOutput, TensorLayout
 from lowerdeck.serializer.read import PteFile, open_pte

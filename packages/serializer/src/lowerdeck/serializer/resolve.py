@@ -18,6 +18,7 @@ from lowerdeck.serializer.infer import (
     segment_alignments,
     tensor_alignment,
 )
+from lowerdeck.serializer.storage import same_bytes
 
 
 @dataclass(slots=True)
@@ -168,6 +169,8 @@ class SegmentResolver:
         for index, offset in enumerate(offsets[1:], 1):
             if index in use:
                 used_at[offset] = max(used_at.get(offset, 0), use[index])
+        lengths: dict[int, int] = {}
+        loose: dict[int, int] = {}
         for index, offset in enumerate(offsets[1:], 1):
             used = used_at.get(offset, 0)
             if offset + used > len(whole):
@@ -177,19 +180,24 @@ class SegmentResolver:
                 )
             after = bisect_right(starts, offset)
             # Nothing is padded behind the last one.
-            end = len(whole)
-            if after < len(starts) and starts[after] < end:
-                end = starts[after]
-                follower = aliases.get(end)
+            length, reach = len(whole) - offset, 1
+            if after < len(starts) and starts[after] < len(whole):
+                length = starts[after] - offset
+                follower = aliases.get(starts[after])
                 reach = lcm(alignment, follower.alignment) if follower else alignment
-                padding = end - offset - used
-                if (
-                    offset in used_at
-                    and 0 < padding < reach
-                    and not any(whole[end - padding : end])
-                ):
-                    end -= padding
-            buffers.append(schema.Buffer(whole[offset : max(end, offset + used)]))
+                tail = (
+                    whole[offset + used : offset + length].tobytes()
+                    if length - used < reach
+                    else b"1"
+                )
+                if offset in used_at and not any(tail):
+                    length = used
+                elif length > used:
+                    loose[offset] = max(used, length - reach + 1)
+            lengths[offset] = max(length, used)
+        _tell_apart(whole, lengths, loose)
+        for offset in offsets[1:]:
+            buffers.append(schema.Buffer(whole[offset : offset + lengths[offset]]))
         return buffers
 
     def _inner_segments(self, outer: int) -> dict[int, _InnerSegment]:
@@ -205,6 +213,36 @@ class SegmentResolver:
             size = max(segment.size, known.size if known else 0)
             found[start] = _InnerSegment(size, alignment)
         return found
+
+
+def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: dict[int, int]) -> None:
+    """Shorten what may be padding until no two contents are equal, for a writer would join them.
+
+    Args:
+        whole: The segment.
+        lengths: Length of each content by its offset; changed in place.
+        loose: For contents that nothing tells the length of, the least that they can have.
+    """
+    if not loose:
+        return
+    by_length: dict[int, list[int]] = {}
+    for offset, length in lengths.items():
+        if offset not in loose:
+            by_length.setdefault(length, []).append(offset)
+    for offset, least in loose.items():
+        length = lengths[offset]
+        view = whole[offset : offset + length]
+        while (
+            length > least
+            and view[length - 1] == 0
+            and any(
+                same_bytes(view[:length], whole[other : other + length])
+                for other in by_length.get(length, ())
+            )
+        ):
+            length -= 1
+        lengths[offset] = length
+        by_length.setdefault(length, []).append(offset)
 
 
 @dataclass(frozen=True, slots=True)

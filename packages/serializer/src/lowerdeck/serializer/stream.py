@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -46,13 +45,12 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
     made: list[tuple[str, Path]] = []
     try:
         for pieces, path in files:
-            handle, name = tempfile.mkstemp(
-                prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
-            )
+            handle, name = _new_file(path)
             made.append((name, path))
             with os.fdopen(handle, "wb", buffering=0) as file:
                 written += _write(pieces, file)
-                os.fchmod(file.fileno(), _mode(path))
+                with suppress(FileNotFoundError):
+                    os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
                 os.fsync(file.fileno())
         for name, path in made:
             os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
@@ -76,10 +74,9 @@ def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
     return total
 
 
-def _mode(path: Path) -> int:
-    # mkstemp makes private files; a model should be as readable as one that open() makes.
-    with suppress(OSError):
-        return path.stat().st_mode & 0o7777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+def _new_file(path: Path) -> tuple[int, str]:
+    """Create a file of an unused name beside ``path``; the module tempfile is slow to import."""
+    while True:
+        name = str(path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp"))
+        with suppress(FileExistsError):
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), name

@@ -7,9 +7,9 @@ one call, which makes the checks cheaper than the peer's unchecked reading.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from lowerdeck.serializer.errors import (
     AlignmentError,
@@ -33,18 +33,16 @@ class Shape:
 
     Attributes:
         size: Bytes that the table takes.
-        places: Offset of each field in the table, 0 if absent.
+        wide: Where the 8-byte fields are in the table.
+        offsets: Index and place of each present field that is an offset.
         unpack: Reads the present fields, in the order in which they stand.
-        pick: Brings them into id order, followed by the defaults of the absent ones.
-        wide: Whether a field is 8 bytes wide.
+        pick: Brings them and a default into id order; None where they are in order already.
     """
 
-    __slots__ = ("name", "pick", "places", "size", "unpack", "wide")
+    __slots__ = ("offsets", "pick", "size", "unpack", "wide")
 
-    def __init__(self, name: str, fields: tuple[Field, ...], size: int, places: list[int]) -> None:
-        self.name = name
+    def __init__(self, fields: tuple[Field, ...], size: int, places: list[int]) -> None:
         self.size = size
-        self.places = tuple(places)
         self.wide: tuple[int, ...] = tuple(
             place for field, place in zip(fields, places, strict=True) if place and field.size == 8
         )
@@ -54,14 +52,22 @@ class Shape:
             code.append(f"{place - end}x{fields[index].code}")
             end = place + fields[index].size
         self.unpack = struct.Struct("".join(code)).unpack_from
-        # Values come in file order; the last one of the tuple is the default of absent fields.
+        self.offsets = tuple(
+            (index, place)
+            for index, place in enumerate(places)
+            if place and fields[index].is_offset
+        )
+        # Values come in file order; behind them stands the default of absent fields.
         position = {index: number for number, (_, index) in enumerate(order)}
         picks = [position.get(index, len(order)) for index in range(len(fields))]
-        self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-        if len(picks) > 1:
-            self.pick = itemgetter(*picks)
-        else:
-            self.pick = lambda values: tuple(values[pick] for pick in picks)
+        self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+        if picks != list(range(len(order))):
+            self.pick = itemgetter(*picks) if len(picks) > 1 else _nothing
+
+
+def _nothing(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the fields of a table whose only field is absent."""
+    return values[-1:]
 
 
 class TableReader:
@@ -92,7 +98,9 @@ class TableReader:
         self.size = len(data)
         self._tables = tables
         self._shapes: dict[str, dict[int, Shape]] = {name: {} for name in tables}
+        self._readers = {name: self.table(name) for name in tables}
         self._strings: dict[int, str] = {}
+        self._leaves: dict[tuple[int, str], tuple[Any, ...]] = {}
         self._vectors: dict[str, list[Callable[..., tuple[Any, ...]]]] = {
             code: [struct.Struct(f"<{count}{code}").unpack_from for count in range(24)]
             for code in "iBqQd?"
@@ -114,24 +122,63 @@ class TableReader:
                 offset=position,
             )
 
-    def shape(self, name: str, position: int) -> Shape:
-        """Return the checked shape of the table at ``position``.
+    def table(self, name: str) -> Callable[[int], Sequence[Any]]:
+        """Return a function that reads all fields of one kind of table, in id order.
 
-        Raises:
-            FormatError: The table or its vtable is malformed or outside the FlatBuffer.
+        Given a position it returns scalars as numbers, and offsets as positions in the file, or 0
+        where absent. It raises a :class:`FormatError` where the table, its vtable or an offset is
+        malformed.
+
+        Args:
+            name: Name of the table.
         """
+        data, size, shapes = self.data, self.size, self._shapes[name]
+        last = size - 4
+
+        def read(position: int) -> Sequence[Any]:
+            if position & 3 or position > last:
+                self._refuse_table(name, position)
+            vtable = position - _unpack_i32(data, position)[0]
+            shape = shapes.get(vtable)
+            if shape is None:
+                shape = shapes[vtable] = self._new_shape(name, vtable, position)
+            if position + shape.size > size or shape.wide:
+                self._check_table(name, position, shape)
+            values = shape.unpack(data, position)
+            if shape.pick is not None:
+                values = shape.pick((*values, 0))
+            if not shape.offsets:
+                return values
+            found = list(values)
+            for index, place in shape.offsets:
+                offset = found[index]
+                target = position + place + offset
+                if not offset or target > last:
+                    self.target(position + place, offset, name, self._tables[name][index].name)
+                found[index] = target
+            return found
+
+        return read
+
+    def fields(self, name: str, position: int) -> Sequence[Any]:
+        """Return all fields of one table, as the function that :meth:`table` returns does.
+
+        Args:
+            name: Name of the table.
+            position: Where it is.
+        """
+        return self._readers[name](position)
+
+    def _refuse_table(self, name: str, position: int) -> NoReturn:
         if position & 3:
             raise AlignmentError(
                 "found a table, expected a multiple of 4", field=name, offset=position
             )
-        if not 0 <= position <= self.size - 4:
-            raise OffsetError(
-                f"found a table outside the {self.size} bytes", field=name, offset=position
-            )
-        vtable = position - _unpack_i32(self.data, position)[0]
-        shape = self._shapes[name].get(vtable)
-        if shape is None:
-            shape = self._shapes[name][vtable] = self._new_shape(name, vtable, position)
+        raise OffsetError(
+            f"found a table outside the {self.size} bytes", field=name, offset=position
+        )
+
+    def _check_table(self, name: str, position: int, shape: Shape) -> None:
         if position + shape.size > self.size:
             raise OffsetError(
                 f"found a table of {shape.size} bytes that ends behind the {self.size} bytes",
@@ -145,22 +192,6 @@ class TableReader:
                     field=name,
                     offset=position + place,
                 )
-        return shape
-
-    def fields(self, name: str, position: int) -> tuple[Any, ...]:
-        """Return all fields of a table in id order.
-
-        Scalars are numbers; offsets are positions in the file, or 0 where absent.
-        """
-        shape = self.shape(name, position)
-        values = shape.pick((*shape.unpack(self.data, position), 0))
-        fields = self._tables[name]
-        return tuple(
-            self.target(position + place, value, name, field.name)
-            if place and field.is_offset
-            else value
-            for field, place, value in zip(fields, shape.places, values, strict=True)
-        )
 
     def target(self, place: int, offset: int, table: str, field: str) -> int:
         """Return where the offset at ``place`` leads, checked to be inside the FlatBuffer."""
@@ -202,19 +233,27 @@ class TableReader:
         """Return a vector of scalars as a new list; an absent one (0) is empty."""
         if not position:
             return []
-        width = SCALAR_SIZES[kind]
-        count = self.count(position, width, field)
-        self._budget -= LIST_COST + SLOT_COST * count
+        key = position, kind
+        found = self._leaves.get(key)
+        if found is None:
+            found = self._leaves[key] = self._vector(position, kind, field)
+        self._budget -= LIST_COST + SLOT_COST * len(found)
         if self._budget < 0:
             self.spend(0, field, position)
+        return list(found)
+
+    def _vector(self, position: int, kind: str, field: str) -> tuple[Any, ...]:
+        width = SCALAR_SIZES[kind]
+        count = self.count(position, width, field)
         if width == 8 and self._strict and count and (position + 4) & 7:
             raise AlignmentError(
                 "found 8-byte elements, expected a multiple of 8", field=field, offset=position + 4
             )
+        self.spend(_ELEMENT_COST * count, field, position)
         code = _VECTOR_CODES[kind]
         if count < 24:
-            return list(self._vectors[code][count](self.data, position + 4))
-        return list(struct.unpack_from(f"<{count}{code}", self.data, position + 4))
+            return self._vectors[code][count](self.data, position + 4)
+        return struct.unpack_from(f"<{count}{code}", self.data, position + 4)
 
     def tables(self, position: int, field: str) -> Iterator[int]:
         """Yield the positions of the tables in a vector; an absent one (0) is empty."""
@@ -301,9 +340,11 @@ class TableReader:
                     offset=vtable,
                 )
             end = place + field.size
-        return Shape(name, fields, size, places)
+        return Shape(fields, size, places)
 
 
+# Bytes of a number that no other vector shares, and of its place in the tuple that is kept.
+_ELEMENT_COST = 40
 _VECTOR_CODES = {"i32": "i", "u8": "B", "i64": "q", "u64": "Q", "f64": "d", "bool": "?"}
 
 

@@ -38,6 +38,20 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
 }
 
 
+_COMPLEX = {
+    ScalarType.COMPLEX_HALF,
+    ScalarType.COMPLEX_FLOAT,
+    ScalarType.COMPLEX_DOUBLE,
+}
+_OF_REAL_AND_COMPLEX = {"aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::abs.out"}
+# Kernels abort the process on types that they do not know.
+_UNUSABLE = {
+    kind
+    for kind in ScalarType
+    if kind.name.startswith(("QINT", "QUINT", "BITS", "FLOAT8")) or kind is ScalarType.COMPLEX_HALF
+}
+
+
 class ChainVerifier:
     """Checks the instructions of one method; each check names the place that is wrong."""
 
@@ -122,6 +136,12 @@ class ChainVerifier:
             self._verify_kind(name, number, index, letter)
         if returned:
             self._verify_kind(name, len(letters), call.args[-1], returned)
+        if name.endswith("_") and call.args[-1] != call.args[0]:
+            self._refuse(
+                f"found {call.args[-1]} for the return value of {name}, which works in place on "
+                f"{call.args[0]}"
+            )
+        self._verify_types(name, letters, call.args)
         for number in POSITIVE_ARGUMENTS.get(name, ()):
             self._verify_positive(name, number, call.args[number])
 
@@ -153,11 +173,36 @@ class ChainVerifier:
         for item in value.items if isinstance(value, schema.IntList) else (index,):
             known = self._plan.values[item].val
             # What an instruction computes is not known before it runs.
-            if isinstance(known, schema.Int) and known.int_val < 1 and item not in self._computed:
+            if not isinstance(known, schema.Int) or item in self._computed:
+                continue
+            if not 1 <= known.int_val < 1 << 31:
                 self._refuse(
                     f"found {known.int_val} (value {item}) as argument {number} of {name}, "
-                    "expected at least 1, for the kernel divides by it"
+                    "expected 1 to 2**31, for the kernel divides by it and counts up to it"
                 )
+
+    def _verify_types(self, name: str, letters: str, args: list[int]) -> None:
+        """Refuse element types on which kernels abort, and outputs that overlap inputs."""
+        tensors = [
+            (letter, tensor)
+            for letter, index in zip(letters, args, strict=False)
+            if isinstance(tensor := self._plan.values[index].val, schema.Tensor)
+        ]
+        kinds = {tensor.scalar_type for _, tensor in tensors}
+        odd = kinds & _UNUSABLE
+        if odd:
+            self._refuse(
+                f"found tensors of {odd} as arguments of {name}, which has no such kernel"
+            )
+        if kinds & _COMPLEX and kinds - _COMPLEX and name not in _OF_REAL_AND_COMPLEX:
+            self._refuse(f"found tensors of {kinds} as arguments of {name}, expected one kind")
+        for letter, written in tensors:
+            if letter == "W":
+                for other_letter, read in tensors:
+                    if other_letter != "W" and _overlap_askew(written, read):
+                        self._refuse(
+                            f"found planned memory that {name} reads and overwrites with a shift"
+                        )
 
     def _verify_delegate(self, call: schema.DelegateCall) -> None:
         count = len(self._plan.delegates)
@@ -270,3 +315,12 @@ class ChainVerifier:
             field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
             offset=self._position(self._chain, self._step),
         )
+
+
+def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:
+    """Return whether two tensors share planned memory without starting at the same place."""
+    ours, theirs = left.allocation_info, right.allocation_info
+    if ours is None or theirs is None or ours.memory_id != theirs.memory_id:
+        return False
+    start, other = ours.memory_offset, theirs.memory_offset
+    return start != other and start < other + right.nbytes and other < start + left.nbytes

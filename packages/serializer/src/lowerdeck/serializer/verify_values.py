@@ -110,6 +110,13 @@ class ValueVerifier:
             self._refuse(
                 f"found memory_id {number}, expected 1 to {len(memories) - 1}", IndexRangeError
             )
+        itemsize = tensor.scalar_type.itemsize
+        if allocation.memory_offset % itemsize:
+            self._refuse(
+                f"found planned memory at {allocation.memory_offset}, expected a multiple of "
+                f"{itemsize}, the size of an element",
+                AlignmentError,
+            )
         end = allocation.memory_offset + tensor.nbytes
         if end > memories[number]:
             self._refuse(

@@ -1,0 +1,412 @@
+"""lowerdeck.serializer beside ExecuTorch 1.4.1: writing, reading, opening, and what they cost.
+
+The peer's serializer needs the whole of executorch (``nox -s bench``); without it only our own
+figures are given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
+from lowerdeck.serializer import (
+    AllocationDetails,
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Buffer,
+    Chain,
+    ContainerMetadata,
+    DataLocation,
+    EValue,
+    ExecutionPlan,
+    Instruction,
+    Int,
+    IntList,
+    KernelCall,
+    NamedData,
+    Operator,
+    Program,
+    ScalarType,
+    Tensor,
+    deserialize_pte,
+    serialize_pte,
+    write_pte,
+)
+
+PACKAGE = "serializer"
+_MB = 1 << 20
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield every row; ``quick`` keeps to small sizes."""
+    peer = _peer()
+    yield from _instructions(quick, peer)
+    yield from _open(quick)
+    yield from _big_constants(quick)
+    yield from _inline(quick, peer)
+    yield from _sizes(peer)
+    yield from _imports(peer)
+
+
+def program_of(count: int) -> Program:
+    """Return a program of ``count`` kernel calls, like those of a real model.
+
+    Every call makes a tensor of its own in planned memory; shapes, operators and scalars recur.
+    """
+    operators = [Operator(f"aten::op_{i}", "out") for i in range(60)]
+    shapes = [[1, 2**i, 7 * j] for i in range(8) for j in range(1, 5)]
+    values = [EValue(Int(i)) for i in range(50)]
+    values += [EValue(IntList([i, i + 1])) for i in range(40)]
+    first = len(values)
+    values += [
+        EValue(
+            Tensor(
+                ScalarType.FLOAT,
+                sizes=list(shapes[i % len(shapes)]),
+                dim_order=[0, 1, 2],
+                allocation_info=AllocationDetails.at(1, 16 * (i * 7919 % (count + 5))),
+            )
+        )
+        for i in range(count + 2)
+    ]
+    steps = [
+        Instruction(
+            KernelCall(i % 60, [first + i, first + i + 1, i % 90, first + i + 2, first + i + 2])
+        )
+        for i in range(count)
+    ]
+    plan = ExecutionPlan(
+        "forward",
+        ContainerMetadata("[]", "[]"),
+        values,
+        [first, first + 1],
+        [first + count + 1],
+        [Chain(instructions=steps)],
+        operators,
+        [],
+        [0, 16 * (count + 5) + 4096],
+    )
+    return Program(execution_plan=[plan])
+
+
+@dataclass(frozen=True)
+class Peer:
+    """ExecuTorch's own serializer."""
+
+    schema: Any
+    module: Any
+    file: Any
+
+    def write(self, program: Any, named: Any = None, *, extract: bool = True) -> bytes:
+        """Return a program of theirs as a file."""
+        file = self.file(program=program, named_data=named)
+        return bytes(self.module._serialize_pte_binary(file, extract_delegate_segments=extract))
+
+    def read(self, data: bytes) -> Any:
+        """Return the program of a file as theirs."""
+        return self.module._deserialize_pte_binary(data)
+
+
+def _peer() -> Peer | None:
+    if importlib.util.find_spec("executorch") is None:
+        return None
+    try:
+        module = importlib.import_module("executorch.exir._serialize")
+        schema = importlib.import_module("executorch.exir.schema")
+        program = importlib.import_module("executorch.exir._serialize._program")
+    except ImportError:
+        # The runtime alone (``--no-deps``) is installed: nothing to compare with.
+        return None
+    return Peer(schema, module, program.PTEFile)
+
+
+def _to_peer(peer: Peer, program: Program) -> Any:
+    """Return the same program in their classes (whose names are ours)."""
+    theirs = peer.schema
+
+    def value(val: Any) -> Any:
+        if isinstance(val, Tensor):
+            place = val.allocation_info
+            return theirs.Tensor(
+                theirs.ScalarType(int(val.scalar_type)),
+                *(0, val.sizes, val.dim_order, False, 0, val.data_buffer_idx),
+                place and theirs.AllocationDetails(place.memory_id, place.memory_offset_low, 0),
+                theirs.TensorShapeDynamism.STATIC,
+            )
+        if isinstance(val, Int):
+            return theirs.Int(val.int_val)
+        return theirs.IntList(val.items)
+
+    def step(call: Any) -> Any:
+        kind = theirs.KernelCall if isinstance(call, KernelCall) else theirs.DelegateCall
+        index = call.op_index if isinstance(call, KernelCall) else call.delegate_index
+        return theirs.Instruction(kind(index, call.args))
+
+    def plan(ours: ExecutionPlan) -> Any:
+        return theirs.ExecutionPlan(
+            ours.name,
+            theirs.ContainerMetadata("[]", "[]"),
+            [theirs.EValue(value(entry.val)) for entry in ours.values],
+            ours.inputs,
+            ours.outputs,
+            [
+                theirs.Chain([], [], [step(each.instr_args) for each in chain.instructions], None)
+                for chain in ours.chains
+            ],
+            [theirs.Operator(operator.name, operator.overload) for operator in ours.operators],
+            [
+                theirs.BackendDelegate(
+                    delegate.id,
+                    theirs.BackendDelegateDataReference(
+                        theirs.DataLocation.INLINE, delegate.processed.index
+                    ),
+                    [],
+                )
+                for delegate in ours.delegates
+            ],
+            ours.non_const_buffer_sizes,
+        )
+
+    return theirs.Program(
+        0,
+        [plan(ours) for ours in program.execution_plan],
+        [theirs.Buffer(bytes(buffer.storage)) for buffer in program.constant_buffer],  # type: ignore[arg-type]
+        [
+            theirs.BackendDelegateInlineData(bytes(entry.data))  # type: ignore[arg-type]
+            for entry in program.backend_delegate_data
+        ],
+        [],
+        theirs.SubsegmentOffsets(0, []),
+    )
+
+
+def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
+    for count in (1_000, 10_000) if quick else (1_000, 10_000, 100_000):
+        program = program_of(count)
+        data = serialize_pte(program)
+        repeat = 3 if count < 100_000 else 1
+        theirs = None if peer is None else _to_peer(peer, program)
+        if peer is None:
+            yield _row(f"write {count} instructions", cpu_seconds(lambda: serialize_pte(program)))
+            yield _row(f"read {count} instructions", cpu_seconds(lambda: deserialize_pte(data)))
+            continue
+        big = count >= 10_000
+        ours, other = paired(
+            lambda: serialize_pte(program), lambda: peer.write(theirs), repeat=repeat
+        )
+        yield _compared(f"write {count} instructions", ours, other, 10 if big else None)
+        ours, other = (
+            _peak(action) / _MB
+            for action in (lambda: serialize_pte(program), lambda: peer.write(theirs))
+        )
+        yield _compared(f"peak memory of writing {count} instructions", ours, other, 4, unit="MB")
+        other_data = peer.write(theirs)
+        ours, other = paired(
+            lambda: deserialize_pte(data), lambda: peer.read(other_data), repeat=repeat
+        )
+        yield _compared(f"read {count} instructions", ours, other, 5 if big else None)
+        yield _compared(
+            f"file of {count} instructions", len(data) / _MB, len(other_data) / _MB, 1, unit="MB"
+        )
+    series = []
+    for count in (5_000, 10_000, 20_000) if quick else (25_000, 50_000, 100_000):
+        program = program_of(count)
+        series.append((float(count), cpu_seconds(lambda: serialize_pte(program))))
+    exponent = growth_exponent(series)
+    yield Row(
+        PACKAGE,
+        "growth of writing over instructions",
+        exponent,
+        unit="exponent",
+        goal="<= 1.1",
+        met=exponent <= 1.1,
+        series=tuple((size, cost, None) for size, cost in series),
+    )
+
+
+_OPEN = """
+import sys, io, time, resource, contextlib
+from lowerdeck.serializer.command_line import main
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+start = time.perf_counter()
+with contextlib.redirect_stdout(io.StringIO()):
+    main(["inspect", sys.argv[1]])
+seconds = time.perf_counter() - start
+print("SECONDS", seconds, (peak() - before) / 1024)
+"""
+
+
+def _open(quick: bool) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "big.pte"
+        size = (100 if quick else 500) * _MB
+        write_pte(_weights(size // 10, 10), path)
+        seconds, extra = _measured(_OPEN, str(path))
+    what = f"open and summarise a file of {size // _MB} MB"
+    yield Row(PACKAGE, what, seconds, goal="<= 0.05 s", met=seconds <= 0.05, note="wall")
+    yield Row(
+        PACKAGE, f"{what}: memory", extra, unit="MB", goal="none for the data", met=extra < 16
+    )
+
+
+def _weights(size: int, count: int) -> Program:
+    """Return a program with ``count`` constants of about ``size`` bytes, no two of them equal."""
+    memory = memoryview(os.urandom(size + 4096 * count))
+    program = program_of(100)
+    for index in range(count):
+        view = memory[4096 * index : 4096 * index + size]
+        program.constant_buffer.append(Buffer(view))
+        tensor = Tensor(ScalarType.BYTE, sizes=[size], dim_order=[0], data_buffer_idx=index + 1)
+        program.execution_plan[0].values.append(EValue(tensor))
+    return program
+
+
+_BIG = """
+import sys, time, resource
+sys.path.insert(0, sys.argv[4])
+from benchmarks.bench_serializer import _weights
+from lowerdeck.serializer import write_pte
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+program = _weights(int(sys.argv[2]), int(sys.argv[3]))
+views = [buffer.storage for buffer in program.constant_buffer]
+def plain():
+    import os
+    with open(sys.argv[1], "wb", buffering=0) as file:
+        for view in views:
+            for start in range(0, len(view), 1 << 24):
+                file.write(view[start : start + (1 << 24)])
+        os.fsync(file.fileno())
+before = peak()
+times = [], []
+for _ in range(2):
+    for chosen, action in zip(times, (lambda: write_pte(program, sys.argv[1]), plain)):
+        start = time.perf_counter()
+        action()
+        chosen.append(time.perf_counter() - start)
+print("SECONDS", min(times[0]), (peak() - before) / 1024, min(times[1]))
+"""
+
+
+def _big_constants(quick: bool) -> Iterator[Row]:
+    count = 8
+    size = (32 if quick else 256) * _MB
+    total = size * count / _MB
+    with tempfile.TemporaryDirectory() as folder:
+        target = str(Path(folder) / "big.pte")
+        root = str(Path(__file__).resolve().parents[1])
+        seconds, extra, plain = _measured(_BIG, target, str(size), str(count), root)
+    what = f"write {total:.0f} MB of constants"
+    yield Row(
+        PACKAGE,
+        what,
+        seconds,
+        plain,
+        goal="speed of a plain file write",
+        met=seconds < 1.25 * plain,
+        note="wall; beside writing and syncing the same bytes with file.write",
+    )
+    share = 100 * extra / total
+    yield Row(
+        PACKAGE,
+        f"{what}: extra memory",
+        share,
+        unit="% of the data",
+        goal="< 5 %",
+        met=share < 5,
+    )
+
+
+def _inline(quick: bool, peer: Peer | None) -> Iterator[Row]:
+    size = (4 if quick else 32) * _MB
+    program = program_of(10)
+    program.backend_delegate_data.append(BackendDelegateInlineData(os.urandom(size)))
+    reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
+    program.execution_plan[0].delegates.append(BackendDelegate("Backend", reference))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "inline.pte"
+        to_file = _peak(lambda: write_pte(program, path, extract_delegate_segments=False)) / size
+    ours = _peak(lambda: serialize_pte(program, extract_delegate_segments=False)) / size
+    other = None
+    if peer is not None:
+        theirs = _to_peer(peer, program)
+        other = _peak(lambda: peer.write(theirs, extract=False)) / size
+    what = f"inline blob of {size // _MB} MB: peak memory"
+    goal = "<= 1.1x its size"
+    yield Row(PACKAGE, what, ours, other, "x its size", goal, ours <= 1.1, "as bytes")
+    yield Row(PACKAGE, what, to_file, None, "x its size", goal, to_file <= 1.1, "to a file")
+
+
+def _sizes(peer: Peer | None) -> Iterator[Row]:
+    """Measure a file whose embedding is also a delegate's named data, as tied weights are."""
+    embedding = os.urandom(4 * _MB)
+    program = program_of(100)
+    program.constant_buffer.append(Buffer(embedding))
+    program.named_data.append(NamedData("tied", embedding, 16))
+    rest = os.urandom(4 * _MB)
+    program.named_data.append(NamedData("rest", rest, 16))
+    ours = len(serialize_pte(program)) / _MB
+    other = None
+    if peer is not None:
+        store = importlib.import_module("executorch.exir._serialize._named_data_store")
+        named = store.NamedDataStore()
+        named.add_named_data("tied", embedding, 16)
+        named.add_named_data("rest", rest, 16)
+        other = len(peer.write(_to_peer(peer, program), named.get_named_data_store_output())) / _MB
+    met = None if other is None else ours <= 0.75 * other
+    yield Row(PACKAGE, "file with tied weights", ours, other, "MB", "about 0.75x", met)
+
+
+def _imports(peer: Peer | None) -> Iterator[Row]:
+    bare = fresh_process("")
+    ours = fresh_process("import lowerdeck.serializer")
+    theirs = fresh_process("import executorch.exir._serialize") if peer else None
+    cost = ours["cpu"] - bare["cpu"]
+    other = theirs["cpu"] - bare["cpu"] if theirs else None
+    yield _compared("import", cost, other, 10)
+    memory = ours["peak_mb"] - bare["peak_mb"]
+    other = theirs["peak_mb"] - bare["peak_mb"] if theirs else None
+    yield _compared("import: memory", memory, other, 10, unit="MB")
+
+
+def _row(case: str, ours: float) -> Row:
+    return Row(PACKAGE, case, ours)
+
+
+def _compared(
+    case: str, ours: float, other: float | None, times: float | None, *, unit: str = "s"
+) -> Row:
+    """Return a row whose goal is to be so many times better than the peer."""
+    if other is None or times is None:
+        return Row(PACKAGE, case, ours, other, unit)
+    goal = f">= {times:g}x better" if times > 1 else "never more"
+    return Row(PACKAGE, case, ours, other, unit, goal, other >= times * ours)
+
+
+def _peak(action: Callable[[], object]) -> int:
+    """Return the most memory in bytes that Python held at once for ``action``."""
+    tracemalloc.start()
+    action()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def _measured(code: str, *args: str) -> list[float]:
+    """Run code in a process of its own and return the numbers that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], check=True, capture_output=True, text=True
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("SECONDS"))
+    return [float(part) for part in line.split()[1:]]
