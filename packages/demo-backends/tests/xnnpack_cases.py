@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
         torch.manual_seed(7)
         for group in (
             *(elementwise, arithmetic, convolutions, linear, pooling, normalization),
-            *(shapes, pieces, reductions, attention, outputs, layouts, dynamic),
+            *(shapes, pieces, reductions, attention, outputs, layouts, dynamic, memory_formats),
         ):
             yield from group()
 
@@ -436,3 +436,13 @@ def dynamic() -> Iterator[Case]:
         dynamic=(({2: side, 3: side},),),
         others=((torch.randn(1, 3, 16, 16),), (torch.randn(1, 3, 5, 5),)),
     )
+
+
+def memory_formats() -> Iterator[Case]:
+    """Yield cases whose inputs or outputs lie with channels last in the program."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    image = torch.randn(2, 3, 6, 5).to(memory_format=torch.channels_last)
+    yield Case("input_with_channels_last", Function(lambda x, m: m(x).flatten(1), net), (image,))
+    yield Case("both_with_channels_last", Function(lambda x, m: m(x), net), (image,))
+    yield Case("elementwise_with_channels_last", Function(torch.sigmoid), (image,))
+    yield case("permuted_output", lambda x: torch.relu(x).permute(0, 3, 1, 2), (2, 3, 4, 5))

@@ -15,6 +15,7 @@ from lowerdeck.demo_backends.source_line import describe
 from lowerdeck.demo_backends.xnnpack.arguments import Call, arguments, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Tracked
 from lowerdeck.demo_backends.xnnpack.encode import encode
+from lowerdeck.demo_backends.xnnpack.layout import layout_of
 from lowerdeck.demo_backends.xnnpack.operators.table import OPERATORS, refusal
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -86,8 +87,10 @@ def emit_partition(program: ExportedProgram) -> Emission:
             emission.define(node, Tracked(tuple(tensor.shape), tensor))
     for position, node in enumerate(inputs):
         # Positions of arguments that are no tensors, such as sizes, have no value.
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            emission.define(node, emission.external_input(shape_of(node), position))
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            layout = layout_of(value)
+            emission.define(node, emission.external_input(shape_of(node), position, layout))
     absorbed: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node.op == "call_function" and not (node in emission or node in absorbed):
@@ -149,5 +152,5 @@ def _emit_outputs(emission: Emission, outputs: Sequence[fx.Node | None], *, firs
                 f"XnnpackBackend cannot return {node!r}: every output must be a tensor"
             )
         first_added = len(emission.sources)
-        emission.external_output(emission.of(node), position)
+        emission.external_output(emission.of(node), position, layout_of(node.meta["val"]))
         emission.sources[first_added:] = [(node,)] * (len(emission.sources) - first_added)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lowerdeck.demo_backends.errors import BlobError
-from lowerdeck.demo_backends.xnnpack.encode import HEADER, IDENTIFIER, MAGIC
+from lowerdeck.demo_backends.xnnpack.encode import HEADER, IDENTIFIER, LAYOUT_MARK, MAGIC
 from lowerdeck.demo_backends.xnnpack.schema import (
     FLOAT32,
     LAYOUTS,
@@ -147,6 +147,7 @@ def _graph(flat: _Flat) -> Graph:
         input_ids=list(flat.numbers(root, 4)),
         output_ids=list(flat.numbers(root, 5)),
         num_externs=flat.get(root, 3),
+        channels_last=_channels_last(flat.text(root, 0)),
     )
     if graph.num_externs > MAX_EXTERNALS:
         raise BlobError(f"at most {MAX_EXTERNALS} arguments are allowed: {graph.num_externs}")
@@ -165,6 +166,14 @@ def _graph(flat: _Flat) -> Graph:
             if name.endswith("_id") and number != NONE and number not in known:
                 raise BlobError(f"{node.kind.name}.{name} is value {number}, which is not there")
     return graph
+
+
+def _channels_last(version: str) -> set[int]:
+    _, mark, positions = version.partition(LAYOUT_MARK)
+    words = positions.split(" ")[1:] if mark else []
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise BlobError(f"the version's text {version[:60]!r} does not list positions")
+    return {int(word) for word in words}
 
 
 def _constant(flat: _Flat, table: int) -> Constant:

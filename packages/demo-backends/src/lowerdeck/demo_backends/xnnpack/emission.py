@@ -124,23 +124,25 @@ class Emission:
         dims = tuple(upper_bound(size) for size in layout.arrange(shape))
         return self._append(dims).id
 
-    def external_input(self, shape: Sequence[Dim], position: int) -> Tracked:
-        """Return an argument of the delegate call as a tensor in the plain layout."""
-        value = self._append(tuple(upper_bound(size) for size in shape))
+    def external_input(self, shape: Sequence[Dim], position: int, layout: Layout) -> Tracked:
+        """Return an argument of the delegate call as a tensor in the layout that it has there."""
+        value = self._append(tuple(upper_bound(size) for size in layout.arrange(shape)))
         value.external_id, value.flags = position, EXTERNAL_INPUT
         self.graph.input_ids.append(value.id)
-        return Tracked(tuple(shape), None, Layout.PLAIN, {Layout.PLAIN: value.id})
+        self._note_layout(position, layout)
+        return Tracked(tuple(shape), None, layout, {layout: value.id})
 
-    def external_output(self, tracked: Tracked, position: int) -> None:
-        """Make a tensor the output at ``position`` of the delegate call, in the plain layout."""
-        source = self.id_of(tracked)
+    def external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
+        """Make a tensor the output at ``position`` of the delegate call, in a layout."""
+        source = self.id_of(tracked, layout)
         value = self.graph.values[source]
         # The runtime keeps one role a value: whatever has one already is copied.
         if value.flags or value.constant:
-            source = self.add(NodeKind.COPY, tracked.shape, input_id=source)
+            source = self.add(NodeKind.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
         value.external_id, value.flags = position, EXTERNAL_OUTPUT
         self.graph.output_ids.append(source)
+        self._note_layout(position, layout)
 
     def constant_value(self, tensor: torch.Tensor, *, packed: bool = False) -> int:
         """Return the id of a constant value.
@@ -281,6 +283,10 @@ class Emission:
         if (is_one(channels) or all(is_one(size) for size in spatial)) and len(free) < 2:
             return self.reshaped(source, dims)
         return self.permuted(source, conversion(len(dims), layout), dims)
+
+    def _note_layout(self, position: int, layout: Layout) -> None:
+        if layout is Layout.CHANNELS_LAST:
+            self.graph.channels_last.add(position)
 
     def _append(self, dims: tuple[int, ...]) -> Value:
         value = Value(len(self.graph.values), dims, 0, NONE, 0)

@@ -24,6 +24,8 @@ HEADER_SIZE = 30
 ALIGNMENT = 16
 HEADER = struct.Struct("<4x4sHIIIQ")
 """Four zeros, the magic, header size, flatbuffer offset and size, constants offset and size."""
+LAYOUT_MARK = " channels_last"
+"""What stands in the version's text before the positions of arguments with channels last."""
 NAMED = 0xFFFFFFFFFFFFFFFF
 """The offset of a constant that has a name instead."""
 
@@ -49,7 +51,8 @@ def encode(graph: Graph, constants: bytes = b"") -> bytes:
 
 def _flatbuffer(graph: Graph) -> bytes:
     builder = flatbuffers.Builder(1024 + 128 * (len(graph.values) + len(graph.nodes)))
-    version = builder.CreateString("0")
+    positions = "".join(f" {position}" for position in sorted(graph.channels_last))
+    version = builder.CreateString(f"0{LAYOUT_MARK}{positions}" if positions else "0")
     nodes = _offsets(builder, [_node(builder, node) for node in graph.nodes])
     values = _offsets(builder, [_value(builder, value) for value in graph.values])
     constants = _offsets(builder, [_constant(builder, constant) for constant in graph.constants])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 
@@ -30,6 +32,21 @@ class Layout(Enum):
     def position(self, axis: int, rank: int) -> int:
         """Return where one of torch's dimensions lies in memory."""
         return self.permutation(rank).index(axis)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Return the layout in which a program holds an input or an output of a partition.
+
+    The emitter goes by the same rule: channels last only where nothing else fits.
+
+    Args:
+        tensor: The example value of the input or output.
+    """
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(tensor.dim())
+    if wanted is None or tensor.is_contiguous():
+        return Layout.PLAIN
+    return Layout.CHANNELS_LAST if tensor.is_contiguous(memory_format=wanted) else Layout.PLAIN
 
 
 def conversion(rank: int, target: Layout) -> tuple[int, ...]:

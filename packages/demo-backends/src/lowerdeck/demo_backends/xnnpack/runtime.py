@@ -13,6 +13,7 @@ from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, Delega
 from lowerdeck.demo_backends.tensor_data import view_tensor
 from lowerdeck.demo_backends.xnnpack.decode import decode
 from lowerdeck.demo_backends.xnnpack.kernels import IGNORE_RANGE, KERNELS
+from lowerdeck.demo_backends.xnnpack.layout import Layout, conversion
 from lowerdeck.demo_backends.xnnpack.schema import (
     CONCATENATE_KINDS,
     EXTERNAL_INPUT,
@@ -141,13 +142,24 @@ class XnnpackRuntime:
                     f"input {value.external_id} must be a float32 tensor, found "
                     f"{getattr(given, 'dtype', type(given).__name__)}"
                 )
-            values[value.id] = given
+            last = value.external_id in handle.graph.channels_last
+            values[value.id] = _arranged(given, Layout.CHANNELS_LAST) if last else given
         for node in handle.graph.nodes:
             start = time.perf_counter_ns()
             result = _run(node, values)
             values[cast("int", node.fields["output_id"])] = result
             log(node.debug_handle, start, time.perf_counter_ns(), (result,))
-        return [values[value.id] for value in handle.outputs]
+        return [
+            _arranged(values[value.id], Layout.PLAIN)
+            if value.external_id in handle.graph.channels_last
+            else values[value.id]
+            for value in handle.outputs
+        ]
+
+
+def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a tensor with its dimensions permuted from the other layout to this one."""
+    return tensor.permute(conversion(tensor.dim(), layout)) if tensor.dim() > 2 else tensor
 
 
 def _no_log(*_: object) -> None:

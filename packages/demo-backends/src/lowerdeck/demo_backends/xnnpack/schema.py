@@ -221,6 +221,9 @@ class Graph:
         input_ids: Ids of the external inputs, in order of the arguments.
         output_ids: Ids of the external outputs, in order of the arguments.
         num_externs: Number of arguments of the delegate call, inputs and outputs together.
+        channels_last: Positions of the arguments that the program holds with channels last. The
+            official runtime sees it from the program's tensors; for other readers it stands in
+            the version's text, which the official runtime does not read.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -229,3 +232,4 @@ class Graph:
     input_ids: list[int] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     num_externs: int = 0
+    channels_last: set[int] = field(default_factory=set)
