@@ -77,7 +77,7 @@ class Tree(Model):
             setattr(self, name, child)
             self.names.append(name)
         self.steps = [
-            (rng.choice(self.names), rng.choice(_STEPS), rng.choice([1.0, 1.0, 0.5]))
+            (rng.choice(self.names), rng.choices(_STEPS, _WEIGHTS)[0], rng.choice([1.0, 1.0, 0.5]))
             for _ in range(rng.randint(1, 4))
         ]
 
@@ -106,7 +106,8 @@ class Tree(Model):
         return x + extra if extra is not None else x
 
 
-_STEPS = ("plain", "plain", "extra", "gain", "residual", "no grad", "cond", "reads state")
+_STEPS = ("plain", "extra", "gain", "residual", "no grad", "reads state", "cond")
+_WEIGHTS = (4, 2, 2, 2, 2, 2, 0.3)
 
 
 def _left(x: Tensor) -> Tensor:

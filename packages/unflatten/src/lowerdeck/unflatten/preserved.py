@@ -60,8 +60,16 @@ def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
     return {
         entry.fqn: entry.signature
         for entry in program.module_call_graph
-        if entry.fqn and entry.signature is not None
+        if entry.fqn and entry.signature is not None and _is_whole(entry.signature)
     }
+
+
+def _is_whole(signature: Any) -> bool:
+    # Decomposing a module called in several ways can lose what its arguments were.
+    return (
+        len(signature.inputs) == signature.in_spec.num_leaves
+        and len(signature.outputs) == signature.out_spec.num_leaves
+    )
 
 
 def leaf_names(specs: Sequence[Any]) -> Iterator[tuple[str | None, Leaf]]:
