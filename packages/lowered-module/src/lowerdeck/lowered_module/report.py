@@ -36,6 +36,7 @@ class LoweringFigures:
         planned_bytes: Memory that the plan reserves, over all methods.
         seconds: Wall time of each stage.
         difference: Largest difference from eager, None where it was not measured.
+        not_compared: Why it was not measured.
     """
 
     nodes: int
@@ -47,6 +48,7 @@ class LoweringFigures:
     planned_bytes: int
     seconds: Mapping[str, float]
     difference: float | None
+    not_compared: str = ""
 
 
 def figures_of(
@@ -56,6 +58,7 @@ def figures_of(
     file: Path,
     seconds: Mapping[str, float],
     difference: float | None,
+    not_compared: str = "",
 ) -> LoweringFigures:
     """Return the figures of one lowering.
 
@@ -66,6 +69,7 @@ def figures_of(
         file: Where it was written.
         seconds: Wall time of each stage.
         difference: Largest difference from eager, if measured.
+        not_compared: Why it was not measured.
     """
     left = len(list(computing_nodes(after.graph_module)))
     nodes = len(list(computing_nodes(before.graph_module)))
@@ -81,6 +85,7 @@ def figures_of(
         ),
         seconds=seconds,
         difference=difference,
+        not_compared=not_compared,
     )
 
 
@@ -113,7 +118,7 @@ def report_lines(figures: LoweringFigures) -> Iterator[str]:
         f"{stage} {spent:.2f} s" for stage, spent in figures.seconds.items()
     )
     if figures.difference is None:
-        yield "from eager     not compared (lowerdeck.runner is not installed)"
+        yield f"from eager     not compared: {figures.not_compared}"
     else:
         yield f"from eager     differs by at most {figures.difference:.3g}"
     yield f"file           {figures.file.resolve()}"

@@ -1,0 +1,205 @@
+"""Backends by table and visitors, and the conformance kit that tries them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    BackendDetails,
+    CompileSpec,
+    DeclarativeBackend,
+    PartitionView,
+    PreprocessError,
+    PreprocessResult,
+    SupportedOp,
+    delegation_summary,
+    get_lowered_backend_modules,
+    to_backend,
+    visits,
+)
+from lowerdeck.lowered_module.testing import RunPartitioner, check_backend, generated
+
+FLOAT = {torch.float32}
+
+
+class Pocket(DeclarativeBackend):
+    """Adds, multiplies, splits and knows tanh."""
+
+    supported: ClassVar[tuple[SupportedOp, ...]] = (
+        SupportedOp("aten.add.Tensor", FLOAT, when=lambda node: not node.kwargs or "alpha"),
+        SupportedOp("aten.mul.Tensor", FLOAT),
+        SupportedOp("aten.tanh", FLOAT, ranks={1, 2}),
+        SupportedOp("aten.split.Tensor"),
+        SupportedOp("aten.sin"),
+    )
+
+    @visits("aten.add.Tensor", "aten.mul.Tensor", "aten.tanh")
+    def elementwise(self, part: PartitionView, node: Node) -> None:
+        operands = [[part.index(a)] if isinstance(a, Node) else a for a in node.args]
+        part.emit([str(node.target).split(".")[1], part.index(node), operands])
+
+    @visits("aten.split.Tensor")
+    def split(self, part: PartitionView, node: Node) -> None:
+        results = [None if found is None else part.index(found) for found in part.parts(node)]
+        part.emit(["split", results, [[part.index(node.args[0])], node.args[1]]])  # type: ignore[arg-type]
+
+    def compile(self, part: PartitionView) -> bytes:
+        return json.dumps(
+            {
+                "specs": sorted(part.compile_specs),
+                "inputs": [part.index(node) for node in part.inputs],
+                "weights": {part.index(n): t.tolist() for n, t in part.constants.items()},
+                "code": part.instructions,
+                "state": {part.index(n): part.index(new) for n, new in part.mutations.items()},
+                "outputs": [part.index(node) for node in part.outputs],
+            }
+        ).encode()
+
+
+class PocketRuntime:
+    """Runs what Pocket compiled."""
+
+    def init(self, blob: Any, compile_specs: Any, named_data: Any) -> Any:
+        program = json.loads(bytes(blob))
+        program["values"] = {int(k): torch.tensor(v) for k, v in program["weights"].items()}
+        return program
+
+    def execute(self, program: Any, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        values = dict(program["values"])
+        values.update(zip(program["inputs"], inputs, strict=True))
+        for name, result, operands in program["code"]:
+            taken = [values[a[0]] if isinstance(a, list) else a for a in operands]
+            found = getattr(torch, name)(*taken)
+            if name == "split":
+                values.update(zip(result, found, strict=True))
+            else:
+                values[result] = found
+        for old, new in program["state"].items():
+            program["values"][int(old)] = values[new].clone()
+        return [values[number] for number in program["outputs"]]
+
+
+class Model(torch.nn.Module):
+    """Some of what Pocket knows and some that it does not."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(4))
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x.detach())
+        y = torch.tanh(x * self.scale) + self.total
+        first, second = torch.split(y, 2)
+        return torch.where(first > 0, first + 1.0, second.double().tanh().float())
+
+
+def export(module: torch.nn.Module, *inputs: Any) -> ExportedProgram:
+    with torch.no_grad():
+        program: ExportedProgram = torch.export.export(module, inputs).run_decompositions()
+    return program
+
+
+def test_a_table_partitions_visits_and_reports() -> None:
+    program = export(Model(), torch.ones(4))
+    partitioner = Pocket.partitioner([CompileSpec("k", b"v")])
+    lowered = to_backend(program, partitioner)
+    delegates = get_lowered_backend_modules(lowered.graph_module)
+    assert {m.backend_id for m in delegates} == {"Pocket"}
+    blobs = [json.loads(m.processed_bytes) for m in delegates]
+    assert all(blob["specs"] == ["k"] for blob in blobs)
+    assert any(blob["state"] for blob in blobs)
+    assert not lowered.state_dict
+    reasons = set(partitioner.refused.values())
+    assert "dtype torch.float64 is not among torch.float32" in reasons
+    assert "aten.where.self is not supported" in reasons
+    assert "torch.float64" in partitioner.report.get_table_report()
+    summary = delegation_summary(lowered)
+    assert summary.delegated["aten.add.Tensor"] == 3
+    assert summary.left["aten.where.self"] == 1
+    assert 0 < summary.share < 1
+    assert "aten.where.self is not supported" in str(summary)
+    for delegate in delegates:
+        count = len(json.loads(delegate.processed_bytes)["code"])
+        assert sorted(delegate.meta["debug_handle_map"]) == list(range(count))
+
+
+def test_it_passes_the_conformance_kit() -> None:
+    pytest.importorskip("lowerdeck.runner")
+    samples = [generated(seed, 6, control_flow=False, dynamic=seed == 1) for seed in range(3)]
+    report = check_backend(
+        Pocket.partitioner(), samples=samples, runtimes={"Pocket": PocketRuntime()}
+    )
+    assert report.passed, str(report)
+    assert "the runtime half computes what the module does (3/3)" in str(report)
+
+
+def test_the_kit_finds_what_is_wrong() -> None:
+    class Wrong(BackendDetails):
+        calls = 0
+
+        @staticmethod
+        def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+            Wrong.calls += 1
+            return PreprocessResult(str(Wrong.calls).encode(), {0: (10**6,)})
+
+    partitioner = RunPartitioner(lambda _: True, backend_id="Wrong")
+    report = check_backend(partitioner, samples=[generated(1, 4, control_flow=False)])
+    assert not report.passed
+    assert "FAIL  lowering again gives the same blobs (0/1)" in str(report)
+    assert "FAIL  debug maps name nodes of their partition (0/1)" in str(report)
+
+
+def test_the_kit_says_when_nothing_was_tried() -> None:
+    partitioner = RunPartitioner(lambda _: False)
+    report = check_backend(partitioner, samples=[generated(1, 4, control_flow=False)])
+    assert not report.passed
+    assert "nothing was delegated" in str(report)
+
+
+def test_a_node_without_a_visitor_names_operator_node_and_source() -> None:
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    with pytest.raises(
+        PreprocessError, match=r"cannot compile aten\.sin\.default \(node 'sin'"
+    ) as e:
+        to_backend(export(Sine(), torch.ones(2)), Pocket.partitioner())
+    assert "x.sin()" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "reason"),
+    [
+        (SupportedOp("aten.sin", ranks={3}), "1 dimensions are not among 3"),
+        (SupportedOp("aten.sin", when=lambda _: False), "its predicate says no"),
+        (SupportedOp("aten.sin", when=lambda _: "too early"), "too early"),
+        (SupportedOp("aten.sin", static=True), None),
+        (SupportedOp("aten.cos"), "aten.sin.default is not supported"),
+    ],
+)
+def test_the_table_says_why_not(op: SupportedOp, reason: str | None) -> None:
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    class Tried(Pocket):
+        supported = (op,)
+
+        @visits("aten.sin")
+        def sine(self, part: PartitionView, node: Node) -> None:
+            part.emit(["sin", part.index(node), [[part.index(node.args[0])]]])  # type: ignore[arg-type]
+
+    partitioner = Tried.partitioner()
+    to_backend(export(Sine(), torch.ones(2)), partitioner)
+    assert list(partitioner.refused.values()) == ([] if reason is None else [reason])

@@ -1,0 +1,88 @@
+"""Looking at a lowered program."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from lowerdeck.lowered_module import (
+    WhyNoPartition,
+    WhyNoPartitionReporter,
+    delegation_summary,
+    format_delegated_graph,
+    get_delegates,
+    get_lowered_submodules,
+    get_non_lowered_nodes,
+    print_delegated_graph,
+    to_backend,
+)
+from lowerdeck.lowered_module.testing import TaggingPartitioner
+
+
+class Model(torch.nn.Module):
+    """Three operators, the middle one delegated."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().tan().cos()
+
+
+@pytest.fixture
+def program() -> torch.export.ExportedProgram:
+    exported = torch.export.export(Model(), (torch.ones(2),))
+    return to_backend(
+        exported, TaggingPartitioner(lambda node: "t" if node.name == "tan" else None)
+    )
+
+
+def test_delegates_and_what_is_left_are_listed(program: torch.export.ExportedProgram) -> None:
+    ((name, module, call),) = get_lowered_submodules(program.graph_module)
+    (fetched,) = get_delegates(program.graph)
+    assert name == fetched.target == "lowered_module_0"
+    assert call.args[0] is fetched
+    assert module.backend_id == "VerbatimBackend"
+    assert [node.name for node in get_non_lowered_nodes(program.graph)] == ["sin", "cos"]
+
+
+def test_names_of_nodes_do_not_matter(program: torch.export.ExportedProgram) -> None:
+    (fetched,) = get_delegates(program.graph)
+    fetched.name = "anything"
+    assert get_delegates(program.graph) == [fetched]
+    assert len(get_lowered_submodules(program.graph_module)) == 1
+
+
+def test_the_graph_is_printed_with_its_delegates(
+    program: torch.export.ExportedProgram, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_delegated_graph(program.graph_module)
+    text = capsys.readouterr().out
+    assert text.strip() == format_delegated_graph(program.graph_module)
+    assert "backend_id: VerbatimBackend" in text
+    assert text.index("aten.sin") < text.index("aten.tan") < text.index("aten.cos")
+
+
+def test_the_summary_counts_by_operator(program: torch.export.ExportedProgram) -> None:
+    summary = delegation_summary(program)
+    assert summary.delegates == {"VerbatimBackend": 1}
+    assert summary.delegated == {"aten.tan.default": 1}
+    assert summary.left == {"aten.sin.default": 1, "aten.cos.default": 1}
+    assert "1 of 3 nodes delegated (33%)" in str(summary)
+
+
+def test_reporters_are_each_their_own() -> None:
+    one, other = WhyNoPartitionReporter(), WhyNoPartitionReporter()
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    one.report_reject(node, "first reason")
+    one.report_reject(node, "second reason")
+    assert list(one.reasons.values()) == ["first reason"]
+    assert not other.reasons
+    assert "first reason" in one.get_table_report()
+
+
+def test_a_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    node = torch.fx.Graph().placeholder("x")
+    with caplog.at_level(logging.DEBUG, logger="a.backend"):
+        WhyNoPartition(logging.getLogger("a.backend"))(node, "it is odd")
+    assert "x was not partitioned because it is odd" in caplog.text

@@ -1,0 +1,78 @@
+"""What this package expects of torch's private parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lowerdeck.lowered_module._torch_private import (
+    active_fake_mode,
+    bare_program,
+    executorch_call_delegate,
+    fake_mode_of,
+    lazy_clone,
+)
+
+
+def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
+    weight = torch.nn.Parameter(torch.zeros(4))
+    copied = lazy_clone(weight)
+    assert isinstance(copied, torch.nn.Parameter)
+    assert torch._C._is_cow_tensor(copied)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        copied.add_(1)
+    assert torch.equal(weight, torch.zeros(4))
+    assert torch.equal(copied, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.from_numpy(np.zeros(3, dtype=np.float32)),
+        torch.eye(3).to_sparse(),
+        torch.zeros(6)[1:4],
+        torch.zeros(0),
+    ],
+    ids=["lent by numpy", "sparse", "view", "empty"],
+)
+def test_any_tensor_can_be_cloned(tensor: torch.Tensor) -> None:
+    copied = lazy_clone(tensor)
+    before = tensor.to_dense().clone()
+    assert torch.equal(copied.to_dense(), before)
+    copied.mul_(0).add_(copied)
+    copied = copied.to_dense().add_(1)
+    assert torch.equal(tensor.to_dense(), before)
+
+
+def test_fake_modes_are_found() -> None:
+    mode = FakeTensorMode()
+    assert active_fake_mode() is None
+    with mode:
+        assert active_fake_mode() is mode
+        fake = torch.zeros(2)
+    assert fake_mode_of([1, {"a": fake}]) is mode
+    assert fake_mode_of([torch.zeros(1)]) is None
+    assert fake_mode_of(lazy_clone(fake)) is mode
+
+
+def test_a_bare_program_is_a_whole_program() -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    bare = bare_program(
+        program.graph_module,
+        program.graph_signature,
+        state_dict=program.state_dict,
+        constants=program.constants,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        verifiers=list(program.verifiers),
+    )
+    assert set(vars(bare)) == set(vars(program))
+    bare.validate()  # type: ignore[no-untyped-call]
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(bare.module()(x), program.module()(x))
+
+
+def test_the_operator_is_torchs() -> None:
+    assert executorch_call_delegate is torch.ops.higher_order.executorch_call_delegate
