@@ -68,6 +68,16 @@ def test_what_a_call_does(target: object, args: tuple[object, ...], effect: Effe
 def test_inplace_and_out_keywords_write() -> None:
     assert effect_of(torch.nn.functional.relu, None, inplace=True) == Effect.WRITES
     assert effect_of(torch.nn.functional.relu, None, inplace=False) == Effect.NONE
+    assert effect_of(torch.nn.functional.relu, None, True) == Effect.WRITES
+    assert effect_of(torch.nn.functional.leaky_relu, None, 0.1, False) == Effect.NONE
+    assert effect_of(torch.exp, None, out=None) == Effect.NONE
+
+
+def test_a_positional_inplace_is_seen_whatever_came_first() -> None:
+    relu = torch.nn.functional.relu
+    gm, (_, write, _) = graph_of((relu, ("x",)), (relu, ("x", True)), (torch.sin, ("x",)))
+    marked = {node for pair in order_hazards(gm.graph, gm) for node in pair}
+    assert write in marked
 
 
 @pytest.mark.parametrize(

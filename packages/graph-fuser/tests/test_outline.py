@@ -552,6 +552,25 @@ def test_sibling_regions_need_different_names() -> None:
         outline(gm, [Region("p", [n["sin"]]), Region("p", [n["neg"]])])
 
 
+def test_an_inner_name_must_be_free_in_the_new_parent() -> None:
+    root = torch.nn.Module()
+    root.register_buffer("c", torch.ones(1))
+    graph = Graph()
+    read = graph.get_attr("c")
+    sin = graph.call_function(torch.sin, (read,))
+    graph.output(graph.call_function(torch.cos, (sin,)))
+    gm = GraphModule(root, graph)
+    before = snapshot(gm)
+    for name in ("c", "forward", "type"):
+        with pytest.raises(NameInUseError, match="beside an attribute"):
+            outline(gm, [Region("outer", [read], children=[Region(name, [sin])])])
+    with pytest.raises(NameInUseError, match="beside an attribute"):
+        outline(gm, [Region("c", [sin])], in_place=False)
+    with pytest.raises(NameInUseError, match="leads through 'c'"):
+        outline(gm, [Region("c.inner", [sin])])
+    assert snapshot(gm) == before
+
+
 def test_an_error_of_the_callers_module_factory_changes_nothing() -> None:
     gm, n = chain()
     before = snapshot(gm)

@@ -211,6 +211,8 @@ class Builder:
         name = type(gm).__name__ if region is None else region.name.replace(".", "_")
         module = lazy_graph_module(name, made.graph)
         module.training = gm.training
+        if region is None:
+            module.meta.update(gm.meta)
         reads = self.boundary.local[index]
         home = self.tree.home
         old = (

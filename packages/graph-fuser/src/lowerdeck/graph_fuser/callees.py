@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
+from types import FunctionType
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -35,11 +37,13 @@ class Behaviour:
         effect: Its effects.
         writes: Positions and names of the arguments that it writes; empty with WRITES means all.
         aliases: Whether its result may share memory with what it reads.
+        inplace_at: Position of its parameter ``inplace``; -1 without one.
     """
 
     effect: Effect = Effect.NONE
     writes: tuple[tuple[int, str], ...] = ()
     aliases: bool = False
+    inplace_at: int = -1
 
 
 PURE = Behaviour()
@@ -86,6 +90,9 @@ def function_behaviour(node: Node) -> Behaviour:
         found = _by_name(target)
     if name in _CHECKS:
         return Behaviour(Effect.CHECK)
+    if isinstance(target, FunctionType) and "inplace" in inspect.signature(target).parameters:
+        place = list(inspect.signature(target).parameters).index("inplace")
+        return replace(found, inplace_at=place)
     if name in _MODES:
         return Behaviour(Effect.MODE)
     # torch's own verdict last: it knows what was registered as having an effect.

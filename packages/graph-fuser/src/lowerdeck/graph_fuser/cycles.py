@@ -36,8 +36,7 @@ def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
         "These regions cannot each become one call, because one would need its own result: "
         f"{steps}. "
         "Every arrow is a dependency, or ties two nodes of one region. Take the path's outer "
-        "nodes "
-        "into the region, or split the region where the path leaves it."
+        "nodes into the region, or split the region where the path leaves it."
     )
 
 

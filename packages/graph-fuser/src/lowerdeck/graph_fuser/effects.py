@@ -51,7 +51,10 @@ class Behaviours:
         target = node.target
         plain = self._plain.get(id(target))
         if plain is None:
-            plain = not isinstance(target, HigherOrderOperator) and not self._function(node).effect
+            known = self._functions.get(target) or function_behaviour(node)
+            plain = not (
+                isinstance(target, HigherOrderOperator) or known.effect or known.inplace_at >= 0
+            )
             self._plain[id(target)] = plain
         return plain and not ("inplace" in node.kwargs or "out" in node.kwargs)
 
@@ -82,7 +85,10 @@ class Behaviours:
             known = self._functions[target] = function_behaviour(node)
         if isinstance(target, HigherOrderOperator):
             return Behaviour(known.effect | self._nested(node), known.writes, known.aliases)
-        if node.kwargs.get("inplace") is True:
+        place = known.inplace_at
+        if node.kwargs.get("inplace") is True or (
+            0 <= place < len(node.args) and node.args[place] is True
+        ):
             return Behaviour(known.effect | Effect.WRITES, FIRST, aliases=True)
         if "out" in node.kwargs and isinstance(node.kwargs["out"], Node):
             return Behaviour(known.effect | Effect.WRITES, ((-1, "out"),), aliases=True)

@@ -46,8 +46,7 @@ def check_nodes(
                 kind = ErasedNodeError if node.graph is gm.graph else ForeignNodeError
                 raise kind(
                     f"{what} names {node.name!r}, which is not in the graph that is to be "
-                    "partitioned; "
-                    "collect the lists from this graph, after all edits."
+                    "partitioned; collect the lists from this graph, after all edits."
                 )
         if len(set(members)) != len(members):
             names = ", ".join(node.name for node in members)

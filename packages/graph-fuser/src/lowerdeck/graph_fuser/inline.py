@@ -47,6 +47,7 @@ def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:
     inner = _callee(gm, call_node)
     env = _bind(inner, call_node)
     targets = _targets(gm, inner, str(call_node.target))
+    _check_elements(call_node, inner)
     copies: dict[Node, Node] = {}
     graph = gm.graph
     output = inner.graph.output_node()
@@ -72,7 +73,9 @@ def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:
 
 
 def _callee(gm: GraphModule, call_node: Node) -> GraphModule:
-    if call_node.graph is not gm.graph or call_node not in dict.fromkeys(gm.graph.nodes):
+    if call_node.graph is not gm.graph or (
+        call_node not in gm.graph.find_nodes(op=call_node.op, target=call_node.target)
+    ):
         raise ForeignNodeError(
             f"Node {call_node.name!r} is not in the graph of the module passed."
         )
@@ -101,8 +104,7 @@ def _bind(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
         if str(node.target).startswith("*"):
             raise InlineError(
                 f"Submodule {call_node.target!r} takes any number of arguments ({node.target!r}); "
-                "only "
-                "fixed parameters can be put in place."
+                "only fixed parameters can be put in place."
             )
         if given:
             env[node] = given.pop(0)
@@ -113,8 +115,7 @@ def _bind(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
         else:
             raise InlineError(
                 f"Node {call_node.name!r} passes nothing for parameter {node.target!r} of "
-                "submodule "
-                f"{call_node.target!r}."
+                f"submodule {call_node.target!r}."
             )
     if given or names:
         raise InlineError(
@@ -134,6 +135,20 @@ def _targets(gm: GraphModule, inner: GraphModule, path: str) -> dict[Node, str]:
         same = has_attribute(gm, name) and attribute(gm, name) is attribute(inner, name)
         targets[node] = name if same else f"{path}.{name}"
     return targets
+
+
+def _check_elements(call_node: Node, inner: GraphModule) -> None:
+    """Raise unless every element that is taken of the call is one that its graph returns."""
+    returned = inner.graph.output_node().args[0]
+    for user in call_node.users:
+        if user.target is not operator.getitem or not isinstance(returned, (tuple, list)):
+            continue
+        place = user.args[1]
+        if isinstance(place, int) and not -len(returned) <= place < len(returned):
+            raise InlineError(
+                f"Node {user.name!r} takes element {place} of {call_node.name!r}, which returns "
+                f"{len(returned)}."
+            )
 
 
 def _mapped(value: Any, env: Mapping[Node, Any]) -> Any:
@@ -174,8 +189,9 @@ def _replace_in(user: Node, node: Node, value: Any) -> None:
 def _remove_unused(gm: GraphModule, path: str) -> None:
     """Delete the submodule unless the graph still reads it or something in it."""
     used = (
-        node.op in {"get_attr", "call_module"} and f"{node.target}.".startswith(f"{path}.")
-        for node in gm.graph.nodes
+        f"{node.target}.".startswith(f"{path}.")
+        for op in ("get_attr", "call_module")
+        for node in gm.graph.find_nodes(op=op)
     )
     if not any(used):
         holder, _, name = path.rpartition(".")

@@ -9,7 +9,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser.boundary import AttributeName, InputOrder, find_boundary
 from lowerdeck.graph_fuser.building import Builder, MakeModule
-from lowerdeck.graph_fuser.checks import check_attributes, check_names, checked_order
+from lowerdeck.graph_fuser.checks import (
+    check_attributes,
+    check_inner_names,
+    check_names,
+    checked_order,
+)
 from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.hazards import order_hazards
@@ -91,6 +96,7 @@ def outline(
         check_names(module if in_place else None, tree)
         if module is not None and make_module is None:
             check_attributes(module, tree, boundary)
+            check_inner_names(tree, boundary, root_too=not in_place)
         builder = Builder(graph, module, tree, boundary, plan, attribute_name, make_module)
         for index in range(len(tree.regions) - 1, ROOT, -1):
             builder.build(index)

@@ -136,8 +136,7 @@ def _keep_apart(
             names = ", ".join(node.name for node in members)
             raise RegionError(
                 "keep_apart names nodes that a group, or a tuple's elements, hold together: "
-                f"{names}. "
-                "Take one of them from the set or from the group."
+                f"{names}. Take one of them from the set or from the group."
             )
         for first, second in pairwise(numbers):
             keep_items_apart(items, first, second)

@@ -143,8 +143,7 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
         if node.op in {"placeholder", "output"}:
             raise RegionError(
                 f"Region {region.name!r} names {node.name!r}, a {node.op} node; only nodes that "
-                "compute "
-                "may be outlined. Remove it from the list."
+                "compute may be outlined. Remove it from the list."
             )
         other = home.setdefault(node, index)
         if other != index:
@@ -163,13 +162,11 @@ def _stranger(node: Node, graph: Graph, name: str) -> RegionError:
     if node.graph is graph:
         return ErasedNodeError(
             f"Region {name!r} names {node.name!r}, which was erased from the graph; expected "
-            "nodes that "
-            "are still in it. Collect the list again after edits."
+            "nodes that are still in it. Collect the list again after edits."
         )
     return ForeignNodeError(
         f"Region {name!r} names {node.name!r}, which belongs to another graph; expected nodes of "
-        "the "
-        "graph module that was passed. Was the module copied after the list was made?"
+        "the graph module that was passed. Was the module copied after the list was made?"
     )
 
 

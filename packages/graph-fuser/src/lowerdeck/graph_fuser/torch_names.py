@@ -102,7 +102,7 @@ def insert_subgm(
     given = [] if insertion_point is None else [insertion_point]
     _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
     name = type(sub_gm).__name__
-    check_free(gm, name)
+    check_free(gm, [name])
     if insertion_point is None:
         ends = orig_outputs or [*orig_inputs, *list(position)[:1]]
         insertion_point = max(ends, key=position.__getitem__)
@@ -150,8 +150,7 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
         if reader is not None:
             raise NodeInUseError(
                 f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
-                "replace "
-                "its uses first."
+                "replace its uses first."
             )
     erase_nodes_now(gm.graph, reversed(topo_sort(list(doomed))))
     defer_code(gm)
