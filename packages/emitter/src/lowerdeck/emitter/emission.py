@@ -21,7 +21,7 @@ from lowerdeck.emitter.memory_plan import plan_memory
 from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
-from lowerdeck.emitter.read_graph import read_method
+from lowerdeck.emitter.read_graph import mutated_buffers, read_method
 from lowerdeck.emitter.source_code import stack_frames
 from lowerdeck.emitter.states import StatePool
 from lowerdeck.serializer import Program
@@ -54,7 +54,7 @@ def emit(
     _check_names(by_name, settings)
     emission = _Emission(settings, by_name)
     for name in sorted(by_name):
-        emission.add_method(name, by_name[name])
+        emission.add_method(name)
     for name in sorted(settings.constant_methods):
         emission.add_constant(name)
     return emission.result()
@@ -68,12 +68,22 @@ class _Emission:
         self._constants = ConstantPool()
         self._delegates = DelegatePool()
         self._states = StatePool(settings.zeroed_memory)
+        self._programs = programs
+        self._decomposed = {
+            name: decompose(exported, settings) for name, exported in programs.items()
+        }
+        self._mutated = mutated_buffers(self._decomposed.values())
         self._handles = unused_handles(programs.values())
         self._emitted = EmittedProgram(Program())
 
-    def add_method(self, name: str, exported: ExportedProgram) -> None:
+    def add_method(self, name: str) -> None:
         settings = self._settings
-        method = read_method(name, decompose(exported, settings), plan_inputs=settings.plan_inputs)
+        method = read_method(
+            name,
+            self._decomposed[name],
+            plan_inputs=settings.plan_inputs,
+            states=self._mutated,
+        )
         run_passes(method, settings)
         code = linearize(method, plan_outputs=settings.plan_outputs)
         write_in_place(code, settings.table)
@@ -86,7 +96,7 @@ class _Emission:
         plan.container_meta_type = container_metadata(method.in_spec, method.out_spec)
         if settings.stack_traces:
             plan.chains[0].stacktrace = [stack_frames(step.origin) for step in code.steps]
-        trace = DebugTrace(exported, self._handles)
+        trace = DebugTrace(self._programs[name], self._handles)
         self._emitted.debug_handle_map[name] = trace.sources(code)
         self._emitted.delegate_debug_maps[name] = trace.delegates(code)
         self._emitted.memory_plans[name] = memory

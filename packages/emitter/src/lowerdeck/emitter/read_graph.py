@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,25 +38,57 @@ _MUTATED = (
 )
 
 
-def read_method(name: str, exported: ExportedProgram, *, plan_inputs: bool = True) -> Method:
+def mutated_buffers(programs: Iterable[ExportedProgram]) -> dict[str, int]:
+    """Return the address of every buffer that any of ``programs`` mutates, by its name.
+
+    A method that only reads such a buffer must see what another one has written.
+
+    Args:
+        programs: All methods of one program.
+    """
+    found: dict[str, int] = {}
+    for exported in programs:
+        for spec in exported.graph_signature.output_specs:
+            if spec.kind in _MUTATED and spec.target is not None:
+                tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+                if isinstance(tensor, torch.Tensor):
+                    found[spec.target] = tensor.data_ptr()
+    return found
+
+
+def read_method(
+    name: str,
+    exported: ExportedProgram,
+    *,
+    plan_inputs: bool = True,
+    states: Mapping[str, int] = MappingProxyType({}),
+) -> Method:
     """Return the functional form of an exported program.
 
     Args:
         name: Name that the method will have.
         exported: A program whose graph is functional.
         plan_inputs: Whether inputs get planned memory; else the caller brings it.
+        states: Buffers that other methods mutate, as :func:`mutated_buffers` returns them.
 
     Raises:
         UnsupportedError: If it holds something that a program cannot express.
         UnboundedSizeError: If a size has no upper bound.
     """
-    return _Reader(name, exported, plan_inputs).read()
+    return _Reader(name, exported, plan_inputs, states).read()
 
 
 class _Reader:
     """Walks one graph and the graphs inside it."""
 
-    def __init__(self, name: str, exported: ExportedProgram, plan_inputs: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        exported: ExportedProgram,
+        plan_inputs: bool,
+        states: Mapping[str, int],
+    ) -> None:
+        self._states = states
         self._name = name
         self._plan_inputs = plan_inputs
         self._exported = exported
@@ -120,10 +153,10 @@ class _Reader:
             # A number, None or text: its value at export is part of the program.
             return meta if meta is not None else getattr(spec.arg, "value", None)
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            value = self._factory.constant(
-                node.name, self._bytes_of(spec), spec.target if spec.target else node.name
-            )
-            if spec.target in mutated:
+            found = self._bytes_of(spec)
+            key = spec.target if spec.target else node.name
+            value = self._factory.constant(node.name, found, key)
+            if key in mutated or self._states.get(key) == found.data_ptr():
                 value.state, value.fixed_role = True, Role.STATE
             return value
         raise UnsupportedError(
