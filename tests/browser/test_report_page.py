@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowerdeck.serializer import html_report
+from lowerdeck.serializer import Instruction, JumpFalseCall, KernelCall, html_report
 
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")
 Keys = keys.Keys
@@ -166,6 +166,23 @@ def test_hostile_names_are_shown_and_do_nothing(program, show):
     page.keys(Keys.HOME)
     assert HOSTILE in page.ask("return document.querySelector('.detail').textContent")
     assert page.ask("return document.scripts.length") == 2
+
+
+def test_a_program_whose_indices_lead_nowhere_is_shown(program, show):
+    wild = program(8)
+    plan = wild.execution_plan[0]
+    plan.inputs, plan.outputs = [99], [-7]
+    for place, args in enumerate([[], [-1, 10**6], [2**31]]):
+        plan.chains[0].instructions[place] = Instruction(KernelCall(77, args))
+    plan.chains[0].instructions[3] = Instruction(JumpFalseCall(-5, -9))
+    page = show(html_report(wild))
+    page.ask("document.querySelector('.instructions').focus()")
+    page.keys(Keys.HOME, *[Keys.ARROW_DOWN] * 4)
+    assert page.complaints() == []
+    assert page.ask(SELECTED) == "4"
+    page.keys("/")
+    page.keys("relu")
+    assert page.complaints() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -23,6 +23,7 @@ from lowerdeck.serializer import (
     EValue,
     ExecutionPlan,
     ExtraTensorInfo,
+    FormatError,
     Frame,
     FrameList,
     Instruction,
@@ -257,6 +258,20 @@ def test_methods_of_one_side_only_are_shown() -> None:
 def test_a_strange_program_has_a_page(program: Program) -> None:
     assert data_of(html_report(program))["mode"] == "report"
     assert data_of(html_diff(program, small_program()))["mode"] == "diff"
+
+
+@given(st.data())
+def test_whatever_the_reader_accepts_has_a_page(data: st.DataObject) -> None:
+    spoiled = bytearray(serialize_pte(small_program()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(spoiled) - 1))
+        spoiled[place] = data.draw(st.integers(0, 255))
+    try:
+        file = PteFile(bytes(spoiled))
+        file.program()
+    except FormatError:
+        return
+    assert data_of(html_report(file))["mode"] == "report"
 
 
 @given(st.binary(max_size=5000))
