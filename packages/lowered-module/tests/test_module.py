@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -236,3 +238,27 @@ def test_a_failing_backend_of_a_whole_program_is_named() -> None:
     program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     with pytest.raises(PreprocessError, match="'Refuses' failed on partition that is the whole"):
         to_backend("Refuses", program, [])
+
+
+def test_where_executorch_is_imported_its_passes_take_a_delegate_for_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class PeerModule(torch.nn.Module):
+        def __init__(self, needed: int) -> None:
+            raise AssertionError("the peer's constructor is not for us")
+
+        @property
+        def backend_id(self) -> str:
+            raise AssertionError("nor are its properties")
+
+    peer = types.ModuleType("executorch.exir.lowered_backend_module")
+    peer.LoweredBackendModule = PeerModule  # type: ignore[attr-defined]
+    _, x, plain = odd()
+    assert not isinstance(plain, PeerModule)
+    monkeypatch.setitem(sys.modules, peer.__name__, peer)
+    for delegate in (odd()[2], copy.deepcopy(plain)):
+        assert isinstance(delegate, PeerModule)
+        assert isinstance(delegate, LoweredBackendModule)
+        assert type(delegate).__name__ == "LoweredBackendModule"
+        assert delegate.backend_id == "VerbatimBackend"
+        delegate({"x": x})

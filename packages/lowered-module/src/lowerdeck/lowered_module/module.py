@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,11 @@ from lowerdeck.lowered_module.single_call import single_call_program
 
 if TYPE_CHECKING:
     from lowerdeck.serializer import NamedDataStoreOutput, Program
+
+
+# ExecuTorch's passes ask isinstance() for its class. Whoever runs them has imported this module,
+# so that looking is enough: this package never imports it.
+EXECUTORCH_MODULE = "executorch.exir.lowered_backend_module"
 
 
 class LoweredBackendModule(torch.nn.Module):
@@ -40,6 +47,13 @@ class LoweredBackendModule(torch.nn.Module):
 
     meta: dict[str, Any]
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> LoweredBackendModule:  # noqa: ARG004
+        """Return a new delegate; where ExecuTorch is imported, one that it takes for its own."""
+        peer = sys.modules.get(EXECUTORCH_MODULE)
+        if peer is not None and cls is LoweredBackendModule:
+            return super().__new__(_joined(peer.LoweredBackendModule))
+        return super().__new__(cls)
+
     def __init__(
         self,
         edge_program: ExportedProgram,
@@ -49,7 +63,8 @@ class LoweredBackendModule(torch.nn.Module):
         named_data_store_output: NamedDataStoreOutput | None = None,
         convention: CallingConvention | None = None,
     ) -> None:
-        super().__init__()
+        # Not super(): beside the peer's class, that would be the peer's constructor.
+        torch.nn.Module.__init__(self)
         self._convention = convention
         self._program = PreparedProgram.of(edge_program)
         self._backend_id = backend_id
@@ -163,3 +178,10 @@ class LoweredBackendModule(torch.nn.Module):
         copied._compile_specs = copy.deepcopy(self._compile_specs, memo)
         copied.meta = copy.deepcopy(self.meta, memo)
         return copied
+
+
+@functools.cache
+def _joined(peer: type) -> type[LoweredBackendModule]:
+    """Return this class as a subclass of the peer's too; everything is done by this one."""
+    members = {"__module__": __name__, "__doc__": LoweredBackendModule.__doc__}
+    return type("LoweredBackendModule", (LoweredBackendModule, peer), members)

@@ -1,0 +1,176 @@
+"""What is lowered here is accepted by ExecuTorch, and what is written for it serves here."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+exir = pytest.importorskip("executorch.exir", reason="executorch with its dependencies is needed")
+
+from executorch.exir.backend.backend_details import (  # noqa: E402
+    BackendDetails as PeerBackendDetails,
+)
+from executorch.exir.backend.backend_details import (  # noqa: E402
+    PreprocessResult as PeerPreprocessResult,
+)
+from executorch.exir.backend.compile_spec_schema import (  # noqa: E402
+    CompileSpec as PeerCompileSpec,
+)
+from executorch.exir.backend.partitioner import (  # noqa: E402
+    DelegationSpec as PeerDelegationSpec,
+)
+from executorch.exir.backend.partitioner import Partitioner as PeerPartitioner  # noqa: E402
+from executorch.exir.backend.partitioner import (  # noqa: E402
+    PartitionResult as PeerPartitionResult,
+)
+
+from lowerdeck.lowered_module import (  # noqa: E402
+    get_lowered_backend_modules,
+    tag_constant_data,
+    to_backend,
+)
+from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner  # noqa: E402
+from lowerdeck.serializer import deserialize_pte  # noqa: E402
+from tests.interop import official  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Model(torch.nn.Module):
+    """Weights, a branch, and state that is read and changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        self.total.add_(y.sum(0))
+        return torch.tanh(y) + self.total, self.total.clone()
+
+
+class Branching(torch.nn.Module):
+    """A branch whose graphs are lowered."""
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))
+
+
+class PeerBackend(PeerBackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        assert isinstance(compile_specs[0], PeerCompileSpec)
+        return PeerPreprocessResult(
+            processed_bytes=str(edge_program.graph).encode(), debug_handle_map={0: (1, 2)}
+        )
+
+
+class PeerTags(PeerPartitioner):
+    def partition(self, exported_program):
+        for node in exported_program.graph.nodes:
+            if node.op == "call_function" and "tanh" not in str(node.target):
+                node.meta["delegation_tag"] = "peer"
+            elif node.op == "call_function":
+                break
+        tag_constant_data(exported_program)
+        spec = PeerDelegationSpec("PeerBackend", [PeerCompileSpec("k", b"v")])
+        return PeerPartitionResult(exported_program, {"peer": spec})
+
+
+def edge(module, *inputs):
+    with torch.no_grad():
+        exported = torch.export.export(module.eval(), inputs)
+        return exir.to_edge(
+            exported, compile_config=exir.EdgeCompileConfig(_check_ir_validity=False)
+        )
+
+
+def written(program):
+    manager = exir.EdgeProgramManager(
+        program, compile_config=exir.EdgeCompileConfig(_check_ir_validity=False)
+    )
+    return manager.to_executorch()
+
+
+@pytest.mark.parametrize("state", [True, False], ids=["owned state", "passed state"])
+def test_to_executorch_accepts_our_lowered_program(state):
+    program = edge(Model(), torch.randn(2, 4)).exported_program()
+    lowered = to_backend(
+        program, RunPartitioner(lambda node: "tanh" not in str(node.target), state=state)
+    )
+    found = written(lowered)
+    content = deserialize_pte(bytes(found.buffer))
+    delegates = content.execution_plan[0].delegates
+    ours = get_lowered_backend_modules(lowered.graph_module)
+    assert [delegate.id for delegate in delegates] == ["VerbatimBackend"] * len(ours)
+    blobs = {bytes(memoryview(blob.data)) for blob in content.backend_delegate_data}
+    assert blobs == {module.processed_bytes for module in ours}
+    assert found.delegate_map
+
+
+def test_to_executorch_accepts_delegates_in_branches():
+    program = edge(Branching(), torch.randn(4)).exported_program()
+    lowered = to_backend(program, RunPartitioner(lambda node: True))
+    assert deserialize_pte(bytes(written(lowered).buffer)).execution_plan[0].delegates
+
+
+def test_classes_written_for_executorch_serve_unchanged():
+    module = Model()
+    x = torch.randn(2, 4)
+    program = edge(module, x).exported_program()
+    lowered = to_backend(program, PeerTags())
+    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
+    assert delegate.backend_id == "PeerBackend"
+    assert delegate.meta["debug_handle_map"] == {0: (1, 2)}
+    eager, found = copy.deepcopy(module), lowered.module()
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(found(x), eager(x))
+    assert bytes(written(lowered).buffer)
+
+
+@pytest.mark.skipif(not official.available(), reason=official.REASON)
+def test_executorchs_own_xnnpack_is_lowered_here_and_runs_in_the_official_runtime():
+    xnnpack = pytest.importorskip(
+        "executorch.backends.xnnpack.partition.xnnpack_partitioner"
+    ).XnnpackPartitioner
+    module = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4), torch.nn.Tanh()
+    ).eval()
+    x = torch.randn(2, 8)
+    program = edge(module, x).exported_program()
+    lowered = to_backend(program, xnnpack())
+    assert {m.backend_id for m in get_lowered_backend_modules(lowered.graph_module)} == {
+        "XnnpackBackend"
+    }
+    outcome = official.run(bytes(written(lowered).buffer), [official.Call((x,))])
+    assert isinstance(outcome, official.Ran), outcome
+    with torch.no_grad():
+        torch.testing.assert_close(outcome.outputs[0][0], module(x), atol=1e-4, rtol=1e-4)
+
+
+def test_what_the_peer_cannot_lower_is_lowered_here():
+    """A shared constant in a list, a mutated buffer that is owned and read by the program."""
+    from executorch.exir.backend.backend_api import to_backend as peer_to_backend
+
+    program = edge(Model(), torch.randn(2, 4)).exported_program()
+
+    def tag(node):
+        return None if "tanh" in str(node.target) or "clone" in str(node.target) else "t"
+
+    class Owns(PeerPartitioner):
+        def partition(self, exported_program):
+            tagged = TaggingPartitioner(tag).partition(exported_program)
+            specs = {
+                name: PeerDelegationSpec("PeerBackend", [PeerCompileSpec("k", b"v")])
+                for name in tagged.partition_tags
+            }
+            return PeerPartitionResult(tagged.tagged_exported_program, specs)
+
+    with pytest.raises(Exception):  # noqa: B017, PT011  (each version fails in its own way)
+        peer_to_backend(copy.deepcopy(program), Owns())
+    lowered = to_backend(program, RunPartitioner(lambda node: tag(node) is not None))
+    lowered.validate()
