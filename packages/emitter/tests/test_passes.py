@@ -14,6 +14,7 @@ from torch.export import Dim, export
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
 from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.graph import Call, Method, all_blocks, values_in
+from lowerdeck.emitter.instructions import KernelStep
 from lowerdeck.emitter.lifetimes import spans
 from lowerdeck.emitter.linearize import linearize
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions, is_assertion
@@ -267,3 +268,17 @@ def test_what_a_loop_reads_again_lives_to_its_end() -> None:
     key = id(sine.writes[0].storage)
     assert first[key] < loop.first
     assert last[key] == loop.last
+
+
+def test_a_branch_writes_its_result_without_a_copy() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return torch.cond(
+            x.sum() > 0, lambda t: (t + 1, t.clone()), lambda t: (t - 1, t * 2), (x,)
+        )
+
+    method = method_of(function, torch.ones(4))
+    run_passes(method, EmitConfig())
+    code = linearize(method)
+    kernels = [step.kernel.full_name for step in code.steps if isinstance(step, KernelStep)]
+    # The input itself is the one result that has to be copied.
+    assert kernels.count("aten::clone.out") == 1

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import fx
+from torch.export.graph_signature import OutputKind
 
 from lowerdeck.emitter.graph import (
     Block,
@@ -124,7 +126,10 @@ class _Layouts:
         call.args = [source, False, list(out.dim_order)]
 
     def _delegate(self, delegate: Delegate) -> None:
-        """Give a delegate its inputs in the layout that it was compiled for."""
+        """Give a delegate tensors in the layouts that it was compiled for, results too.
+
+        They stand in its own program: a retrace of the caller's may have changed strides.
+        """
         inner = getattr(delegate.module, "original_module", None)
         metas = list(_user_inputs(inner)) if inner is not None else []
         if len(metas) == len(delegate.args):
@@ -134,13 +139,12 @@ class _Layouts:
                 else value
                 for value, meta in zip(delegate.args, metas, strict=True)
             ]
-        if delegate.origin is None:
+        results = list(_user_outputs(inner)) if inner is not None else []
+        if len(results) != len(delegate.outs):
             return
-        meta = delegate.origin.meta.get("val")
-        fakes = meta if isinstance(meta, (list, tuple)) else [meta]
-        for out, fake in zip(delegate.outs, fakes, strict=True):
-            if isinstance(out, TensorValue):
-                out.dim_order = layout_of(fake)
+        for out, meta in zip(delegate.outs, results, strict=True):
+            if isinstance(out, TensorValue) and isinstance(meta, torch.Tensor):
+                out.dim_order = layout_of(meta)
 
     def _laid_out(self, argument: Any, rank: int | None, order: DimOrder) -> Any:
         """Return an argument with tensors of ``rank`` in ``order`` and all others contiguous."""
@@ -202,3 +206,11 @@ def _user_inputs(exported: Any) -> Iterator[Any]:
     for node in exported.graph.nodes:
         if node.op == "placeholder" and node.name in names:
             yield node.meta.get("val")
+
+
+def _user_outputs(exported: Any) -> Iterator[Any]:
+    (output,) = [node for node in exported.graph.nodes if node.op == "output"]
+    specs = exported.graph_signature.output_specs
+    for spec, value in zip(specs, output.args[0], strict=True):
+        if spec.kind is OutputKind.USER_OUTPUT:
+            yield value.meta.get("val") if isinstance(value, fx.Node) else value

@@ -13,6 +13,7 @@ from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
 from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
+from lowerdeck.emitter.passes.write_branches import write_branches
 
 
 def run_passes(method: Method, config: EmitConfig) -> None:
@@ -35,3 +36,4 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     share_views(method)
     drop_dead_code(method)
     select_kernels(method, config.table)
+    write_branches(method)

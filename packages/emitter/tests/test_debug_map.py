@@ -1,0 +1,118 @@
+"""Instructions are followed back to the user's code, through decomposition and delegates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import export
+
+from lowerdeck.emitter import EmitConfig, emit
+from lowerdeck.emitter.source_code import stack_frames
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(self.linear(x))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.block(x)
+        return y + 1
+
+
+def test_each_instruction_knows_its_line_and_module() -> None:
+    emitted = emit(export(Model(), (torch.ones(2, 3),)))
+    sources = emitted.debug_handle_map["forward"]
+    assert [source.operator for source in sources.values()] == [
+        "aten::linear.out",
+        "aten::sigmoid.out",
+        "aten::mul.out",
+        "aten::add.Scalar_out",
+    ]
+    assert sources[0].module_path == "block.linear"
+    assert sources[1].module_path == "block"
+    assert "test_debug_map.py" in sources[1].source_line
+    # What one node was taken apart to has that node's handle.
+    assert sources[1].handles == sources[2].handles
+    assert len({source.handles for source in sources.values()}) == 3
+
+
+def test_handles_of_the_caller_survive_decomposition_also_in_branches() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    exported = export(Branching(), (torch.ones(3),))
+    graphs = [
+        m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)
+    ]
+    handle = 100
+    expected = set()
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "call_function":
+                node.meta["debug_handle"] = handle
+                expected.add(handle)
+                handle += 1
+    sources = emit(exported).debug_handle_map["forward"].values()
+    found = {handle for source in sources for handle in source.handles}
+    assert found <= expected
+    kernels = {source.operator: source.handles for source in sources}
+    assert kernels["aten::sin.out"] != kernels["aten::cos.out"]
+
+
+def test_nodes_without_a_handle_get_one_that_is_free() -> None:
+    exported = export(Model(), (torch.ones(2, 3),))
+    first = next(node for node in exported.graph.nodes if node.op == "call_function")
+    first.meta["debug_handle"] = 7
+    sources = emit(exported).debug_handle_map["forward"]
+    assert sources[0].handles == (7,)
+    assert min(handle for i in (1, 2, 3) for handle in sources[i].handles) > 7
+
+
+def test_a_delegates_map_and_inner_nodes_are_kept(lowered: Any) -> None:
+    module = lowered(meta={"debug_handle_map": {0: (5,)}})
+    inner = next(n for n in module.original_module.graph.nodes if n.op == "call_function")
+    inner.meta["debug_handle"] = 5
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: torch.Tensor) -> Any:
+            (y,) = self.inner(x)
+            return y + 1
+
+    emitted = emit(export(Outer(), (torch.ones(2, 3),), strict=False))
+    (found,) = emitted.delegate_debug_maps["forward"].values()
+    assert found.debug_handle_map == {0: (5,)}
+    assert found.sources[5].operator == "aten.mul.Tensor"
+
+
+def test_stack_traces_stand_in_the_program_on_request() -> None:
+    exported = export(Model(), (torch.ones(2, 3),))
+    (plain,) = emit(exported).program.execution_plan
+    assert plain.chains[0].stacktrace is None
+    (traced,) = emit(exported, config=EmitConfig(stack_traces=True)).program.execution_plan
+    trace = traced.chains[0].stacktrace
+    assert trace is not None
+    assert len(trace) == len(traced.chains[0].instructions)
+    assert trace[0].items[-1].name == "forward"
+    assert trace[0].items[-1].lineno > 0
+    assert "silu" in trace[1].items[-1].context
+
+
+def test_no_origin_has_no_frames() -> None:
+    assert stack_frames(None).items == []
