@@ -1,4 +1,4 @@
-"""Each fault of a kernel of the official runtime has its cure, which gives eager's values."""
+"""What kernels refuse is rewritten, in place is safe where told, layouts give eager values."""
 
 from __future__ import annotations
 
