@@ -65,6 +65,22 @@ graph = edge.exported_program().graph
 file = edge.to_executorch().buffer
 seconds = time.process_time() - start
 """
+_NATIVE = """
+from lowerdeck.demo_backends import InductorPartitioner, InductorRuntime
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import to_backend
+from lowerdeck.runner import load
+program = to_backend(exported, InductorPartitioner())
+runtimes = {"InductorBackend": InductorRuntime(allow_native_code=True)}
+method = load(emit(program).to_bytes(), backends=runtimes).method("forward")
+method(*inputs)
+times = []
+for _ in range(10):
+    start = time.process_time()
+    method(*inputs)
+    times.append(time.process_time() - start)
+print(json.dumps({"seconds": sorted(times)[5]}))
+"""
 _REPORT = """
 calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]
 delegates = sum("executorch_call_delegate" in call for call in calls)
@@ -92,6 +108,14 @@ print(json.dumps({"seconds": sorted(times)[len(times) // 2]}))
 """
 
 
+_CODES = {
+    "ours": _OURS,
+    "portable": _OURS_PORTABLE,
+    "peer": _PEER,
+    "peer_portable": _PEER_PORTABLE,
+}
+
+
 def rows(quick: bool) -> Iterator[Row]:
     """Yield time to lower and time to run for each model, beside the peer.
 
@@ -100,34 +124,37 @@ def rows(quick: bool) -> Iterator[Row]:
     """
     for model in MODELS[:1] if quick else MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            yield from _model_rows(model, Path(folder))
+            yield from _lowering_rows(model, Path(folder))
+            yield from _running_rows(model, Path(folder))
+            if not quick:
+                yield _native_row(model, Path(folder))
 
 
-def _model_rows(model: str, folder: Path) -> Iterator[Row]:
-    codes = {
-        "ours": _OURS,
-        "portable": _OURS_PORTABLE,
-        "peer": _PEER,
-        "peer_portable": _PEER_PORTABLE,
-    }
-    made: dict[str, Any] = {}
-    run: dict[str, float] = {}
-    for name, code in codes.items():
-        made[name] = _worker(_PRELUDE + code + _REPORT, model, folder / name)
-    for name in codes:
-        run[name] = _worker(_RUN, model, folder / name)["seconds"]
-    ours, peer = made["ours"], made["peer"]
+def lowering_rows(model: str) -> list[Row]:
+    """Return what lowering one of the examples costs and gives, beside the peer.
+
+    Args:
+        model: Name of a module in ``examples``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return list(_lowering_rows(model, Path(folder)))
+
+
+def _lowering_rows(model: str, folder: Path) -> Iterator[Row]:
+    ours, peer = (
+        _worker(_PRELUDE + _CODES[name] + _REPORT, model, folder / name)
+        for name in ("ours", "peer")
+    )
     yield _row(
         f"lower {model} for XNNPACK, to bytes",
         *(ours["seconds"], peer["seconds"]),
         goal=5,
         note="peer: ExecuTorch's to_edge_transform_and_lower and to_executorch",
     )
-    for what in ("delegates", "left"):
+    names = {"delegates": "delegates", "left": "calls left to other kernels"}
+    for what, words in names.items():
         yield Row(
-            PACKAGE,
-            f"{model}: {'delegates' if what == 'delegates' else 'calls left to other kernels'}",
-            *(ours[what], peer[what], ""),
+            *(PACKAGE, f"{model}: {words}", ours[what], peer[what], ""),
             goal="no more",
             met=ours[what] <= peer[what],
         )
@@ -136,18 +163,24 @@ def _model_rows(model: str, folder: Path) -> Iterator[Row]:
         goal="no larger",
         met=ours["size"] <= peer["size"],
     )
+
+
+def _running_rows(model: str, folder: Path) -> Iterator[Row]:
+    for name in ("portable", "peer_portable"):
+        _worker(_PRELUDE + _CODES[name] + _REPORT, model, folder / name)
+    run = {name: _worker(_RUN, model, folder / name)["seconds"] for name in _CODES}
+    case = f"run {model} in the official runtime"
     yield _row(
-        f"run {model} in the official runtime",
-        *(run["ours"], run["peer_portable"]),
+        *(case, run["ours"], run["peer_portable"]),
         goal=10,
         note="peer: ExecuTorch's own file without a delegate",
     )
     yield Row(
-        *(PACKAGE, f"run {model} in the official runtime", run["ours"], run["portable"]),
+        *(PACKAGE, case, run["ours"], run["portable"]),
         note="peer: our file without a delegate, whose linear layers use the optimized kernel",
     )
     yield Row(
-        *(PACKAGE, f"run {model} in the official runtime", run["ours"], run["peer"]),
+        *(PACKAGE, case, run["ours"], run["peer"]),
         note="peer: ExecuTorch's XNNPACK file",
     )
 

@@ -214,6 +214,7 @@ def convolutions() -> Iterator[Case]:
                       nn.Conv1d(4, 4, 2, groups=4, dilation=2)),
         (2, 3, 11),
     )  # fmt: skip
+    yield module("transposed_1d", nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), (2, 4, 7))
     yield module("conv1d_same", nn.Conv1d(3, 5, 3, padding="same"), (2, 3, 11))
 
 
@@ -323,6 +324,8 @@ def pieces() -> Iterator[Case]:
         "pad": lambda x: F.pad(torch.relu(x), (1, 2, 0, 3), value=0.5),
         "pad_6": lambda x: F.pad(x, (1, 0, 0, 1, 2, 0)),
         "cat_6": lambda x: torch.cat([x, x + 1, x * 2, x - 1, x / 2, torch.relu(x)], dim=-1),
+        "stack": lambda x: torch.stack([x, torch.relu(x)], dim=1),
+        "stack_last": lambda x: torch.stack([x, torch.relu(x)], dim=-1),
         "cat_negative": lambda x: torch.cat([x, torch.relu(x)], dim=-3),
     }
     for name, function in functions.items():
@@ -348,6 +351,16 @@ def reductions() -> Iterator[Case]:
                 (2, 3, 4, 5),
             )
     yield case("mean_3d", lambda x: x.mean((1, 2)), (2, 3, 4))
+    yield case("mean_all", lambda x: x.mean(), (2, 3, 4))
+    yield case("sum_all", lambda x: x.sum(), (2, 3))
+    for name, axes in {"hw": (2, 3), "w": (3,), "h": (2,)}.items():
+        for keep in (False, True):
+            yield case(
+                f"amax_{name}_{keep}",
+                lambda x, axes=axes, keep=keep: x.amax(axes, keepdim=keep),
+                (2, 3, 4, 5),
+            )
+    yield case("max_dim", lambda x: torch.max(x, 3)[0], (2, 3, 4, 5))
     yield case("sum", lambda x: x.sum((1, 3)), (2, 3, 4, 5))
     yield case("sum_last", lambda x: x.sum(-1, keepdim=True), (2, 3, 4))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -82,6 +82,7 @@ class BackendWithCompilerDemo(BackendDetails):
     """Compiles additions, multiplications, matrix products and sines to a text."""
 
     version = str(VERSION)
+    supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _OPERATORS)))
 
     @staticmethod
     def preprocess(

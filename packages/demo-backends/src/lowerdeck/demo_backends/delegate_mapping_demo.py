@@ -27,6 +27,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -104,6 +105,7 @@ class BackendWithDelegateMappingDemo(BackendDetails):
     """Compiles convolution, relu and tan to a small text, with a debug map."""
 
     version = str(VERSION)
+    supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _SUPPORTED)))
 
     @staticmethod
     def preprocess(

@@ -8,6 +8,7 @@ data once; the blobs refer to it by the hash of its bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -71,6 +72,7 @@ class BackendWithSharedWeightsDemo(BackendDetails):
     """Compiles the partitions of all methods, each weight once."""
 
     version = str(VERSION)
+    supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _OPERATORS)))
 
     @staticmethod
     def preprocess(

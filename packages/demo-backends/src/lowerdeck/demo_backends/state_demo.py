@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -106,6 +107,7 @@ class BackendWithStateDemo(BackendDetails):
     """Compiles attention with a cache to a text that says what its state is."""
 
     version = str(VERSION)
+    supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _OPERATORS)))
 
     @staticmethod
     def preprocess(

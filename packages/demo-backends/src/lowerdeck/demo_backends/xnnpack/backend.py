@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -16,7 +17,7 @@ from lowerdeck.demo_backends.xnnpack.arguments import Call, arguments, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Tracked
 from lowerdeck.demo_backends.xnnpack.encode import encode
 from lowerdeck.demo_backends.xnnpack.layout import layout_of
-from lowerdeck.demo_backends.xnnpack.operators.table import OPERATORS, refusal
+from lowerdeck.demo_backends.xnnpack.operators.table import OPERATORS, SUPPORTED, refusal
 from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
@@ -36,6 +37,7 @@ class XnnpackBackend(BackendDetails):
     """
 
     version = "1"
+    supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
     @staticmethod
     def preprocess(

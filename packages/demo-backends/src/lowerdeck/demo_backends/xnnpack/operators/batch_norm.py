@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,10 @@ from lowerdeck.demo_backends.xnnpack.emission import Emission
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.clamps import following_clamp
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
+from lowerdeck.demo_backends.xnnpack.operators.first_result import (
+    first_result,
+    first_result_refusal,
+)
 from lowerdeck.demo_backends.xnnpack.schema import NodeKind
 
 _aten = torch.ops.aten
@@ -60,10 +63,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     return _affine(user, emission)
 
 
-def _affine(node: Node, emission: Emission) -> Affine | None:
-    last = _result(node)
-    if last is None:
-        return None
+def _affine(node: Node, emission: Emission) -> Affine:
     args = arguments(node)
     mean, variance = (
         emission.constant(args[name]).double() for name in ("running_mean", "running_var")
@@ -74,23 +74,11 @@ def _affine(node: Node, emission: Emission) -> Affine | None:
     shift = -mean * scale
     if args["bias"] is not None:
         shift = shift + emission.constant(args["bias"])
-    return Affine(scale, shift, last)
-
-
-def _result(node: Node) -> Node | None:
-    """Return the node that holds the normalised tensor."""
-    if node.target in _SINGLE:
-        return node
-    readers = list(node.users)
-    if len(readers) == 1 and readers[0].target is operator.getitem and readers[0].args[1] == 0:
-        return readers[0]
-    return None
+    return Affine(scale, shift, first_result(node))
 
 
 def _emit(emission: Emission, call: Call) -> None:
     affine = _affine(call.node, emission)
-    if affine is None:  # the refusal has seen to it, unless the graph was changed since
-        return
     tracked = emission.of(call.args["input"])
     rank, layout = len(tracked.shape), tracked.preferred
     sizes = (1, -1, *(1,) * (rank - 2))
@@ -124,9 +112,7 @@ def _refusal(call: Call) -> str | None:
         return "its statistics are not constant"
     if call.rank("input") < 2:
         return "it needs at least 2 dimensions"
-    if call.node.target in _TRIPLE and _result(call.node) is None:
-        return "more than its first result is used"
-    return None
+    return first_result_refusal(call)
 
 
 BATCH_NORMS: Table = dict.fromkeys([*_SINGLE, *_TRIPLE], Operator(_emit, _refusal))

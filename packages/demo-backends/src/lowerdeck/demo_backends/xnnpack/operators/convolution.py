@@ -205,9 +205,6 @@ def _refusal(call: Call) -> str | None:
     ranks = call.rank("input"), call.rank("weight")
     if ranks not in ((4, 4), (3, 3)):
         return f"an input of {ranks[0]} dimensions; with a batch, 3 or 4 are needed"
-    transposed = bool(call.args.get("transposed", "transpose" in str(call.node.target)))
-    if transposed and ranks == (3, 3):
-        return "a transposed convolution over one dimension"
     if ranks == (3, 3) and sum(not is_fixed(size) for size in call.shape("input")) > 1:
         return "more than one symbolic size, which a reshape cannot carry"
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
@@ -226,6 +223,7 @@ CONVOLUTIONS: Table = {
     _aten.conv1d.padding: _CONVOLUTION,
     _aten.conv2d.default: _CONVOLUTION,
     _aten.conv2d.padding: _CONVOLUTION,
+    _aten.conv_transpose1d.default: _CONVOLUTION,
     _aten.conv_transpose2d.input: _CONVOLUTION,
     _aten.convolution.default: _CONVOLUTION,
 }

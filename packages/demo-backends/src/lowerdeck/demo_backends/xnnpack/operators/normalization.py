@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 
 import torch
-from torch import fx
 
 from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Tracked
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
+from lowerdeck.demo_backends.xnnpack.operators.first_result import (
+    first_result,
+    first_result_refusal,
+)
 from lowerdeck.demo_backends.xnnpack.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
@@ -86,7 +88,7 @@ def _layer_norm(emission: Emission, call: Call) -> None:
         for name in ("weight", "bias")
     )
     value = _scaled_and_shifted(emission, value, shape, scale, shift)
-    emission.define_value(_first(call.node), value)
+    emission.define_value(first_result(call.node), value)
 
 
 def _group_norm(emission: Emission, call: Call) -> None:
@@ -107,25 +109,7 @@ def _group_norm(emission: Emission, call: Call) -> None:
         for name in ("weight", "bias")
     )
     value = _scaled_and_shifted(emission, value, shape, scale, shift)
-    emission.define_value(_first(call.node), value)
-
-
-def _first(node: fx.Node) -> fx.Node:
-    """Return what holds the normalised tensor, where statistics are returned beside it."""
-    if isinstance(node.meta["val"], torch.Tensor):
-        return node
-    return next(user for user in node.users if user.target is operator.getitem)
-
-
-def _refusal(call: Call) -> str | None:
-    if not isinstance(call.node.meta["val"], torch.Tensor) and (
-        len(call.node.users) != 1
-        or any(
-            user.target is not operator.getitem or user.args[1] != 0 for user in call.node.users
-        )
-    ):
-        return "more than its first result is used"
-    return None
+    emission.define_value(first_result(call.node), value)
 
 
 def _layer_norm_refusal(call: Call) -> str | None:
@@ -135,7 +119,7 @@ def _layer_norm_refusal(call: Call) -> str | None:
         return "it normalises over a symbolic size"
     if folded > 1 and sum(not is_fixed(size) for size in shape) > 1:
         return "more than one symbolic size, which a reshape cannot carry"
-    return _refusal(call)
+    return first_result_refusal(call)
 
 
 def _group_norm_refusal(call: Call) -> str | None:
@@ -143,7 +127,7 @@ def _group_norm_refusal(call: Call) -> str | None:
         return "it normalises over a symbolic size"
     if not call.is_constant("weight") or not call.is_constant("bias"):
         return "its weight or bias is not constant"
-    return _refusal(call)
+    return first_result_refusal(call)
 
 
 _LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal)

@@ -10,6 +10,7 @@ from torch import fx
 
 from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Fields, Tracked
+from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
 from lowerdeck.demo_backends.xnnpack.schema import CONCATENATE_KINDS, NodeKind
 
@@ -130,7 +131,14 @@ def _cat(emission: Emission, call: Call) -> None:
     shape = shape_of(call.node)
     rank, axis = len(shape), int(call.args["dim"]) % len(shape)
     operands = [emission.of(one) for one in call.args["tensors"]]
-    layout = emission.common_layout(*operands, rank=rank)
+    _join(emission, call.node, operands, axis, emission.common_layout(*operands, rank=rank))
+
+
+def _join(
+    emission: Emission, node: fx.Node, operands: Sequence[Tracked], axis: int, layout: Layout
+) -> None:
+    shape = shape_of(node)
+    rank = len(shape)
     queue = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
     while len(queue) > 1:
         group, queue = queue[:5], queue[5:]
@@ -148,7 +156,7 @@ def _cat(emission: Emission, call: Call) -> None:
             **inputs,
         )
         queue.insert(0, (value, size))
-    emission.define_value(call.node, queue[0][0], layout)
+    emission.define_value(node, queue[0][0], layout)
 
 
 def _cat_refusal(call: Call) -> str | None:
@@ -158,6 +166,23 @@ def _cat_refusal(call: Call) -> str | None:
     if len({len(shape_of(one)) for one in tensors}) != 1:
         return "its inputs differ in rank"
     return None
+
+
+def _stack(emission: Emission, call: Call) -> None:
+    shape = shape_of(call.node)
+    rank = len(shape)
+    axis = int(call.args["dim"]) % rank
+    single = (*shape[:axis], 1, *shape[axis + 1 :])
+    operands = [emission.of(one) for one in call.args["tensors"]]
+    parts = [
+        Tracked(single, None, Layout.PLAIN, {Layout.PLAIN: emission.reshaped(value, single)})
+        for value in (emission.id_of(one) for one in operands)
+    ]
+    _join(emission, call.node, parts, axis, Layout.PLAIN)
+
+
+def _stack_refusal(call: Call) -> str | None:
+    return _cat_refusal(call) or _one_symbol(shape_of(call.node))
 
 
 def _pad(emission: Emission, call: Call) -> None:
@@ -196,6 +221,7 @@ _UNBIND = Operator(_unbind, _unbind_refusal, computes=False)
 _PAD = Operator(_pad, _pad_refusal)
 PIECES: Table = {
     _aten.cat.default: Operator(_cat, _cat_refusal),
+    _aten.stack.default: Operator(_stack, _stack_refusal),
     **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
     **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
     **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
-from torch import fx
 
 from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, pair, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.clamps import following_clamp
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
+from lowerdeck.demo_backends.xnnpack.operators.first_result import (
+    first_result,
+    first_result_refusal,
+)
 from lowerdeck.demo_backends.xnnpack.schema import ALIGN_CORNERS, KEEP_DIMS, NodeKind
 
 _aten = torch.ops.aten
@@ -54,7 +56,7 @@ def _pool(
 
 def _max_pool(emission: Emission, call: Call) -> None:
     args = call.args
-    result = _pooled(call.node)
+    result = first_result(call.node)
     kernel, padding, dilation = (
         pair(args[name]) for name in ("kernel_size", "padding", "dilation")
     )
@@ -83,21 +85,10 @@ def _max_pool(emission: Emission, call: Call) -> None:
     emission.define_value(last, value, _LAST)
 
 
-def _pooled(node: fx.Node) -> fx.Node:
-    """Return what holds the maxima, where their places are returned beside them."""
-    if isinstance(node.meta["val"], torch.Tensor):
-        return node
-    return next(user for user in node.users if user.target is operator.getitem)
-
-
 def _max_pool_refusal(call: Call) -> str | None:
-    if not isinstance(call.node.meta["val"], torch.Tensor) and (
-        len(call.node.users) != 1
-        or any(
-            user.target is not operator.getitem or user.args[1] != 0 for user in call.node.users
-        )
-    ):
-        return "the places of its maxima are used"
+    reason = first_result_refusal(call)
+    if reason is not None:
+        return reason
     if call.args["ceil_mode"] and not all(is_fixed(size) for size in call.shape("self")[2:]):
         return "ceil_mode over a symbolic size"
     return _needs_images(call)

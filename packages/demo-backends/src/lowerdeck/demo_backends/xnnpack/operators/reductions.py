@@ -1,4 +1,4 @@
-"""Means and sums over some of the dimensions."""
+"""Means, sums and maxima over some of the dimensions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import math
 import torch
 
 from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed, shape_of
-from lowerdeck.demo_backends.xnnpack.emission import Emission
+from lowerdeck.demo_backends.xnnpack.emission import Emission, Tracked
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
+from lowerdeck.demo_backends.xnnpack.operators.first_result import (
+    first_result,
+    first_result_refusal,
+)
 from lowerdeck.demo_backends.xnnpack.operators.normalization import row_mean
 from lowerdeck.demo_backends.xnnpack.schema import KEEP_DIMS, NodeKind
 
@@ -18,14 +22,16 @@ _aten = torch.ops.aten
 
 def _axes(call: Call) -> list[int]:
     rank = call.rank("self")
-    given = call.args["dim"]
+    given = call.args.get("dim")
+    if isinstance(given, int):
+        return [given % rank]
     return sorted({int(axis) % rank for axis in (given or range(rank))})
 
 
 def _mean(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
     if len(tracked.shape) == 4 and _axes(call) == [2, 3]:
-        keep = bool(call.args["keepdim"])
+        keep = bool(call.args.get("keepdim"))
         value = emission.add(
             NodeKind.GLOBAL_AVG_POOLING_2D,
             shape_of(call.node),
@@ -72,7 +78,7 @@ def _refusal(call: Call) -> str | None:
     if not shape:
         return "it has no dimension"
     axes = _axes(call)
-    if call.node.target is _aten.mean.dim and len(shape) == 4 and axes == [2, 3]:
+    if call.node.target in _MEANS and len(shape) == 4 and axes == [2, 3]:
         return None
     if not all(is_fixed(shape[axis]) for axis in axes):
         return "it reduces a symbolic size"
@@ -81,7 +87,48 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
+def _maximum(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    axes = _axes(call)
+    kernel = [int(tracked.shape[axis]) if axis in axes else 1 for axis in (2, 3)]
+    keep = bool(call.args["keepdim"])
+    result = first_result(call.node)
+    shape = shape_of(result)
+    pooled = [1 if axis in axes else size for axis, size in enumerate(tracked.shape)]
+    value = emission.add(
+        NodeKind.MAX_POOLING_2D,
+        pooled,
+        Layout.CHANNELS_LAST,
+        pooling_height=kernel[0],
+        pooling_width=kernel[1],
+        stride_height=1,
+        stride_width=1,
+        dilation_height=1,
+        dilation_width=1,
+        input_id=emission.id_of(tracked, Layout.CHANNELS_LAST),
+    )
+    whole = Tracked(tuple(pooled), None, Layout.CHANNELS_LAST, {Layout.CHANNELS_LAST: value})
+    if keep:
+        emission.define(result, whole)
+        return
+    emission.define_value(result, emission.reshaped(emission.id_of(whole), shape))
+
+
+def _maximum_refusal(call: Call) -> str | None:
+    shape = call.shape("self")
+    if len(shape) != 4 or not set(_axes(call)) <= {2, 3}:
+        return "only maxima over the height and width of images are known"
+    if not all(is_fixed(shape[axis]) for axis in _axes(call)):
+        return "it reduces a symbolic size"
+    if not call.args["keepdim"] and sum(not is_fixed(size) for size in shape) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    return first_result_refusal(call)
+
+
+_MEANS = {_aten.mean.dim, _aten.mean.default}
 REDUCTIONS: Table = {
-    _aten.mean.dim: Operator(_mean, _refusal),
-    _aten.sum.dim_IntList: Operator(_sum, _refusal),
+    _aten.amax.default: Operator(_maximum, _maximum_refusal),
+    _aten.max.dim: Operator(_maximum, _maximum_refusal),
+    **dict.fromkeys(_MEANS, Operator(_mean, _refusal)),
+    **dict.fromkeys([_aten.sum.dim_IntList, _aten.sum.default], Operator(_sum, _refusal)),
 }

@@ -39,6 +39,8 @@ OPERATORS: Table = {
     **REDUCTIONS,
     **SHAPES,
 }
+SUPPORTED = tuple(sorted(str(op) for op in OPERATORS))
+"""Their names, for those who list backends."""
 
 
 def refusal(node: Node, constants: Collection[str]) -> str | None:

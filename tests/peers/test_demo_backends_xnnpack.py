@@ -1,0 +1,17 @@
+"""The XNNPACK backend beside ExecuTorch's own: delegates, what is left to others, size."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import bench_demo_backends
+
+pytestmark = pytest.mark.heavy  # ExecuTorch takes half a minute to lower a small transformer
+
+
+@pytest.mark.parametrize("model", bench_demo_backends.MODELS)
+def test_no_more_delegates_no_more_left_and_no_larger_file(model: str) -> None:
+    rows = {row.case: row for row in bench_demo_backends.lowering_rows(model)}
+    for what in ("delegates", "calls left to other kernels", "size of the file"):
+        row = rows[f"{model}: {what}"]
+        assert row.met, row
