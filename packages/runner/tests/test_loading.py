@@ -1,5 +1,6 @@
 """Programs from paths, bytes and memory; external data; files that are refused."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,14 @@ def test_two_methods_of_one_name_are_refused(build: Any) -> None:
     build.method()
     with pytest.raises(ProgramError, match="the same name"):
         load(build.program)
+
+
+def test_loading_leaves_the_garbage_collector_as_it_was(method: Any) -> None:
+    program = method.ends([], [])
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            load(program).method()
+            assert gc.isenabled() is enabled
+        finally:
+            gc.enable()

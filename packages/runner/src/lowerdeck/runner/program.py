@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lowerdeck.runner.arena import Arena
@@ -99,7 +101,7 @@ class LoadedProgram:
 
     def _load(self, plan: ExecutionPlan) -> LoadedMethod:
         try:
-            with warnings.catch_warnings():
+            with _collector_paused(), warnings.catch_warnings():
                 # Constants are the file itself, mapped read-only; nothing ever writes to them.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                 return LoadedMethod(
@@ -148,6 +150,22 @@ class LoadedProgram:
                 )
             )
         return delegates
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from running meanwhile.
+
+    Each instruction becomes a dozen objects that all live long; collections set off by their
+    number would traverse all of torch's objects again and again, and find nothing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
