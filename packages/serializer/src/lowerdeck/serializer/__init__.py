@@ -23,6 +23,7 @@ from lowerdeck.serializer.errors import (
     SegmentError,
     SerializerError,
     TableError,
+    TableLimitWarning,
     TextError,
     TruncatedError,
 )
@@ -191,4 +192,5 @@ __all__ = [
     "SegmentError",
     "IndexRangeError",
     "ContentError",
+    "TableLimitWarning",
 ]

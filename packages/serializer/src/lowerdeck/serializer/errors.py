@@ -30,6 +30,10 @@ class NamedDataConflictError(ProgramError):
         )
 
 
+class TableLimitWarning(UserWarning):
+    """The program that was written has more tables than the runtime's default check visits."""
+
+
 class FormatError(SerializerError, ValueError):
     """A file is not a well-formed `.pte` or `.ptd`, or its content is not safe to run.
 

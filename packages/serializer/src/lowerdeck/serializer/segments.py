@@ -140,28 +140,24 @@ class SegmentPlanner:
 
     def add_named(self, blob: NamedBlob) -> None:
         """Place the bytes of one key, or find them among the segments and constants."""
-        constant = self._constants.find(blob.view) if len(blob.view) else None
-        if constant is None or self.plan.constants is None:
-            number = self._add(blob.view)
-        else:
-            known = self._segments.find(blob.view)
-            if known is None:
-                whole = self.plan.segments[self.plan.constants.segment_index]
-                start = whole.offset + constant
-                known = self._close(start, start + len(blob.view))
-                self._segments.add(blob.view, known)
-            number = known
-        self.plan.named.append((blob.key, number))
+        self.plan.named.append((blob.key, self._add(blob.view)))
 
     def _add(self, view: memoryview) -> int:
         number = self._segments.find(view)
-        if number is None:
-            asked = self._asked.find(view)
+        if number is not None:
+            return number
+        asked = self._asked.find(view)
+        # Only a constant that is a named blob too was placed as a segment must be.
+        inside = self._constants.find(view) if asked and len(view) else None
+        if inside is not None and self.plan.constants is not None:
+            whole = self.plan.segments[self.plan.constants.segment_index]
+            start = whole.offset + inside
+        else:
             start = self._place(asked[0] if asked else 1) if len(view) else 0
             if len(view):
                 self.plan.pieces.append((start, view))
-            number = self._close(start, start + len(view))
-            self._segments.add(view, number)
+        number = self._close(start, start + len(view))
+        self._segments.add(view, number)
         return number
 
     def _segment_alignment(self, own: int) -> int:

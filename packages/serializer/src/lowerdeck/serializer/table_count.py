@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
+
 from lowerdeck.serializer import schema
+from lowerdeck.serializer.errors import TableLimitWarning
+from lowerdeck.serializer.limits import MAX_TABLES
+
+
+def warn_of_tables(program: schema.Program, *, segments: int) -> None:
+    """Warn when a program has more tables than the runtime's check visits.
+
+    Args:
+        program: The program.
+        segments: Number of segments of the file.
+    """
+    plans = program.execution_plan
+    steps = sum(len(chain.instructions) for plan in plans for chain in plan.chains)
+    # A value is at most 4 tables and a step 2: small programs need not be counted.
+    if 4 * sum(len(plan.values) for plan in plans) + 2 * steps < MAX_TABLES // 2:
+        return
+    tables = count_tables(program, segments=segments)
+    if tables > MAX_TABLES:
+        warnings.warn(
+            f"the program has {tables} tables, but the runtime's check stops at {MAX_TABLES} and "
+            "refuses it; split it, or load it with Verification.Minimal",
+            TableLimitWarning,
+            stacklevel=4,
+        )
 
 
 def count_tables(program: schema.Program, *, segments: int = 0) -> int:

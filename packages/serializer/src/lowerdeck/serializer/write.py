@@ -17,6 +17,7 @@ from lowerdeck.serializer.schema import Program
 from lowerdeck.serializer.segments import NamedBlob, SegmentPlan, SegmentPlanner
 from lowerdeck.serializer.storage import byte_view, same_bytes
 from lowerdeck.serializer.stream import Piece, write_pieces
+from lowerdeck.serializer.table_count import warn_of_tables
 
 MIN_FILE_SIZE = 64
 """The runtime reads this many bytes first, and fails on a shorter file."""
@@ -49,6 +50,9 @@ def serialize_pte(
 
     Raises:
         ProgramError: The program or an option cannot be written.
+
+    Warns:
+        TableLimitWarning: The runtime's default check will refuse the program for its size.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, deserialize_pte
@@ -118,6 +122,7 @@ def pte_pieces(
         ProgramError: The program cannot be written.
     """
     plan = _plan(program, layout, named_data)
+    warn_of_tables(program, segments=len(plan.segments))
     inserted = inserted_size(layout) if plan.end else 0
     pieces = encode_program(program, plan, layout, inserted=inserted)
     size = sum(len(piece) for piece in pieces)

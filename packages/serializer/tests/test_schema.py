@@ -1,0 +1,120 @@
+"""The schema in its three forms: the classes, the tables of the wire, and the `.fbs` files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from importlib import resources
+
+import pytest
+
+import lowerdeck.serializer as front
+from lowerdeck.serializer import schema, wire
+from lowerdeck.serializer.named_data import TensorLayout
+
+_KINDS = {
+    "ubyte": "u8",
+    "byte": "i8",
+    "bool": "bool",
+    "int": "i32",
+    "uint": "u32",
+    "long": "i64",
+    "ulong": "u64",
+    "double": "f64",
+    "string": "str",
+    "KernelTypes": "union",
+    "InstructionArguments": "union",
+}
+_ENUMS = (
+    "ScalarType",
+    "TensorShapeDynamism",
+    "TensorDataLocation",
+    "DataLocation",
+    "DeviceType",
+)
+# What only cuts a file into segments stands in no class, and what a class holds instead.
+_OF_THE_FILE = {
+    "Program": {"segments", "constant_segment", "mutable_data_segments"},
+    "NamedData": {"segment_index"},
+}
+_OF_THE_CLASS = {"Program": {"mutable_data", "layout"}, "NamedData": {"data", "alignment"}}
+
+
+def _text(name: str) -> str:
+    path = resources.files("lowerdeck.serializer") / "fbs" / name
+    return re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+
+
+def _tables(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the fields of each table as the wire sees them: a union is two fields."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, body in re.findall(r"table (\w+) \{(.*?)\}", text, re.DOTALL):
+        fields: list[tuple[str, str]] = []
+        for field, kind in re.findall(r"(\w+): ([\w\[\]]+)[^;]*;", body):
+            if _KINDS.get(kind) == "union":
+                fields.append((f"{field}_type", "u8"))
+            fields.append((field, _kind(kind, field)))
+        found[name] = fields
+    return found
+
+
+def _kind(kind: str, field: str) -> str:
+    if kind == "[ubyte]":
+        return "[u8]" if field == "dim_order" else "bytes"
+    if kind in _ENUMS:
+        return "i8"
+    inner = kind.strip("[]")
+    return kind.replace(inner, _KINDS.get(inner, inner))
+
+
+@pytest.mark.parametrize(
+    ("file", "tables"),
+    [("program.fbs", wire.PROGRAM_TABLES), ("flat_tensor.fbs", wire.EXTERNAL_TABLES)],
+)
+def test_fbs_and_wire_agree(file: str, tables: Mapping[str, tuple[wire.Field, ...]]) -> None:
+    expected = {name: [tuple(field) for field in fields] for name, fields in tables.items()}
+    assert _tables(_text(file)) == expected
+
+
+@pytest.mark.parametrize("name", wire.PROGRAM_TABLES)
+def test_classes_and_wire_agree(name: str) -> None:
+    of_class = {field.name for field in dataclasses.fields(getattr(schema, name))}
+    kinds = wire.PROGRAM_TABLES[name]
+    unions = {"EValue": {"val_type"}, "Instruction": {"instr_args_type"}}
+    of_wire = (
+        {field.name for field in kinds} - unions.get(name, set()) - _OF_THE_FILE.get(name, set())
+    )
+    assert of_class - _OF_THE_CLASS.get(name, set()) == of_wire
+
+
+@pytest.mark.parametrize("name", _ENUMS)
+def test_enumerations_agree(name: str) -> None:
+    (body,) = re.findall(rf"enum {name} : byte \{{(.*?)\}}", _text("program.fbs"), re.DOTALL)
+    members = {key: int(number) for key, number in re.findall(r"(\w+) = (\d+)", body)}
+    assert members == {member.name: int(member) for member in getattr(front, name)}
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("KernelTypes", wire.KERNEL_TYPES),
+        ("InstructionArguments", wire.INSTRUCTION_ARGUMENTS),
+    ],
+)
+def test_unions_agree(name: str, members: tuple[str, ...]) -> None:
+    (body,) = re.findall(rf"union {name} \{{(.*?)\}}", _text("program.fbs"), re.DOTALL)
+    assert ("NONE", *re.findall(r"\w+", body)) == members
+
+
+@pytest.mark.parametrize("name", [*wire.PROGRAM_TABLES, "TensorLayout"])
+def test_every_class_is_slotted_and_at_the_front_door(name: str) -> None:
+    made = getattr(front, name)
+    assert "__slots__" in vars(made)
+    assert name in front.__all__
+    assert made is getattr(schema, name, TensorLayout)
+
+
+def test_every_name_of_the_front_door_exists_once() -> None:
+    assert len(set(front.__all__)) == len(front.__all__)
+    assert all(hasattr(front, name) for name in front.__all__)

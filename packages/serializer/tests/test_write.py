@@ -1,0 +1,311 @@
+"""What the writer promises of a file beyond that it can be read back."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import struct
+import tracemalloc
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Buffer,
+    DataLocation,
+    EValue,
+    FileRange,
+    Instruction,
+    Int,
+    KernelCall,
+    NamedData,
+    NamedDataConflictError,
+    NamedDataStore,
+    Null,
+    Program,
+    ProgramError,
+    PteFile,
+    ScalarType,
+    TableLimitWarning,
+    Tensor,
+    deserialize_pte,
+    serialize_pte,
+    verify_pte,
+    write_pte,
+)
+
+
+def _any(what: Any) -> Any:
+    return what
+
+
+def _value(val: Any) -> EValue:
+    return EValue(val)
+
+
+def _with_delegate(blob: bytes) -> Program:
+    program: Program = add_program()
+    program.backend_delegate_data.append(BackendDelegateInlineData(blob))
+    reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
+    program.execution_plan[0].delegates.append(BackendDelegate("Backend", reference))
+    return program
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([1, 2, 16, 100, 128, 4096]),
+    st.sampled_from([1, 16, 64, 256]),
+    st.sampled_from([1, 8, 24, 512, 4096]),
+)
+def test_every_alignment_holds_from_the_start_of_the_file(
+    segment: int, tensor: int, own: int
+) -> None:
+    program = _with_delegate(b"<delegate>")
+    program.constant_buffer += [Buffer(b"<first>"), Buffer(b"<second>")]
+    program.named_data += [NamedData("a", b"<named>", own), NamedData("b", b"<second>", own)]
+    data = serialize_pte(program, segment_alignment=segment, constant_tensor_alignment=tensor)
+    for mark, alignment in (
+        (b"<first>", tensor),
+        (b"<second>", tensor),
+        (b"<delegate>", segment),
+        (b"<named>", own),
+        (b"<named>", segment),
+        (b"<second>", own),
+        (b"<second>", segment),
+    ):
+        assert data.count(mark) == 1
+        assert data.index(mark) % alignment == 0
+
+
+@pytest.mark.parametrize("alignment", [1, 16, 64, 1024])
+def test_inline_delegates_are_aligned(alignment: int) -> None:
+    program = _with_delegate(b"<delegate>")
+    data = serialize_pte(program, delegate_alignment=alignment, extract_delegate_segments=False)
+    assert data.index(b"<delegate>") % alignment == 0
+
+
+def test_a_named_blob_that_is_a_constant_is_a_segment_inside_the_constant_segment() -> None:
+    embedding = bytes(range(256)) * 40
+    program = add_program()
+    program.constant_buffer.append(Buffer(embedding))
+    program.named_data.append(NamedData("tied", bytearray(embedding), 16))
+    data = serialize_pte(program)
+    assert data.count(embedding) == 1
+    outer, inner = PteFile(data).segments
+    assert outer.offset <= inner.offset
+    assert inner.offset + inner.size <= outer.offset + outer.size
+    assert bytes(deserialize_pte(data).named_data[0].data) == embedding  # type: ignore[arg-type]
+
+
+def test_equal_blobs_values_and_strings_are_stored_once() -> None:
+    blob = b"a blob that many share" * 8
+    program = _with_delegate(blob)
+    program.constant_buffer += [Buffer(blob), Buffer(blob)]
+    plan = program.execution_plan[0]
+    plan.values += [EValue(Int(77)) for _ in range(1000)]
+    plan.delegates *= 3
+    data = serialize_pte(program)
+    # The constant and the delegate are of two kinds, but each stands there once.
+    assert data.count(blob) == 2
+    assert data.count(struct.pack("<q", 77)) == 1
+    assert data.count(b"Backend\0") == 1
+
+
+def test_names_of_a_store_are_written_beside_those_of_the_program() -> None:
+    store = NamedDataStore()
+    store.add_named_data("b", b"2", 32)
+    program = add_program()
+    program.named_data.append(NamedData("a", b"1"))
+    data = serialize_pte(program, named_data=store.get_named_data_store_output())
+    assert {entry.key: bytes(_any(entry.data)) for entry in deserialize_pte(data).named_data} == {
+        "a": b"1",
+        "b": b"2",
+    }
+
+
+def test_one_key_with_two_contents_is_refused() -> None:
+    store = NamedDataStore()
+    store.add_named_data("a", b"2")
+    program = add_program()
+    program.named_data.append(NamedData("a", b"1"))
+    with pytest.raises(NamedDataConflictError, match="'a'"):
+        serialize_pte(program, named_data=store.get_named_data_store_output())
+
+
+def test_constants_that_are_all_empty_still_load() -> None:
+    program = add_program()
+    program.constant_buffer[1] = Buffer(b"")
+    tensor = program.execution_plan[0].values[1].val
+    tensor.sizes, tensor.dim_order = [0, 4], [0, 1]
+    data = serialize_pte(program)
+    verify_pte(data)
+    assert PteFile(data).segments[0].size == 1
+
+
+def test_a_file_without_data_has_no_header() -> None:
+    data = serialize_pte(Program())
+    assert PteFile(data).header is None
+    assert len(data) >= 64
+
+
+def test_segment_size_ends_the_file() -> None:
+    data = serialize_pte(add_program())
+    header = PteFile(data).header
+    assert header is not None
+    assert header.segment_base_offset + header.segment_data_size == len(data)
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        bytearray(range(24)),
+        memoryview(bytes(range(24))),
+        memoryview(bytes(range(24))).cast("f", (2, 3)),
+        array("B", range(24)),
+    ],
+)
+def test_anything_with_a_buffer_can_be_stored(storage: Any) -> None:
+    program = add_program()
+    program.constant_buffer[1] = Buffer(storage)
+    assert serialize_pte(program) == serialize_pte(add_program())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5000])
+def test_a_range_of_a_file_can_be_stored(offset: int, tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(offset) + bytes(range(24)) + b"rest")
+    program = add_program()
+    program.constant_buffer[1] = Buffer(FileRange(path, offset, 24))
+    assert serialize_pte(program) == serialize_pte(add_program())
+    program.constant_buffer[1] = Buffer(FileRange(path, offset, 99))
+    with pytest.raises(ProgramError, match="holds only"):
+        serialize_pte(program)
+
+
+def test_a_buffer_is_written_without_being_copied(tmp_path: Path) -> None:
+    size = 1 << 25
+    memory = mmap.mmap(-1, size)
+    program = add_program()
+    program.constant_buffer.append(Buffer(memory))
+    program.named_data.append(NamedData("k", memoryview(memory)[: size // 2]))
+    tracemalloc.start()
+    write_pte(program, tmp_path / "big.pte")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size // 20
+
+
+def test_writing_to_an_open_file_gives_the_same_bytes() -> None:
+    file = io.BytesIO()
+    size = write_pte(add_program(), file)
+    assert file.getvalue() == serialize_pte(add_program())
+    assert size == len(file.getvalue())
+
+
+class _Breaks:
+    """A file that takes some bytes and then fails, as a full disk does."""
+
+    def __init__(self) -> None:
+        self.left = 100
+
+    def write(self, data: memoryview) -> int:
+        self.left -= len(data)
+        if self.left < 0:
+            raise OSError("no space left")
+        return len(data)
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.pte"
+    write_pte(add_program(), path)
+    before = path.read_bytes()
+    program = add_program()
+    program.constant_buffer.append(Buffer(object()))  # type: ignore[arg-type]
+    with pytest.raises(ProgramError):
+        write_pte(program, path)
+    with pytest.raises(OSError, match="no space"):
+        write_pte(add_program(), _Breaks())  # type: ignore[arg-type]
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("power cut")))
+    with pytest.raises(OSError, match="power cut"):
+        write_pte(_with_delegate(b"new"), path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
+
+
+def test_a_rewritten_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    write_pte(add_program(), path)
+    path.chmod(0o640)
+    write_pte(add_program(), path)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment_alignment": 0}, "segment_alignment: found 0"),
+        ({"constant_tensor_alignment": 24}, "constant_tensor_alignment: found 24.*power of two"),
+        ({"delegate_alignment": -8}, "delegate_alignment: found -8"),
+        ({"segment_alignment": 2**31}, "expected 1 to"),
+    ],
+)
+def test_impossible_alignments_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        serialize_pte(add_program(), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan.values.append(_value(object())), r"values\[4\]: found EValue"),
+        (lambda plan: plan.values.append(EValue(Int(2**63))), r"values\[4\].*9223372036854775808"),
+        (
+            lambda plan: plan.values.append(_value(Int(_any("1")))),
+            r"values\[4\].*Int\(int_val='1'\)",
+        ),
+        (
+            lambda plan: plan.values.append(EValue(Tensor(ScalarType.INT, sizes=[2**31]))),
+            r"values\[4\].*2147483648",
+        ),
+        (
+            lambda plan: plan.chains[0].instructions.append(Instruction(Null())),  # type: ignore[arg-type]
+            r"instructions\[1\].*KernelCall",
+        ),
+        (
+            lambda plan: plan.chains[0].instructions.append(Instruction(KernelCall(0, [2**40]))),
+            r"instructions\[1\].*1099511627776",
+        ),
+        (
+            lambda plan: plan.chains[0].instructions.append(Instruction(KernelCall(2**40, []))),
+            r"KernelCall\.op_index: found 1099511627776",
+        ),
+        (lambda plan: plan.inputs.append("x"), "method 'forward'"),
+        (
+            lambda plan: plan.delegates.append(
+                BackendDelegate("b", BackendDelegateDataReference(DataLocation.INLINE, 3))
+            ),
+            r"delegates\[0\]\.processed: found index 3",
+        ),
+    ],
+)
+def test_what_cannot_be_stored_is_named(change: Any, message: str) -> None:
+    program = add_program()
+    change(program.execution_plan[0])
+    with pytest.raises(ProgramError, match=message):
+        serialize_pte(program)
+
+
+def test_a_program_that_the_runtime_will_refuse_for_its_size_gets_a_warning() -> None:
+    program = add_program()
+    plan = program.execution_plan[0]
+    plan.values += [plan.values[2]] * 499_999
+    with pytest.warns(TableLimitWarning, match="stops at 1000000"):
+        serialize_pte(program)
