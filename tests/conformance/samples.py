@@ -82,7 +82,7 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
             leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
             # The binding of the runtime takes contiguous tensors only.
             given = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            tensors = tuple(tensor.contiguous() for tensor in given)
+            tensors = tuple(t.contiguous() if t.layout is torch.strided else t for t in given)
             rest = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             yield Sample(_Call(info.get_op(), spec, rest), tensors)
             found += 1
