@@ -264,6 +264,30 @@ def test_debug_handles_are_unique_across_the_program() -> None:
     assert len(handles) == len(set(handles))
 
 
+def test_handles_of_delegates_in_delegates_are_their_own() -> None:
+    @register_backend
+    class Nests(BackendDetails):
+        @staticmethod
+        def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
+            inner = to_backend(edge_program, RunPartitioner(lambda n: "tan" in str(n.target)))
+            calls = [call for _, _, call in get_lowered_submodules(inner.graph_module)]
+            return PreprocessResult(b"", {0: tuple(c.meta["debug_handle"] for c in calls)})
+
+    program = export(Wide(), torch.ones(3))
+    try:
+        lowered = to_backend(
+            program, RunPartitioner(lambda n: "sum" not in str(n.target), backend_id="Nests")
+        )
+    finally:
+        unregister_backend("Nests")
+    found = [m for _, m, _ in get_lowered_submodules(lowered.graph_module)]
+    handles = [h for m in found for h in m.meta["debug_handle_map"].get(0, ())]
+    for graph in (lowered.graph, *(m.original_module.graph for m in found)):
+        handles += [n.meta["debug_handle"] for n in graph.nodes if "debug_handle" in n.meta]
+    assert len(found) > 1
+    assert len(handles) == len(set(handles))
+
+
 def test_debug_handles_that_are_there_are_kept() -> None:
     program = export(Wide(), torch.ones(3))
     for place, node in enumerate(program.graph.nodes):

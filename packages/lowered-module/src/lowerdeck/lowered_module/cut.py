@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import Region, outline
-from lowerdeck.lowered_module.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.graphs import nested_graphs
 from lowerdeck.lowered_module.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.ownership import settle_ownership
@@ -88,6 +88,7 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
         nested = group_by_tag(gm, tags)
         cuts += _cut_graph(gm, nested, {}, tags, program, constraints, where)
         waiting += _children(gm, where)
+    take_handles(next_handle + len(cuts))
     return CutProgram(program, cuts, next_handle)
 
 

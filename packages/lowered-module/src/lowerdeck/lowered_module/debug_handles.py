@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.lowered_module.graphs import graphs_of
 
 HANDLE = "debug_handle"
+
+# A backend may lower parts of its partition in preprocess: those handles must not meet others of
+# the program around, which it does not see.
+_free: ContextVar[int] = ContextVar("first debug handle free in the programs around", default=0)
 
 
 def assign_debug_handles(graph_module: GraphModule) -> int:
@@ -25,10 +31,8 @@ def assign_debug_handles(graph_module: GraphModule) -> int:
         The smallest handle above all in use.
     """
     all_graphs = list(graphs_of(graph_module))
-    following = 1 + max(
-        (handle for gm in all_graphs for handle in _handles(gm.graph)),
-        default=0,
-    )
+    highest = max((handle for gm in all_graphs for handle in _handles(gm.graph)), default=0)
+    following = max(1 + highest, _free.get())
     for gm in all_graphs:
         for node in gm.graph.nodes:
             if node.op == "call_function" and not isinstance(node.meta.get(HANDLE), int):
@@ -42,3 +46,29 @@ def _handles(graph: Graph) -> Iterator[int]:
         handle = node.meta.get(HANDLE)
         if isinstance(handle, int):
             yield handle
+
+
+@contextmanager
+def handles_taken(below: int) -> Iterator[None]:
+    """Let programs that are lowered meanwhile use no handle smaller than ``below``.
+
+    What they use stays taken for the next one.
+
+    Args:
+        below: The smallest handle above all in use.
+    """
+    token = _free.set(max(_free.get(), below))
+    try:
+        yield
+    finally:
+        _free.reset(token)
+
+
+def take_handles(below: int) -> None:
+    """Say that a program inside another's preprocess has used the handles smaller than ``below``.
+
+    Args:
+        below: The smallest handle above all in use.
+    """
+    if _free.get():
+        _free.set(max(_free.get(), below))

@@ -17,7 +17,7 @@ from lowerdeck.lowered_module.cache import ResultCache
 from lowerdeck.lowered_module.calling_convention import flatten_program
 from lowerdeck.lowered_module.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.cut import Cut, CutProgram, cut_program
-from lowerdeck.lowered_module.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.debug_handles import assign_debug_handles, handles_taken
 from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
 from lowerdeck.lowered_module.errors import PartitionError
@@ -149,7 +149,8 @@ def to_backend(
         return _lower_whole(what, second, list(third or []), executor, kept, progress)
     if isinstance(what, ExportedProgram):
         cut = _partitioned(what, second)
-        with shown(progress, len(cut.cuts)) as show:
+        after_calls = cut.next_handle + len(cut.cuts)
+        with handles_taken(after_calls), shown(progress, len(cut.cuts)) as show:
             results = preprocess_each(cut.cuts, show, executor=executor, cache=kept)
         return _spliced(cut, results)
     if hasattr(what, "method_to_edge_program") and hasattr(what, "method_to_partitioner"):
@@ -175,7 +176,7 @@ def _lower_whole(
         )
     kept = shared_copy(program)
     convention = flatten_program(kept)
-    assign_debug_handles(kept.graph_module)
+    next_handle = assign_debug_handles(kept.graph_module)
     cut = Cut(
         tag="",
         backend_id=backend_id,
@@ -185,7 +186,7 @@ def _lower_whole(
         part=SubProgram(kept, {}, {}),
         place="that is the whole program",
     )
-    with shown(progress, 1) as show:
+    with handles_taken(next_handle), shown(progress, 1) as show:
         (result,) = preprocess_each([cut], show, executor=executor, cache=cache)
     return make_delegate(kept, backend_id, compile_specs, result, convention)
 
@@ -205,7 +206,8 @@ def _lower_methods(
         for name, partitioner in spec.method_to_partitioner.items()
     }
     parts = {name: one.cuts for name, one in cut.items()}
-    with shown(progress, sum(map(len, parts.values()))) as show:
+    taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
+    with handles_taken(taken), shown(progress, sum(map(len, parts.values()))) as show:
         results = preprocess_methods(parts, show, executor=executor, cache=cache)
     return programs | {name: _spliced(one, results[name]) for name, one in cut.items()}
 
