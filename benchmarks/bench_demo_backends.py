@@ -185,6 +185,15 @@ def _running_rows(model: str, folder: Path) -> Iterator[Row]:
     )
 
 
+def _native_row(model: str, folder: Path) -> Row:
+    native = _worker(_PRELUDE + _NATIVE, model)["seconds"]
+    portable = _worker(_RUN, model, folder / "peer_portable")["seconds"]
+    return Row(
+        *(PACKAGE, f"run {model} compiled by InductorBackend, in the runner", native, portable),
+        note="peer: ExecuTorch's own file without a delegate, in the official runtime",
+    )
+
+
 def _row(case: str, ours: float, peer: float, *, goal: int, note: str) -> Row:
     return Row(
         *(PACKAGE, case, ours, peer),

@@ -41,7 +41,7 @@ X = torch.randn(2, 3, 4, 5)
         (lambda x: x[:, :, ::2], "n-th element"),
         (lambda x: F.pad(x, (-1, 0)), "negative"),
         (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "reflect|no such"),
-        (lambda x: x.expand(4, 2, 3, 4, 5), "repeats"),
+        (lambda x: x.repeat(2, 1, 1, 1), "no such operator"),
         (lambda x: torch.pow(x, 1.7), "exponent"),
         (lambda x: F.avg_pool2d(x, 3, ceil_mode=True), "ceil_mode"),
         (lambda x: F.adaptive_avg_pool2d(x, 3), "not all of one size"),

@@ -298,6 +298,8 @@ def shapes() -> Iterator[Case]:
         "permute": lambda x: torch.relu(x).permute(2, 0, 3, 1),
         "transpose": lambda x: torch.relu(x).transpose(-1, -3),
         "expand_same": lambda x: torch.relu(x).expand(2, 3, -1, -1),
+        "expand": lambda x: torch.relu(x)[:, :1].expand(2, 6, 4, 5),
+        "expand_more": lambda x: torch.relu(x)[0, :, 0, :1].expand(2, 3, 4),
         "clone": lambda x: torch.relu(x).clone().contiguous(),
         "dropout": lambda x: F.dropout(torch.relu(x), 0.5, training=False),
     }

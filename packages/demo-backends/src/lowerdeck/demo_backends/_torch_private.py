@@ -42,7 +42,8 @@ def upper_bound(size: int | torch.SymInt) -> int:
         return size
     symbol = size.node
     top = symbol.shape_env.bound_sympy(symbol.expr).upper
-    if top.is_integer and top.is_finite and int(top) <= _LARGEST:
+    # is_Integer: a number; torch's infinity of integers is is_integer, and finite, too.
+    if top.is_Integer and int(top) <= _LARGEST:
         return int(top)
     return int(symbol.hint)
 
@@ -69,10 +70,21 @@ def compile_package(program: ExportedProgram, path: Path) -> Path:
     Returns:
         The path of the package.
     """
+    # A partition has no example inputs of its own, and AOTInductor compiles for some.
+    wanted = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.name in wanted]
+    program._example_inputs = (tuple(map(_example, values)), {})
     # AOTInductor's module costs seconds to import, and few need it.
     from torch._inductor import aoti_compile_and_package
 
     return Path(aoti_compile_and_package(program, package_path=str(path)))
+
+
+def _example(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        sizes = [_example(size) for size in value.shape]
+        return torch.zeros(sizes, dtype=value.dtype)
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
 def load_package(path: Path) -> Callable[..., Any]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed, is_one, shape_of
+from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, is_one, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
+from lowerdeck.demo_backends.xnnpack.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -78,16 +79,33 @@ def _swapped(call: Call) -> list[int]:
     return order
 
 
-def _expand_refusal(call: Call) -> str | None:
-    if call.is_constant("self"):
-        return None
+def _expand(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    shape = shape_of(call.node)
+    repeats = _repeats(call)
+    if all(map(is_one, repeats)):
+        _reshape(emission, call)
+        return
+    # The runtime repeats elements only where arithmetic broadcasts them.
+    ones = emission.constant_value(torch.ones([int(size) for size in repeats]))
+    value = emission.add(
+        NodeKind.MULTIPLY, shape, input1_id=emission.id_of(tracked), input2_id=ones
+    )
+    emission.define_value(call.node, value)
+
+
+def _repeats(call: Call) -> list[Dim]:
+    """Return how often each dimension of the result is repeated."""
     before, after = call.shape("self"), shape_of(call.node)
-    missing = len(after) - len(before)
-    if any(
-        is_fixed(old) != is_fixed(new) or (is_fixed(old) and old != new)
-        for old, new in zip(before, after[missing:], strict=True)
-    ) or not all(map(is_one, after[:missing])):
-        return "it repeats elements"
+    kept = [*[1] * (len(after) - len(before)), *before]
+    return [
+        new if is_one(old) and not is_one(new) else 1 for old, new in zip(kept, after, strict=True)
+    ]
+
+
+def _expand_refusal(call: Call) -> str | None:
+    if not all(map(is_fixed, _repeats(call))):
+        return "it repeats elements a symbolic number of times"
     return _reshape_refusal(call)
 
 
@@ -96,7 +114,7 @@ _RESHAPE = Operator(_reshape, _reshape_refusal, computes=False)
 _PERMUTE = Operator(_permute_emitter(lambda call: call.args["dims"]), computes=False)
 _TRANSPOSE = Operator(_permute_emitter(_swapped), computes=False)
 _REVERSE = Operator(_permute_emitter(lambda call: range(call.rank("self"))[::-1]), computes=False)
-_EXPAND = Operator(_reshape, _expand_refusal, computes=False)
+_EXPAND = Operator(_expand, _expand_refusal, computes=False)
 SHAPES: Table = {
     **dict.fromkeys(
         [

@@ -1,0 +1,64 @@
+"""What this package expects of torch's private parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lowerdeck.demo_backends._torch_private import (
+    data_address,
+    is_mutable,
+    returns_alias,
+    upper_bound,
+)
+from lowerdeck.demo_backends.tensor_data import tensor_view, view_tensor
+
+_aten = torch.ops.aten
+
+
+def test_looking_at_a_lazy_clone_does_not_make_it_a_real_copy() -> None:
+    tensor = torch.arange(12.0)
+    clone = torch._lazy_clone(tensor)
+    assert data_address(clone) == data_address(tensor)
+    assert bytes(tensor_view(clone)) == bytes(tensor_view(tensor))
+    assert data_address(clone) == data_address(tensor)
+    assert data_address(tensor[3:]) == data_address(tensor) + 12
+
+
+def test_bytes_and_tensors_are_views_of_each_other() -> None:
+    tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    data = tensor_view(tensor)
+    assert torch.equal(view_tensor(data, torch.int32, (2, 3)), tensor)
+    tensor[0, 0] = 7
+    assert view_tensor(data, torch.int32, (6,))[0] == 7
+    assert torch.equal(
+        view_tensor(tensor_view(tensor.t()), torch.int32, (3, 2)), tensor.t().contiguous()
+    )
+    assert len(tensor_view(torch.empty(0))) == 0
+
+
+def test_the_view_keeps_the_memory_alive() -> None:
+    data = tensor_view(torch.full((1000,), 3.0))
+    for _ in range(10):
+        torch.zeros(1000)
+    assert view_tensor(data, torch.float32, (1000,)).sum() == 3000
+
+
+def test_upper_bounds_come_from_the_range_or_the_example() -> None:
+    sizes = []
+    for top in (16, None):
+        batch = torch.export.Dim("batch", min=1, max=top) if top else torch.export.Dim("batch")
+        program = torch.export.export(
+            nn.Linear(2, 2), (torch.ones(3, 2),), dynamic_shapes=({0: batch},)
+        )
+        node = next(one for one in program.graph.nodes if one.op == "call_function")
+        sizes.append([upper_bound(size) for size in node.meta["val"].shape])
+    assert sizes == [[16, 2], [3, 2]]
+
+
+def test_schemas_tell_writes_and_aliases() -> None:
+    assert is_mutable(_aten.relu_.default)
+    assert not is_mutable(_aten.relu.default)
+    assert returns_alias(_aten.view.default)
+    assert not returns_alias(_aten.relu_.default)
+    assert not returns_alias(_aten.add.Tensor)
