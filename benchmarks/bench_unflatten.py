@@ -189,7 +189,8 @@ if sys.argv[1] == "ours":
     from lowerdeck.unflatten import unflatten
 else:
     from torch.export import unflatten
-model = nn.Sequential(*[nn.Linear(int(sys.argv[2]), int(sys.argv[2]), bias=False) for _ in range(16)])
+size = int(sys.argv[2])
+model = nn.Sequential(*[nn.Linear(size, size, bias=False) for _ in range(16)])
 program = export(model, (torch.randn(1, int(sys.argv[2])),))
 if sys.argv[1] != "none":
     module = unflatten(program)

@@ -68,7 +68,8 @@ class Net(Model):
         for block in blocks:
             x = block(x)
         x = blocks[0](x, shift=x.mean())
-        return self.head(self.shared(x))
+        shared: Any = self.shared
+        return self.head(shared(x))
 
 
 @pytest.fixture(params=PLAIN)

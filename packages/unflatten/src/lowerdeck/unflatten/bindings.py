@@ -47,7 +47,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _aten("scaled_dot_product_attention"): torch._C._nn.scaled_dot_product_attention,
         _aten("view"): Tensor.view,
         _aten("expand"): Tensor.expand,
-        _aten("contiguous"): Tensor.contiguous,
     }
     for name in _POINTWISE_UNARY.split():
         table[_aten(name)] = getattr(torch, name)

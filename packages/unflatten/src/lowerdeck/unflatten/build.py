@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.utils import _pytree as pytree
@@ -15,6 +16,7 @@ from lowerdeck.unflatten._torch_private import without_effect_tokens
 from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
 from lowerdeck.unflatten.call_tree import call_homes
 from lowerdeck.unflatten.cutting import cut
+from lowerdeck.unflatten.eager_types import ModuleFactory, replace_children, restore
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.flat_items import flat_items
@@ -22,6 +24,7 @@ from lowerdeck.unflatten.generated_module import Body, shadow_own_names
 from lowerdeck.unflatten.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.module_paths import ModulePaths, module_names, note_shared_modules
 from lowerdeck.unflatten.mutation import plan_mutations
+from lowerdeck.unflatten.mutations import Mutations
 from lowerdeck.unflatten.signature import CallSignature, positional_names
 from lowerdeck.unflatten.state import ProgramState
 from lowerdeck.unflatten.unflattened_module import UnflattenedModule
@@ -29,7 +32,12 @@ from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder,
 
 
 def unflatten(
-    module: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None = None
+    module: ExportedProgram,
+    flat_args_adapter: FlatArgsAdapter | None = None,
+    *,
+    inplace: bool = True,
+    restore_types: bool | torch.nn.Module = False,
+    module_factory: ModuleFactory | None = None,
 ) -> UnflattenedModule:
     """Return a module that computes what the program does, with the eager module's hierarchy.
 
@@ -40,6 +48,13 @@ def unflatten(
     Args:
         module: The program.
         flat_args_adapter: Turns arguments of another structure into the exported one.
+        inplace: Write mutated buffers and inputs in the modules that own them, as eager does.
+            Otherwise the graphs of a functional program stay functional, and the outermost code
+            writes at its end.
+        restore_types: Make each child an instance of its eager class too, where that class is
+            loaded; given the eager module, also copy the plain attributes of its children.
+        module_factory: Called with the name and the module of each child; what it returns takes
+            the child's place.
 
     Returns:
         The outermost module; call it as the eager one.
@@ -61,12 +76,19 @@ def unflatten(
             "Export the forward pass alone."
         )
     with _collector_paused():
-        return _built(without_effect_tokens(module), flat_args_adapter)
+        program = without_effect_tokens(module)
+        made, modules = _built(program, flat_args_adapter, inplace)
+    if restore_types:
+        eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
+        restore(modules, eager)
+    if module_factory is not None:
+        replace_children(made, module_factory)
+    return made
 
 
 def _built(
-    program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None
-) -> UnflattenedModule:
+    program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None, inplace: bool
+) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module]]:
     state = ProgramState(program)
     paths = ModulePaths(module_names(program))
     for name in state.entries:
@@ -75,12 +97,14 @@ def _built(
     note_shared_modules(paths, items, state.by_module())
     tree = call_homes(items, paths)
     mutations = plan_mutations(program, items, tree, state, paths)
+    if not inplace:
+        mutations.keep_functional()
     working = WorkingGraphBuilder(program, items, state, paths, tree, mutations).build()
     graph, cuts = cut(working)
     forms = share(in_call_order(tree.root), cuts, working, paths)
     body = Body(
         graph,
-        _signature(program, working, flat_args_adapter),
+        _signature(program, working, flat_args_adapter, mutations),
         attribute_modules(graph, working.attributes),
         tree.root.type_name,
     )
@@ -97,7 +121,7 @@ def _built(
     install_state(modules, state, paths)
     for made in modules.values():
         shadow_own_names(made)
-    return root
+    return root, modules
 
 
 def _copied(signature: ExportGraphSignature) -> ExportGraphSignature:
@@ -121,7 +145,10 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _signature(
-    program: ExportedProgram, working: WorkingGraph, adapter: FlatArgsAdapter | None
+    program: ExportedProgram,
+    working: WorkingGraph,
+    adapter: FlatArgsAdapter | None,
+    mutations: Mutations,
 ) -> CallSignature:
     signature = program.module_call_graph[0].signature
     if signature is None:
@@ -143,7 +170,16 @@ def _signature(
         names,
         adapts=adapter is not None,
         constraints=constraints,
+        updates=() if mutations.inplace else tuple(_updates(working, mutations)),
     )
+
+
+def _updates(working: WorkingGraph, mutations: Mutations) -> Iterator[tuple[str | None, int]]:
+    for mutation in mutations.all:
+        if mutation.target in working.inputs:
+            yield None, working.inputs.index(mutation.target)
+        else:
+            yield str(mutation.spec.target), 0
 
 
 def _leaf_paths(in_spec: pytree.TreeSpec, names: tuple[str, ...]) -> list[str]:

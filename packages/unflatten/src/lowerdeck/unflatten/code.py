@@ -114,6 +114,7 @@ class _Writer:
         self.by_object: dict[int, str] = {}
         self.local: dict[Node, str] = {}
         self.used: dict[str, int] = {}
+        self.leaves: list[str] = []
         self.indent = "    "
 
     def write(self) -> Source:
@@ -147,8 +148,8 @@ class _Writer:
             else:
                 self.local[node] = parameter
         self.line(f"def forward(self{self.signature.parameters}):", outer=True)
-        leaves = [self.local[node] for node in placeholders]
-        for text in self.signature.flatten_lines(leaves, self.object_name):
+        self.leaves = [self.local[node] for node in placeholders]
+        for text in self.signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
 
     def _close(self, output: Node) -> None:
@@ -158,6 +159,9 @@ class _Writer:
             return
         leaves = list(value) if isinstance(value, (tuple, list)) else [value]
         texts = [self.argument(leaf) for leaf in leaves]
+        for path, leaf in self.signature.updates:
+            target = self.leaves[leaf] if path is None else self.attribute(path)
+            self.line(f"{target}.copy_({texts.pop(0)})")
         self.line(f"return {self.signature.result_text(texts, self.object_name)}")
 
     def _last_uses(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:

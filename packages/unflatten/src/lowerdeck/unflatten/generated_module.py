@@ -33,6 +33,7 @@ class Body:
         source: What was generated from the graph last.
         others: The bodies of further forms of the module's call.
         shadowed: Names of ours that the model gave to a child or to state.
+        eager_type: The class that the module should be an instance of too.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Body:
     source: Source | None = None
     others: list[Body] = field(default_factory=list)
     shadowed: tuple[str, ...] = ()
+    eager_type: type[torch.nn.Module] | None = None
 
     def write(self) -> Source:
         """Return the source of the graph as it is now, and remember it."""
@@ -62,15 +64,17 @@ class Body:
         """Return the body as data that pickles."""
         others = [other.record() for other in self.others]
         graph = record_graph(self.graph)
-        return (graph, self.signature, self.attributes, self.type_name, others, self.shadowed)
+        names = (self.type_name, self.shadowed, self.eager_type)
+        return (graph, self.signature, self.attributes, others, names)
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
     """Return the body that ``Body.record`` recorded."""
-    graph, signature, attributes, type_name, others, shadowed = record
+    graph, signature, attributes, others, (type_name, shadowed, eager_type) = record
     if not isinstance(graph, GraphRecord):
         raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
-    made = Body(graph.graph(), signature, attributes, type_name, shadowed=shadowed)
+    made = Body(graph.graph(), signature, attributes, type_name)
+    made.shadowed, made.eager_type = shadowed, eager_type
     made.others = [body_of(other) for other in others]
     return made
 
@@ -99,6 +103,7 @@ class GeneratedModule(torch.nn.Module):
 
     @graph.setter
     def graph(self, graph: Graph) -> None:
+        """Run another graph from now on."""
         self.__dict__[PRIVATE].graph = graph
         GeneratedModule.recompile(self)
 
@@ -111,7 +116,9 @@ class GeneratedModule(torch.nn.Module):
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
-        self.__class__ = class_with(_plain_class(type(self)), body.compile(), body.shadowed)
+        self.__class__ = class_with(
+            _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type
+        )
 
     def finalize(self) -> None:
         """Generate ``forward`` again: torch's name for ``recompile``."""
@@ -148,6 +155,12 @@ _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constr
 """What describes the program and never changes: copies share it."""
 
 
+def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
+    """Make ``module`` an instance of ``eager_type`` too, running its own code still."""
+    module.__dict__[PRIVATE].eager_type = eager_type
+    GeneratedModule.recompile(module)
+
+
 def shadow_own_names(module: torch.nn.Module) -> None:
     """Let a child or state of ``module`` be found under its name though we use that name too."""
     if not isinstance(module, GeneratedModule):
@@ -159,7 +172,12 @@ def shadow_own_names(module: torch.nn.Module) -> None:
         GeneratedModule.recompile(module)
 
 
-def class_with(base: type, functions: Sequence[Function], shadowed: Sequence[str] = ()) -> type:
+def class_with(
+    base: type,
+    functions: Sequence[Function],
+    shadowed: Sequence[str] = (),
+    eager_type: type | None = None,
+) -> type:
     """Return a subclass of ``base`` whose ``forward`` is the first function.
 
     Each further one is what a call of another form runs, by the method ``_call_1`` and so on.
@@ -175,7 +193,9 @@ def class_with(base: type, functions: Sequence[Function], shadowed: Sequence[str
         namespace[f"_forward_{number}"] = function
         namespace[f"_call_{number}"] = _call_of(number, function)
     namespace.update((name, _held(name)) for name in shadowed)
-    return type(base.__name__, (base,), namespace)
+    if eager_type is None or issubclass(base, eager_type):
+        return type(base.__name__, (base,), namespace)
+    return type(eager_type.__name__, (base, eager_type), namespace)
 
 
 def _held(name: str) -> property:

@@ -46,6 +46,7 @@ class Mutations:
         the
             input: the value was written back before.
         final: The placeholder to read where a value is returned that was written back.
+        inplace: Whether the graphs write; otherwise the new values are the first outputs.
     """
 
     count: int = 0
@@ -54,6 +55,14 @@ class Mutations:
     returned: set[Node] = field(default_factory=set)
     through_state: dict[tuple[int, Node], Node] = field(default_factory=dict)
     final: dict[Node, Node] = field(default_factory=dict)
+    inplace: bool = True
+
+    def keep_functional(self) -> None:
+        """Leave every new value among the outputs; the outermost code writes them at its end."""
+        self.inplace = False
+        self.after.clear()
+        self.through_state.clear()
+        self.final.clear()
 
 
 def is_view(target: object) -> bool:

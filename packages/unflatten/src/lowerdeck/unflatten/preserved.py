@@ -66,10 +66,8 @@ def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
 
 def _is_whole(signature: Any) -> bool:
     # Decomposing a module called in several ways can lose what its arguments were.
-    return (
-        len(signature.inputs) == signature.in_spec.num_leaves
-        and len(signature.outputs) == signature.out_spec.num_leaves
-    )
+    taken, returned = signature.in_spec.num_leaves, signature.out_spec.num_leaves
+    return bool(len(signature.inputs) == taken and len(signature.outputs) == returned)
 
 
 def leaf_names(specs: Sequence[Any]) -> Iterator[tuple[str | None, Leaf]]:

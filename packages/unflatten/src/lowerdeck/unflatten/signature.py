@@ -29,6 +29,8 @@ class CallSignature:
         constraints: What each leaf has to satisfy; None where nothing is checked.
         carried: Number of values taken beside the arguments.
         carries: Number of values returned beside the result.
+        updates: What the first outputs of the graph are to overwrite after it has run: the
+            attribute path of some state, or None and the number of an argument's leaf.
     """
 
     in_spec: pytree.TreeSpec
@@ -38,6 +40,7 @@ class CallSignature:
     constraints: InputConstraints | None = None
     carried: int = 0
     carries: int = 0
+    updates: tuple[tuple[str | None, int], ...] = ()
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

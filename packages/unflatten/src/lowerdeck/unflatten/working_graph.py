@@ -351,6 +351,9 @@ class WorkingGraphBuilder:
             return self.value(self._values[item], root)
 
         values = tuple(output.args[0])[self.mutations.count :]
+        if not self.mutations.inplace:
+            self._protect_outputs()
+            values = (*(mutation.value for mutation in self.mutations.all), *values)
         made = self.graph.output(tuple(map_aggregate(value, one) for value in values))
         made.meta.update(output.meta)
 
