@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,19 @@ from torch import nn
 from torch.export import export
 
 from lowerdeck.emitter import (
+    OFFICIAL_KERNELS,
+    RUNTIME_VERSION,
     EmitConfig,
     EmitterError,
+    MemoryPlanError,
     MissingKernelError,
+    Place,
+    PlanRequest,
     UnboundedSizeError,
     UnsupportedError,
     emit,
 )
+from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
 from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, Tensor, deserialize_pte
 
 
@@ -153,3 +160,114 @@ def test_a_delegate_is_called(lowered: Any) -> None:
     assert [d.backend_id for d in emitted.delegate_debug_maps["forward"].values()] == [
         "TestBackend"
     ] * 2
+
+
+class Counter(nn.Module):
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(size))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count += x  # type: ignore[operator]
+        return self.count * 2
+
+
+def test_a_planner_that_lets_values_overlap_is_caught() -> None:
+    def careless(request: PlanRequest) -> list[Place]:
+        return [Place(1, 0) for _ in request.lives]
+
+    exported = export(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), (torch.ones(1, 2),))
+    with pytest.raises(MemoryPlanError, match="overlap"):
+        emit(exported, config=EmitConfig(memory_planner=careless))
+
+
+def test_the_plan_is_data() -> None:
+    emitted = emit(export(Counter(), (torch.ones(4),)))
+    plan = emitted.memory_plans["forward"]
+    assert plan.bound <= plan.sizes[1]
+    roles = {block.role for block in plan.blocks}
+    assert roles >= {"input", "state"}
+    assert emitted.program.execution_plan[0].non_const_buffer_sizes == list(plan.sizes)
+
+
+def test_zeros_of_a_buffer_stand_in_the_file_only_on_request() -> None:
+    exported = export(Counter(), (torch.ones(4),))
+    assert len(emit(exported).program.mutable_data) == 1
+    careful = emit(exported, config=EmitConfig(zeroed_memory=False))
+    assert len(careful.program.mutable_data) == 2
+
+
+def test_state_of_one_name_and_two_sizes_is_refused() -> None:
+    programs = {
+        "small": export(Counter(4), (torch.ones(4),)),
+        "large": export(Counter(8), (torch.ones(8),)),
+    }
+    with pytest.raises(UnsupportedError, match="rename"):
+        emit(programs)
+
+
+def test_equal_small_constants_are_stored_once() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.full((8,), 3.0))
+            self.register_buffer("two", torch.full((8,), 3.0))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x + self.one, x * self.two  # type: ignore[operator]
+
+    emitted = emit(export(Model(), (torch.ones(8),)))
+    assert len(emitted.program.constant_buffer) == 2
+
+
+def test_weights_may_go_to_a_file_of_their_own(tmp_path: Path) -> None:
+    exported = export(nn.Linear(64, 64), (torch.ones(1, 64),))
+    emitted = emit(exported, config=EmitConfig(weights_file="weights"))
+    assert len(emitted.program.constant_buffer) == 1
+    assert len(emitted.external_files()["weights"]) > 64 * 64 * 4
+    size = emitted.save(tmp_path / "model.pte")
+    assert size == (tmp_path / "model.pte").stat().st_size < 64 * 64 * 4
+    assert (tmp_path / "weights.ptd").read_bytes() == emitted.external_files()["weights"]
+
+
+def test_saving_and_bytes_agree(tmp_path: Path) -> None:
+    emitted = emit(export(nn.Linear(4, 4), (torch.ones(1, 4),)))
+    emitted.save(tmp_path / "model.pte")
+    assert (tmp_path / "model.pte").read_bytes() == emitted.to_bytes()
+
+
+def test_a_name_may_stand_for_one_method_only() -> None:
+    exported = export(nn.ReLU(), (torch.ones(2),))
+    with pytest.raises(EmitterError, match="rename"):
+        emit(exported, config=EmitConfig(constant_methods={"forward": 1}))
+
+
+def test_a_module_is_no_program() -> None:
+    with pytest.raises(EmitterError, match=r"call torch\.export\.export first"):
+        emit(nn.ReLU())  # type: ignore[arg-type]
+
+
+def test_a_program_that_needs_nothing_is_not_retraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = export(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (torch.ones(1, 2),))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("retraced")
+
+    monkeypatch.setattr("lowerdeck.emitter.decompositions.table.retrace", refuse)
+    assert kernels(emit(exported)) == ["aten::linear.out", "aten::relu.out"]
+
+
+def test_the_users_decomposition_counts() -> None:
+    config = EmitConfig(decompositions={torch.ops.aten.relu.default: lambda x: x.clamp(min=0)})
+    emitted = emit(export(nn.ReLU(), (torch.ones(2),)), config=config)
+    assert kernels(emitted) == ["aten::clamp.out"]
+
+
+def test_the_kernel_table_says_which_runtime_it_was_read_from() -> None:
+    assert OFFICIAL_KERNELS.version == RUNTIME_VERSION == "1.4.1"
+    assert len(OFFICIAL_KERNELS.names) == 240
+    assert "aten::add.out" in OFFICIAL_KERNELS
+
+
+def test_every_kernel_on_numbers_is_in_the_table() -> None:
+    assert {kernel.full_name for kernel in SCALAR_KERNELS.values()} <= OFFICIAL_KERNELS.names

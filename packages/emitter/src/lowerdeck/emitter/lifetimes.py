@@ -81,7 +81,7 @@ def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
     for step in code.steps:
         for value in (*step.reads, *step.writes):
             accesses[id(value.storage)] = accesses.get(id(value.storage), 0) + 1
-    planned = (Role.ACTIVATION, Role.INPUT, Role.OUTPUT)
+    planned = (Role.ACTIVATION, Role.INPUT)
     return [
         Lifetime(
             storage,

@@ -46,6 +46,6 @@ SCALAR_KERNELS: dict[Callable[..., Any], Kernel] = {
     torch.sym_int: _prim("sym_int"),
     torch.sym_ite: _prim("sym_ite"),
     math.ceil: _prim("ceil"),
-    math.trunc: _prim("trunc", "Scalar2"),
+    math.trunc: _prim("trunc"),
     round: _prim("round"),
 }

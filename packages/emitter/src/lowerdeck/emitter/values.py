@@ -19,7 +19,6 @@ class Role(Enum):
     CONSTANT = "constant"
     STATE = "state"
     INPUT = "input"
-    OUTPUT = "output"
     CALLER = "caller"
     """Memory that the caller brings at run time: nothing is planned and nothing may alias it."""
 
