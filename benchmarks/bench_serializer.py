@@ -193,36 +193,9 @@ def _to_peer(peer: Peer, program: Program) -> Any:
 
 def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
     for count in (1_000, 10_000) if quick else (1_000, 10_000, 100_000):
-        program = program_of(count)
-        data = serialize_pte(program)
-        repeat = 3 if count < 100_000 else 1
-        theirs = None if peer is None else _to_peer(peer, program)
-        if peer is None:
-            yield _row(f"write {count} instructions", cpu_seconds(lambda: serialize_pte(program)))
-            yield _row(f"read {count} instructions", cpu_seconds(lambda: deserialize_pte(data)))
-            continue
-        big = count >= 10_000
-        ours, other = paired(
-            lambda: serialize_pte(program), lambda: peer.write(theirs), repeat=repeat
-        )
-        yield _compared(f"write {count} instructions", ours, other, 10 if big else None)
-        ours, other = (
-            _peak(action) / _MB
-            for action in (lambda: serialize_pte(program), lambda: peer.write(theirs))
-        )
-        yield _compared(f"peak memory of writing {count} instructions", ours, other, 4, unit="MB")
-        other_data = peer.write(theirs)
-        ours, other = paired(
-            lambda: deserialize_pte(data), lambda: peer.read(other_data), repeat=repeat
-        )
-        yield _compared(f"read {count} instructions", ours, other, 5 if big else None)
-        yield _compared(
-            f"file of {count} instructions", len(data) / _MB, len(other_data) / _MB, 1, unit="MB"
-        )
-    series = []
-    for count in (5_000, 10_000, 20_000) if quick else (25_000, 50_000, 100_000):
-        program = program_of(count)
-        series.append((float(count), cpu_seconds(lambda: serialize_pte(program))))
+        yield from _of_size(count, peer)
+    counts = (5_000, 10_000, 20_000) if quick else (25_000, 50_000, 100_000)
+    series = [(float(count), _write_cost(program_of(count))) for count in counts]
     exponent = growth_exponent(series)
     yield Row(
         PACKAGE,
@@ -233,6 +206,35 @@ def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
         met=exponent <= 1.1,
         series=tuple((size, cost, None) for size, cost in series),
     )
+
+
+def _write_cost(program: Program) -> float:
+    return cpu_seconds(lambda: serialize_pte(program))
+
+
+def _of_size(count: int, peer: Peer | None) -> Iterator[Row]:
+    program = program_of(count)
+    data = serialize_pte(program)
+    what = f"{count} instructions"
+    if peer is None:
+        yield Row(PACKAGE, f"write {what}", _write_cost(program))
+        yield Row(PACKAGE, f"read {what}", cpu_seconds(lambda: deserialize_pte(data)))
+        return
+    big = count >= 10_000
+    repeat = 3 if count < 100_000 else 1
+    theirs = _to_peer(peer, program)
+    ours, other = paired(lambda: serialize_pte(program), lambda: peer.write(theirs), repeat=repeat)
+    yield _compared(f"write {what}", ours, other, 10 if big else None)
+    ours = _peak(lambda: serialize_pte(program)) / _MB
+    other = _peak(lambda: peer.write(theirs)) / _MB
+    yield _compared(f"peak memory of writing {what}", ours, other, 4, unit="MB")
+    other_data = peer.write(theirs)
+    ours, other = paired(
+        lambda: deserialize_pte(data), lambda: peer.read(other_data), repeat=repeat
+    )
+    yield _compared(f"read {what}", ours, other, 5 if big else None)
+    sizes = len(data) / _MB, len(other_data) / _MB
+    yield _compared(f"file of {what}", *sizes, 1, unit="MB")
 
 
 _OPEN = """
@@ -274,7 +276,7 @@ def _weights(size: int, count: int) -> Program:
 
 
 _BIG = """
-import sys, time, resource
+import os, sys, time, resource
 sys.path.insert(0, sys.argv[4])
 from benchmarks.bench_serializer import _weights
 from lowerdeck.serializer import write_pte
@@ -282,15 +284,15 @@ def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 program = _weights(int(sys.argv[2]), int(sys.argv[3]))
 views = [buffer.storage for buffer in program.constant_buffer]
 def plain():
-    import os
-    with open(sys.argv[1], "wb", buffering=0) as file:
+    with open(sys.argv[1] + ".tmp", "wb", buffering=0) as file:
         for view in views:
             for start in range(0, len(view), 1 << 24):
                 file.write(view[start : start + (1 << 24)])
         os.fsync(file.fileno())
+    os.replace(sys.argv[1] + ".tmp", sys.argv[1])
 before = peak()
 times = [], []
-for _ in range(2):
+for _ in range(4):
     for chosen, action in zip(times, (lambda: write_pte(program, sys.argv[1]), plain)):
         start = time.perf_counter()
         action()
@@ -315,7 +317,7 @@ def _big_constants(quick: bool) -> Iterator[Row]:
         plain,
         goal="speed of a plain file write",
         met=seconds < 1.25 * plain,
-        note="wall; beside writing and syncing the same bytes with file.write",
+        note="wall, best of 4; beside file.write, fsync and rename of the same bytes",
     )
     share = 100 * extra / total
     yield Row(
@@ -378,10 +380,6 @@ def _imports(peer: Peer | None) -> Iterator[Row]:
     memory = ours["peak_mb"] - bare["peak_mb"]
     other = theirs["peak_mb"] - bare["peak_mb"] if theirs else None
     yield _compared("import: memory", memory, other, 10, unit="MB")
-
-
-def _row(case: str, ours: float) -> Row:
-    return Row(PACKAGE, case, ours)
 
 
 def _compared(

@@ -87,7 +87,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         start = base + segments[number].offset
         layout = _layout(reader, layout_at, segments[number].size, key) if layout_at else None
         entries[key] = ExternalEntry(view[start : start + segments[number].size], layout)
-    alignments = segment_alignments(base, fb_size, segments, numbers.values())
+    alignments = segment_alignments(base, fb_size, segments, numbers.values(), {})
     for key, entry in entries.items():
         entry.alignment = alignments.own[numbers[key]]
     return ExternalData(entries, alignments.shared, version)

@@ -6,7 +6,7 @@ put every part where it is, and that a rewrite keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
@@ -34,7 +34,11 @@ class SegmentAlignments:
 
 
 def segment_alignments(
-    base: int, program_size: int, segments: Sequence[DataSegment], named: Iterable[int]
+    base: int,
+    program_size: int,
+    segments: Sequence[DataSegment],
+    named: Iterable[int],
+    inner_gaps: Mapping[int, int],
 ) -> SegmentAlignments:
     """Return alignments with which a writer would place the segments where they are.
 
@@ -43,6 +47,7 @@ def segment_alignments(
         program_size: Where the FlatBuffer before them ends.
         segments: The segments.
         named: Those that hold named data, which alone may ask for alignments of their own.
+        inner_gaps: For those inside other segments the zeros before them, by their offset.
     """
     used = [segment for segment in segments if segment.size]
     if not base:
@@ -57,7 +62,7 @@ def segment_alignments(
         shared = common
     own = [shared] * len(segments)
     for index, segment in enumerate(segments):
-        gap = gaps[segment.offset] if segment.size else 0
+        gap = inner_gaps.get(segment.offset, gaps[segment.offset]) if segment.size else 0
         if gap >= shared:
             own[index] = _explain(base, segment.offset, gap)
     if base_gap >= lcm(shared, *own):

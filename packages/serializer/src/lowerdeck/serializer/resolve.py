@@ -20,6 +20,8 @@ from lowerdeck.serializer.infer import (
 )
 from lowerdeck.serializer.storage import same_bytes
 
+_MAX_PADDING = 1 << 16
+
 
 @dataclass(slots=True)
 class DataUse:
@@ -63,7 +65,8 @@ class SegmentResolver:
         count = len(self.segments)
         named = [index for _, index in self.decoder.named_data() if index < count]
         base, size = self.container.segment_base, len(self.container.program)
-        return segment_alignments(base, size, self.segments, named)
+        gaps = self._inner_gaps(named)
+        return segment_alignments(base, size, self.segments, named, gaps)
 
     @cached_property
     def inline_delegates(self) -> list[tuple[int, memoryview]]:
@@ -147,6 +150,21 @@ class SegmentResolver:
                 field=where,
             )
         return inline[reference.index][1]
+
+    def _inner_gaps(self, named: Iterable[int]) -> dict[int, int]:
+        """Return the zeros before each named blob that is a constant too: they may be padding."""
+        table = self.decoder.constant_segment()
+        if table is None or table.segment_index >= len(self.segments):
+            return {}
+        outer = self.segments[table.segment_index]
+        whole = self.segment(table.segment_index, "Program.constant_segment.segment_index")
+        gaps: dict[int, int] = {}
+        for index in named:
+            start = self.segments[index].offset - outer.offset
+            if 0 < start < outer.size and index != table.segment_index:
+                before = whole[max(0, start - _MAX_PADDING) : start].tobytes()
+                gaps[self.segments[index].offset] = len(before) - len(before.rstrip(b"\0"))
+        return gaps
 
     def _subsegments(
         self,
