@@ -204,6 +204,11 @@ class Emission:
 
     def common_layout(self, *operands: Tracked, rank: int) -> Layout:
         """Return the layout in which operands should meet: channels last if one lies so."""
+        for one in operands:
+            symbols = sum(not is_fixed(size) for size in one.shape)
+            # It would be widened by a reshape, which carries one symbolic size.
+            if len(one.shape) < rank and one.tensor is None and symbols > 1:
+                return Layout.PLAIN
         if rank >= 3 and any(
             one.preferred is Layout.CHANNELS_LAST and len(one.shape) == rank for one in operands
         ):

@@ -54,8 +54,13 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     if user.target not in _SINGLE and user.target not in _TRIPLE:
         return None
     args = arguments(user)
+    if args.get("training") or first_result_refusal(Call(user, args, ())) is not None:
+        return None
     names = ("weight", "bias", "running_mean", "running_var")
-    for one in (args[name] for name in names):
+    for name in names:
+        one = args[name]
+        if one is None and name.startswith("running"):
+            return None
         if one is not None and (one not in emission or emission.of(one).tensor is None):
             return None
     if args["input"] is not node:
