@@ -1,0 +1,211 @@
+"""Forms of files that we do not write, and the file that is decoded part by part."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Buffer,
+    CompileSpec,
+    DataLocation,
+    FormatError,
+    HeaderError,
+    MagicError,
+    NamedData,
+    Program,
+    PteFile,
+    SegmentError,
+    TruncatedError,
+    deserialize_pte,
+    open_pte,
+    serialize_pte,
+    verify_pte,
+    write_pte,
+)
+from lowerdeck.serializer.assembly import Assembly
+from lowerdeck.serializer.packing import int_vector
+from lowerdeck.serializer.skeleton import SLOT
+from lowerdeck.serializer.wire import PROGRAM_TABLES
+
+WEIGHT = bytes(range(24))
+
+
+def _rich_program() -> Program:
+    program: Program = add_program()
+    program.backend_delegate_data.append(BackendDelegateInlineData(b"delegate blob"))
+    program.execution_plan[0].delegates.append(
+        BackendDelegate(
+            "Backend",
+            BackendDelegateDataReference(DataLocation.INLINE, 0),
+            [CompileSpec("speed", b"fast")],
+        )
+    )
+    program.named_data.append(NamedData("key", b"named", 32))
+    return program
+
+
+def test_an_open_file_hands_out_its_parts(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    write_pte(_rich_program(), path)
+    with open_pte(path) as file:
+        assert file.method_names == ("forward",)
+        assert file.method("forward") == _rich_program().execution_plan[0]
+        assert [operator.full_name for operator in file.operators("forward")] == ["aten::add.out"]
+        (delegate,) = file.delegates
+        assert (delegate.method, delegate.id) == ("forward", "Backend")
+        assert delegate.location is DataLocation.SEGMENT
+        assert bytes(delegate.data) == b"delegate blob"
+        assert delegate.compile_specs == [CompileSpec("speed", b"fast")]
+        assert file.constants[1] == Buffer(WEIGHT)
+        assert [(entry.key, entry.data) for entry in file.named_data] == [("key", b"named")]
+        assert bytes(file.segment(file.named_data_segments[0])) == b"named"
+        assert file.program() == deserialize_pte(path.read_bytes())
+        with pytest.raises(KeyError, match="the file has forward"):
+            file.method("backward")
+
+
+def test_views_outlive_the_file_that_gave_them(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    write_pte(_rich_program(), path)
+    with open_pte(path) as file:
+        view = file.constants[1].storage
+    assert view == WEIGHT
+
+
+def test_buffers_are_views_on_the_input() -> None:
+    data = bytearray(serialize_pte(_rich_program()))
+    program = deserialize_pte(data)
+    place = data.index(WEIGHT)
+    data[place] = 99
+    view: Any = program.constant_buffer[1].storage
+    assert view[0] == 99
+
+
+def test_opening_decodes_nothing_of_the_methods(tmp_path: Path) -> None:
+    program = add_program()
+    plan = program.execution_plan[0]
+    plan.values += [type(value)(value.val) for value in plan.values * 5000]
+    path = tmp_path / "model.pte"
+    write_pte(program, path)
+    tracemalloc.start()
+    with open_pte(path) as file:
+        assert file.method_names == ("forward",)
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.pte"
+    path.touch()
+    with pytest.raises(TruncatedError):
+        open_pte(path)
+
+
+def test_a_malformed_file_is_refused_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "short.pte"
+    path.write_bytes(serialize_pte(add_program())[:50])
+    with pytest.raises(FormatError):
+        open_pte(path)
+
+
+def test_a_header_of_24_bytes_is_read() -> None:
+    data = bytearray(serialize_pte(_rich_program()))
+    data[12:16] = struct.pack("<I", 24)
+    data[32:40] = bytes(8)
+    file = PteFile(data)
+    assert file.header is not None
+    assert file.header.segment_data_size == 0
+    assert verify_pte(data) == deserialize_pte(serialize_pte(_rich_program()))
+
+
+def test_a_longer_header_is_read() -> None:
+    data = bytearray(serialize_pte(_rich_program(), delegate_alignment=64))
+    data[12:16] = struct.pack("<I", 48)
+    verify_pte(data)
+
+
+def test_bytes_behind_the_last_segment_are_ignored() -> None:
+    data = serialize_pte(_rich_program())
+    assert verify_pte(data + b"left over") == deserialize_pte(data)
+
+
+def test_without_header_magic_segments_are_not_guessed() -> None:
+    data = bytearray(serialize_pte(_rich_program()))
+    data[8:12] = b"EH00"
+    with pytest.raises(SegmentError, match="no extended header"):
+        deserialize_pte(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "packed", "error", "field"),
+    [
+        (4, b"ET99", MagicError, "file identifier"),
+        (12, struct.pack("<I", 23), HeaderError, "header.length"),
+        (16, struct.pack("<Q", 8), HeaderError, "header.program_size"),
+        (16, struct.pack("<Q", 2**63), TruncatedError, "header.program_size"),
+        (24, struct.pack("<Q", 64), HeaderError, "header.segment_base_offset"),
+        (32, struct.pack("<Q", 2**64 - 1), TruncatedError, "header.segment_data_size"),
+    ],
+)
+def test_what_is_wrong_with_a_header_is_told(
+    place: int, packed: bytes, error: type[FormatError], field: str
+) -> None:
+    data = bytearray(serialize_pte(_rich_program()))
+    data[place : place + len(packed)] = packed
+    with pytest.raises(error) as caught:
+        deserialize_pte(data)
+    assert caught.value.field == field
+    assert caught.value.offset == place
+
+
+def test_overlapping_segments_are_read_and_stored_once() -> None:
+    program = _rich_program()
+    program.named_data.append(NamedData("tied", WEIGHT, 16))
+    data = serialize_pte(program)
+    assert data.count(WEIGHT) == 1
+    found = verify_pte(data)
+    assert [bytes(entry.data) for entry in found.named_data] == [b"named", WEIGHT]  # type: ignore[arg-type]
+    assert serialize_pte(found) == data
+
+
+def test_inline_constants_of_legacy_files_are_read() -> None:
+    data = _legacy_file([b"", WEIGHT, b"more"])
+    found = deserialize_pte(data)
+    stored: list[Any] = [buffer.storage for buffer in found.constant_buffer]
+    assert [bytes(each) for each in stored] == [b"", WEIGHT, b"more"]
+    written = serialize_pte(found)
+    assert PteFile(written).constant_segment is not None
+    assert written.count(WEIGHT) == 1
+
+
+def _legacy_file(constants: list[bytes]) -> bytes:
+    """Return a program without methods, whose constants stand in the FlatBuffer."""
+    assembly = Assembly(PROGRAM_TABLES, start=8, blob_alignment=16)
+    skeleton = assembly.skeleton
+    empty = assembly.words.add(int_vector([]))
+    root = skeleton.table("Program", {"execution_plan": empty, "constant_buffer": SLOT})
+    position, slots = skeleton.vector(len(constants))
+    skeleton.patch(root["constant_buffer"], position)
+    for slot, data in zip(slots, constants, strict=True):
+        storage = {"storage": assembly.blob(memoryview(data))}
+        skeleton.patch(slot, skeleton.table("Buffer", storage)[""])
+    return b"".join(assembly.finish(struct.pack("<I4s", root[""], b"ET12")))
+
+
+def test_a_memory_map_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    write_pte(_rich_program(), path)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    assert deserialize_pte(mapped) == deserialize_pte(path.read_bytes())
