@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowerdeck.runner import ExecutionError, ProgramError, RunnerError, load
@@ -112,41 +112,53 @@ def test_the_undamaged_program_runs(build: Any, memory: Any) -> None:
     assert attempt(serialize_pte(program), memory) == "ran"
 
 
-@given(st.data())
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+@pytest.mark.parametrize(
+    "examples", [150, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
 )
 def test_damaged_programs_give_typed_errors(
-    build: Any, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+    build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
     monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 500)
     monkeypatch.setattr("lowerdeck.runner.arena.MAX_BYTES", 2**24)
-    program = varied(type(build)())
-    found = places(program.execution_plan)
-    for _ in range(data.draw(st.integers(1, 3))):
-        item, place = data.draw(st.sampled_from(found))
-        if isinstance(item, list):
-            item[place] = changed(item[place], data)
-        else:
-            setattr(item, place, changed(getattr(item, place), data))
-    attempt(program, data.draw(st.sampled_from(["strict", "poison"])))
+
+    @given(st.data())
+    @settings(max_examples=examples, deadline=None)
+    def damage(data: st.DataObject) -> None:
+        program = varied(type(build)())
+        found = places(program.execution_plan)
+        for _ in range(data.draw(st.integers(1, 3))):
+            item, place = data.draw(st.sampled_from(found))
+            if isinstance(item, list):
+                item[place] = changed(item[place], data)
+            else:
+                setattr(item, place, changed(getattr(item, place), data))
+        attempt(program, data.draw(st.sampled_from(["strict", "poison"])))
+
+    damage()
 
 
-@given(st.data())
-@settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+@pytest.mark.parametrize(
+    "examples", [200, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
 )
 def test_damaged_files_give_typed_errors(
-    build: Any, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+    build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
     monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 500)
-    content = bytearray(serialize_pte(varied(type(build)())))
-    for _ in range(data.draw(st.integers(1, 3))):
-        start = data.draw(st.integers(0, len(content) - 4)) & ~3
-        word = int.from_bytes(content[start : start + 4], "little")
-        new = changed(word, data) & 0xFFFFFFFF
-        content[start : start + 4] = new.to_bytes(4, "little")
-    attempt(bytes(content), "strict")
+    monkeypatch.setattr("lowerdeck.runner.arena.MAX_BYTES", 2**24)
+    whole = serialize_pte(varied(build))
+
+    @given(st.data())
+    @settings(max_examples=examples, deadline=None)
+    def damage(data: st.DataObject) -> None:
+        content = bytearray(whole)
+        for _ in range(data.draw(st.integers(1, 3))):
+            start = data.draw(st.integers(0, len(content) - 4)) & ~3
+            word = int.from_bytes(content[start : start + 4], "little")
+            new = changed(word, data) & 0xFFFFFFFF
+            content[start : start + 4] = new.to_bytes(4, "little")
+        attempt(bytes(content), "strict")
+
+    damage()
 
 
 def test_a_truncated_file_is_refused(build: Any) -> None:
