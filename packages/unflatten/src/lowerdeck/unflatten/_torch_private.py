@@ -10,6 +10,7 @@ from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.exported_program import ExportedProgram
+from torch.fx import Graph, Node
 
 EMPTY_STACK_KEY: str = _EMPTY_NN_MODULE_STACK_KEY
 """Key of the stack that torch's own passes give to nodes whose module they do not know."""
@@ -33,6 +34,31 @@ def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:
         return program
     without: ExportedProgram = _remove_effect_tokens(program)
     return without
+
+
+def add_node(
+    graph: Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str
+) -> Node:
+    """Add a node at the graph's insert point, as ``Graph.create_node`` does but faster.
+
+    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; no exported
+    program holds any.
+
+    Args:
+        graph: A graph without an owner.
+        op: The kind of node.
+        target: What it calls or reads.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        name: The name wanted; it gets a number if it is taken.
+    """
+    free = graph._graph_namespace.create_name(name, None)
+    made = Node(graph, free, op, target, args, kwargs)
+    graph._graph_namespace.associate_name_with_obj(free, made)
+    graph._insert(made)
+    graph._find_nodes_lookup_table.insert(made)
+    graph._len += 1
+    return made
 
 
 def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:

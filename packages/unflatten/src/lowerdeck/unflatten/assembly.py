@@ -15,7 +15,7 @@ from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.code import Source
 from lowerdeck.unflatten.container import Container
 from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher
-from lowerdeck.unflatten.generated_module import Body
+from lowerdeck.unflatten.generated_module import Body, class_with
 from lowerdeck.unflatten.interpreter_module import InterpreterModule
 from lowerdeck.unflatten.module_paths import ModulePaths
 from lowerdeck.unflatten.preserved import SignatureApplier
@@ -100,16 +100,20 @@ class ModuleBuilder:
 
     def __init__(self) -> None:
         self._functions: dict[object, Callable[..., Any]] = {}
+        self._classes: dict[object, type] = {}
 
     def module(self, forms: Forms | None) -> torch.nn.Module:
         """Return the module with these forms; one that is never called has none."""
         if forms is None:
             return Container()
-        functions = [self.function(form.source) for form in forms.found]
+        functions = tuple(self.function(form.source) for form in forms.found)
         first, *others = (form.body for form in forms.found)
         first.others = others
         kind = InterpreterModuleDispatcher if others else InterpreterModule
-        return kind(first, functions)
+        made = self._classes.get((kind, functions))
+        if made is None:
+            made = self._classes[kind, functions] = class_with(kind, functions)
+        return kind(first, made)
 
     def function(self, source: Source) -> Callable[..., Any]:
         """Return the function of a source; equal sources give one function."""

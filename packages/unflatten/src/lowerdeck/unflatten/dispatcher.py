@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowerdeck.unflatten.generated_module import PRIVATE
+from lowerdeck.unflatten.generated_module import PRIVATE, class_with
 from lowerdeck.unflatten.interpreter_module import InterpreterModule
 
 
@@ -25,7 +25,8 @@ class InterpreterModuleDispatcher(InterpreterModule):
 
     def _form(self, number: int) -> InterpreterModule:
         body = self.__dict__[PRIVATE].others[number - 1]
-        form = InterpreterModule(body, [getattr(type(self), f"_forward_{number}")])
+        function = getattr(type(self), f"_forward_{number}")
+        form = InterpreterModule(body, class_with(InterpreterModule, [function]))
         for name, value in self.__dict__.items():
             if name != PRIVATE:
                 form.__dict__[name] = value

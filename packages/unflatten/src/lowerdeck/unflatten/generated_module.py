@@ -87,11 +87,11 @@ class GeneratedModule(torch.nn.Module):
 
     _lowerdeck_generated = True
 
-    def __init__(self, body: Body, functions: Sequence[Function] = ()) -> None:
+    def __init__(self, body: Body, made_class: type | None = None) -> None:
         super().__init__()
         self.__dict__[PRIVATE] = body
-        if functions:
-            self.__class__ = class_with(_plain_class(type(self)), functions)
+        if made_class is not None:
+            self.__class__ = made_class
         else:
             GeneratedModule.recompile(self)
 

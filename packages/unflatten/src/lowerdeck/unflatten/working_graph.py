@@ -24,6 +24,7 @@ from lowerdeck.unflatten._torch_private import (
     EXIT_AUTOCAST,
     GRAD_MODE_REGION,
     SET_GRAD_MODE,
+    add_node,
 )
 from lowerdeck.unflatten.call_tree import CallTree, Frame
 from lowerdeck.unflatten.flat_items import Item, Role, Scope, mode_arguments
@@ -163,14 +164,9 @@ class WorkingGraphBuilder:
         if target is torch.ops.aten.alias.default and _was_detach(node):
             # Decomposing makes a plain view of it, which lets gradients through.
             target = _DETACH
-        copy = self.graph.create_node(
-            node.op,
-            target,
-            self._resolve(node.args, scope, frame, place),
-            self._resolve(node.kwargs, scope, frame, place),
-            node.name,
-            node.type,
-        )
+        args = self._resolve(node.args, scope, frame, place)
+        kwargs = self._resolve(node.kwargs, scope, frame, place) if node.kwargs else {}
+        copy = add_node(self.graph, node.op, target, args, kwargs, node.name)
         self._place(copy, frame, node)
         first = node.args[0] if node.args and is_inplace(node.target) else None
         held = values.get(first) if isinstance(first, Node) else None
@@ -224,12 +220,12 @@ class WorkingGraphBuilder:
     def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
         name = path.replace(".", "_")
         if here:
-            return self._place(self.graph.create_node("get_attr", path, (), {}, name), owner, None)
+            return self._place(add_node(self.graph, "get_attr", path, (), {}, name), owner, None)
         first = _first_node(owner)
         if first is None:
-            return self._place(self.graph.create_node("get_attr", path, (), {}, name), owner, None)
+            return self._place(add_node(self.graph, "get_attr", path, (), {}, name), owner, None)
         with self.graph.inserting_before(first):
-            read = self.graph.create_node("get_attr", path, (), {}, name)
+            read = add_node(self.graph, "get_attr", path, (), {}, name)
         owner.nodes.insert(0, read)
         return read
 
