@@ -15,11 +15,13 @@ from torch._guards import detect_fake_mode
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import ExportedProgram
-from torch.export.exported_program import _decompose_exported_program
+from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
 from torch.utils._pytree import TreeSpec, treespec_dumps
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import bound_sympy
 from torch.utils._thunk import Thunk
+
+from lowerdeck.emitter.traced import TracedProgram
 
 __all__ = [
     "call_delegate_operator",
@@ -116,7 +118,7 @@ def retrace(
     exported: ExportedProgram,
     rules: Mapping[torch._ops.OperatorBase, Callable[..., Any]],
     composites: Mapping[torch._ops.OperatorBase, Callable[..., Any]],
-) -> ExportedProgram:
+) -> TracedProgram:
     """Return ``exported`` traced again with operators taken apart.
 
     ``ExportedProgram.run_decompositions`` does the same, but overrides each of the 500 composite
@@ -130,14 +132,14 @@ def retrace(
     with unset_fake_temporarily(), _delegates_take_numbers(), warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        decomposed: ExportedProgram = _decompose_exported_program(
+        module, signature, state = _decompose_and_get_gm_with_new_signature_constants(
             exported,
             cia_to_decomp=dict(composites),
             python_decomp_table=dict(rules),
             joint_loss_index=None,
             decompose_custom_triton_ops=False,
         )
-    return decomposed
+    return TracedProgram(module, signature, state, exported.constants, exported.call_spec)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +27,7 @@ from lowerdeck.emitter.graph import (
     WriteBack,
 )
 from lowerdeck.emitter.tensors import ValueFactory, layout_of
+from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.emitter.values import Role, TensorValue, Value
 
 _HIGHER_ORDER = torch.ops.higher_order
@@ -38,7 +38,7 @@ _MUTATED = (
 )
 
 
-def mutated_buffers(programs: Iterable[ExportedProgram]) -> dict[str, int]:
+def mutated_buffers(programs: Iterable[TracedProgram]) -> dict[str, int]:
     """Return the address of every buffer that any of ``programs`` mutates, by its name.
 
     A method that only reads such a buffer must see what another one has written.
@@ -58,7 +58,7 @@ def mutated_buffers(programs: Iterable[ExportedProgram]) -> dict[str, int]:
 
 def read_method(
     name: str,
-    exported: ExportedProgram,
+    exported: TracedProgram,
     *,
     plan_inputs: bool = True,
     states: Mapping[str, int] = MappingProxyType({}),
@@ -84,7 +84,7 @@ class _Reader:
     def __init__(
         self,
         name: str,
-        exported: ExportedProgram,
+        exported: TracedProgram,
         plan_inputs: bool,
         states: Mapping[str, int],
     ) -> None:
@@ -120,22 +120,22 @@ class _Reader:
         results = self._walk(exported.graph_module, block)
         outputs: list[Any] = []
         write_backs: list[WriteBack] = []
-        for spec, value in zip(exported.graph_signature.output_specs, results, strict=True):
-            if spec.kind is OutputKind.USER_OUTPUT:
+        for result, value in zip(exported.graph_signature.output_specs, results, strict=True):
+            if result.kind is OutputKind.USER_OUTPUT:
                 outputs.append(value)
-            elif spec.kind is OutputKind.TOKEN:
+            elif result.kind is OutputKind.TOKEN:
                 continue
-            elif spec.kind in _MUTATED:
-                write_backs.append(WriteBack(targets[spec.target], value))
+            elif result.kind in _MUTATED:
+                write_backs.append(WriteBack(targets[str(result.target)], value))
             else:
                 raise UnsupportedError(
-                    f"method {self._name!r}: output {spec.arg} is a {spec.kind.name}; only user "
-                    "outputs and mutations can be emitted: export the model for inference"
+                    f"method {self._name!r}: output {result.arg} is a {result.kind.name}; only "
+                    "user outputs and mutations can be emitted: export the model for inference"
                 )
         call = exported.call_spec
         return Method(self._name, inputs, outputs, block, write_backs, call.in_spec, call.out_spec)
 
-    def _placeholder(self, node: fx.Node, spec: Any, mutated: set[str]) -> Any:
+    def _placeholder(self, node: fx.Node, spec: Any, mutated: set[str | None]) -> Any:
         meta = node.meta.get("val")
         if spec.kind is InputKind.USER_INPUT:
             if isinstance(meta, torch.Tensor):
@@ -369,7 +369,7 @@ def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def _dimension_names(exported: ExportedProgram) -> dict[str, str]:
+def _dimension_names(exported: TracedProgram) -> dict[str, str]:
     """Return what dynamic dimensions are called: by the user, else by their place."""
     names: dict[str, str] = {}
     for node in exported.graph.nodes:

@@ -27,6 +27,7 @@ from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.provenance import Provenance
+from lowerdeck.emitter.traced import TracedProgram
 
 _ATEN = torch.ops.aten
 
@@ -94,7 +95,7 @@ def decompositions(
     return Decompositions(rules, composites, {**special, **extra})
 
 
-def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:
+def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     """Return a program of operators that the emitter maps to kernels; the given one is unchanged.
 
     A program that has only such operators comes back as it is: retracing costs most of the time.
@@ -108,7 +109,7 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgra
     """
     found = decompositions(settings.decompositions)
     if not needs_decomposition(exported, found, settings.table):
-        return exported
+        return TracedProgram.of(exported)
     try:
         return retrace(exported, found.rules, found.composites)
     except EmitterError:

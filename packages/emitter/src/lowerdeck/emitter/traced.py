@@ -1,0 +1,54 @@
+"""A program as the emitter reads it: what it needs of an ExportedProgram, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProgram:
+    """A functional graph with its signature and its tensors.
+
+    torch's own class verifies what it is made of, and refuses a right graph in which two buffers
+    get the same new value; a graph that goes no further than here needs no second verification.
+
+    Attributes:
+        graph_module: The graph, with those of its control flow inside.
+        graph_signature: What each input and output is.
+        state_dict: Parameters and persistent buffers.
+        constants: All other tensors.
+        call_spec: Pytree specs of the inputs and outputs.
+    """
+
+    graph_module: fx.GraphModule
+    graph_signature: ExportGraphSignature
+    state_dict: Mapping[str, torch.Tensor]
+    constants: Mapping[str, Any]
+    call_spec: Any
+
+    @property
+    def graph(self) -> fx.Graph:
+        """Return the outermost graph."""
+        return self.graph_module.graph
+
+    @classmethod
+    def of(cls, exported: ExportedProgram) -> TracedProgram:
+        """Return ``exported`` as it is.
+
+        Args:
+            exported: A program whose graph is functional.
+        """
+        return cls(
+            exported.graph_module,
+            exported.graph_signature,
+            exported.state_dict,
+            exported.constants,
+            exported.call_spec,
+        )
