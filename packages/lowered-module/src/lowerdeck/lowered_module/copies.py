@@ -17,6 +17,7 @@ from lowerdeck.lowered_module._torch_private import (
     fake_mode_of,
     lazy_clone,
 )
+from lowerdeck.lowered_module.collector import collector_held
 from lowerdeck.lowered_module.graphs import attribute_of, delegate_calls, delegate_of, graphs_of
 
 
@@ -76,7 +77,8 @@ def backend_copy(program: ExportedProgram) -> ExportedProgram:
 
     Its tensors share memory with the original's until one of them is written to.
     """
-    return _with_values(program, _lazily)
+    with collector_held():
+        return _with_values(program, _lazily)
 
 
 def shared_copy(program: ExportedProgram) -> ExportedProgram:

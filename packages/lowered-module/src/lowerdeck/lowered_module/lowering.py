@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from lowerdeck.lowered_module._torch_private import set_program_parts
 from lowerdeck.lowered_module.cache import ResultCache
 from lowerdeck.lowered_module.calling_convention import flatten_program
+from lowerdeck.lowered_module.collector import collector_held
 from lowerdeck.lowered_module.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.cut import Cut, CutProgram, cut_program
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles, handles_taken
@@ -213,11 +214,12 @@ def _lower_methods(
 
 
 def _spliced(cut: CutProgram, results: list[Any]) -> ExportedProgram:
-    delegates = [
-        make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
-        for part, result in zip(cut.cuts, results, strict=True)
-    ]
-    return splice_delegates(cut, delegates)
+    with collector_held():
+        delegates = [
+            make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
+            for part, result in zip(cut.cuts, results, strict=True)
+        ]
+        return splice_delegates(cut, delegates)
 
 
 def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutProgram:
@@ -226,7 +228,9 @@ def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutP
         raise PartitionError(
             f"found a {type(partitioner).__name__} as partitioner, expected a Partitioner"
         )
-    result = partitioner(partitioner_copy(program))
+    with collector_held():
+        copied = partitioner_copy(program)
+    result = partitioner(copied)
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)
     name = type(partitioner).__name__
@@ -245,4 +249,5 @@ def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutP
     set_program_parts(
         tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
     )
-    return cut_program(tagged, tags)
+    with collector_held():
+        return cut_program(tagged, tags)
