@@ -15,7 +15,7 @@ were two in one, the path between them would leave it and come back. Level k the
 partitions, and has them.
 
 Many items may stand on several levels without breaking either argument. ``spread`` moves each to
-where the fewest values cross the partitions' borders, in a few passes to and fro.
+where the fewest values cross the partitions' borders, once back and once forth.
 """
 
 from __future__ import annotations
