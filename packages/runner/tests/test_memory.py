@@ -50,14 +50,29 @@ def test_a_result_on_its_own_input_is_refused_unless_the_kernel_bears_it(build: 
             program.method(name)
 
 
-def test_what_is_read_before_it_is_written_counts_as_state(method: Any) -> None:
+def test_a_second_name_for_bytes_keeps_them_alive_and_may_be_written(method: Any) -> None:
     x, first, out = (method.tensor([2], at=at) for at in (0, 16, 32))
-    again = method.tensor([2], at=16)  # another name for the bytes of ``first``
+    again = method.tensor([1, 2], at=16)  # another name for the bytes of ``first``
+    flat = method.tensor([1, 2], at=48)
     relu(method, x, first)
     relu(method, first, out)
-    relu(method, again, out)
+    relu(method, again, again)
+    relu(method, again, flat)
+    relu(method, first, out)
     program = method.ends([x], [out])
     assert load(program, memory="poison").run("forward", torch.ones(2))[0].tolist() == [1.0, 1.0]
+
+
+def test_a_second_name_is_dead_with_the_first(method: Any) -> None:
+    x, first, out = (method.tensor([2], at=at) for at in (0, 16, 32))
+    again, spoiler = method.tensor([1, 2], at=16), method.tensor([2], at=16)
+    late = method.tensor([1, 2], at=48)
+    relu(method, x, first)
+    relu(method, x, spoiler)
+    relu(method, again, late)
+    relu(method, first, out)
+    with pytest.raises(MemoryPlanError, match="writes value 4 onto value 1"):
+        load(method.ends([x], [out, late]), memory="poison").method()
 
 
 def test_a_branch_may_skip_a_write(method: Any) -> None:

@@ -7,10 +7,11 @@ so that a program which reads dead memory gives NaN and not, by luck, the right 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from lowerdeck.runner.aliases import find_aliases
 from lowerdeck.runner.arena import POISON, Arena
 from lowerdeck.runner.delegates import DelegateLog, LoggedStep
 from lowerdeck.runner.errors import MemoryPlanError
@@ -30,7 +31,7 @@ class MemoryChecker:
         method: Name of the method, for messages.
         frame: Its values.
         chains: Its code.
-        groups: Its values by memory.
+        ties: The views and the moves of its code, as pairs of values (from, to).
         arenas: Its planned memory.
         inputs: Values that the caller gives.
         outputs: Values that the caller takes.
@@ -44,17 +45,28 @@ class MemoryChecker:
         method: str,
         frame: Frame,
         chains: Sequence[BoundChain],
-        groups: Groups,
+        ties: tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]],
         arenas: Sequence[Arena],
         *,
-        inputs: Collection[int],
-        outputs: Collection[int],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
     ) -> None:
         self._method = method
         self._specs = frame.specs
-        self._groups = groups
         self._arenas = arenas
         state = [i for i, spec in enumerate(frame.specs) if spec is not None and spec.has_state]
+        views, moves = ties
+        groups = Groups(len(frame.specs), views, moves)
+        live = analyse(chains, groups, inputs=inputs, outputs=outputs, state=state)
+        unwritten = {
+            index
+            for index, spec in enumerate(frame.specs)
+            if spec is not None and not spec.has_state and live.kept >> groups.of(index) & 1
+        }
+        aliases = find_aliases(
+            chains, frame.specs, inputs=inputs, outputs=outputs, unwritten=unwritten
+        )
+        groups = self._groups = Groups(len(frame.specs), [*views, *aliases], moves)
         self._ranges: dict[int, list[Range]] = {}
         for index, spec in enumerate(frame.specs):
             if spec is not None and spec.origin is Origin.PLANNED:

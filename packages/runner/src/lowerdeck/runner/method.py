@@ -14,7 +14,6 @@ from lowerdeck.runner.errors import ExecutionError, InputError
 from lowerdeck.runner.frame import Frame, Freed
 from lowerdeck.runner.inputs import Signature, bind_fixed, bind_input
 from lowerdeck.runner.linking import Linker
-from lowerdeck.runner.liveness import Groups
 from lowerdeck.runner.machine import run_chains, run_observed
 from lowerdeck.runner.memory_check import MemoryChecker
 from lowerdeck.runner.profile import Profile, Recorder
@@ -139,7 +138,7 @@ class LoadedMethod:
             self.name,
             self._frame,
             self._chains,
-            Groups(len(plan.values), linker.views, linker.moves),
+            (linker.views, linker.moves),
             arenas,
             inputs=plan.inputs,
             outputs=plan.outputs,

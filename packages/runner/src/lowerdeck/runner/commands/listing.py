@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 _GROUPS = {
     "ahead of time": "lowerdeck.backends",
@@ -103,7 +104,7 @@ def _distribution(entry: EntryPoint) -> str:
 
 def _operators(part: object) -> Iterable[str]:
     """Return what ``supported_operators`` of a part tells, be it a function or a collection."""
-    told = getattr(part, "supported_operators", ())
+    told: Any = getattr(part, "supported_operators", ())
     try:
         return [str(operator) for operator in (told() if callable(told) else told)]
     except TypeError:

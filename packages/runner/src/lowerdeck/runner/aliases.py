@@ -1,0 +1,61 @@
+"""Values that only name the bytes of others, as a memory plan writes reshapes and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lowerdeck.runner.machine import BoundChain
+from lowerdeck.runner.tensors import Origin, TensorSpec
+
+
+def find_aliases(
+    chains: Sequence[BoundChain],
+    specs: Sequence[TensorSpec | None],
+    *,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    unwritten: Collection[int],
+) -> list[tuple[int, int]]:
+    """Return pairs (value, alias): the alias lies in what was written last before it is read.
+
+    Args:
+        chains: The code.
+        specs: What the file says of each value.
+        inputs: The values that the caller gives.
+        outputs: The values that the caller takes.
+        unwritten: The values that are read although nothing has written them.
+    """
+    pairs = []
+    written = list(inputs)
+    pending = set(unwritten)
+    steps = [(item.reads, item.writes) for chain in chains for item in chain.instructions]
+    for reads, writes in [*steps, (tuple(outputs), ())]:
+        for index in pending.intersection(reads):
+            pending.discard(index)
+            source = _last_around(index, written, specs)
+            if source is not None:
+                pairs.append((source, index))
+        # What is written before it is read is a value of its own.
+        pending.difference_update(writes)
+        written += writes
+    return pairs
+
+
+def _last_around(
+    index: int, written: Sequence[int], specs: Sequence[TensorSpec | None]
+) -> int | None:
+    """Return the value written last whose bytes hold those of ``index``, or None."""
+    alias = specs[index]
+    if alias is None or alias.origin is not Origin.PLANNED:
+        return None
+    for other in reversed(written):
+        spec = specs[other]
+        if (
+            spec is not None
+            and other != index
+            and spec.memory_id == alias.memory_id
+            and spec.offset <= alias.offset
+            and alias.offset + alias.nbytes <= spec.offset + spec.nbytes
+        ):
+            return other
+    return None
