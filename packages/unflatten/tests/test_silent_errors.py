@@ -305,3 +305,20 @@ def test_interleaved_nodes_that_depend_on_each_other_are_split() -> None:
     module = unflatten(program)
     expected = torch.relu(model.b[0](x)) + torch.relu(model.a[0](x))
     torch.testing.assert_close(module(x), expected)
+
+
+class NestedModes(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            with torch.no_grad():
+                y = self.fc(x)
+            z = self.fc(y)
+        return self.fc(z) * y
+
+
+def test_mode_regions_inside_each_other() -> None:
+    check(NestedModes(), (torch.randn(1, 2),), forms=PLAIN)

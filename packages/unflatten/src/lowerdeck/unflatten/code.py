@@ -198,7 +198,7 @@ class _Writer:
         """Open or close a block for a node that changes a mode; return whether it was one."""
         if node.target is SET_GRAD_MODE or node.target is ENTER_AUTOCAST:
             if "closes" in node.meta:
-                self.indent = self.indent[:-4]
+                self._close_block()
                 return True
             manager = torch.set_grad_enabled if node.target is SET_GRAD_MODE else torch.autocast
             arguments = self.arguments(node.args, {})
@@ -209,9 +209,15 @@ class _Writer:
             self.indent += "    "
             return True
         if node.target is EXIT_AUTOCAST:
-            self.indent = self.indent[:-4]
+            self._close_block()
             return True
         return False
+
+    def _close_block(self) -> None:
+        # Regions that touch each other leave empty ones between them.
+        if self.lines[-1].endswith(":"):
+            self.line("pass")
+        self.indent = self.indent[:-4]
 
     def _call(self, node: Node) -> str:
         if node.op == "call_function":
