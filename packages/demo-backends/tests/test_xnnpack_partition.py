@@ -127,3 +127,15 @@ def test_each_node_of_the_payload_maps_to_the_nodes_it_came_from() -> None:
     )
     handles = delegate.meta["debug_handle_map"]
     assert any(len(one) == 3 for one in handles.values())
+
+
+def test_a_number_that_is_known_only_at_run_time_is_left_to_the_portable_kernels() -> None:
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(
+        Function(lambda x: (x * 2).relu() / x.shape[0]), (X,), dynamic_shapes=(({0: batch},),)
+    ).run_decompositions()
+    partitioner = XnnpackPartitioner()
+    lowered = to_backend(program, partitioner)
+    assert any("only at run time" in reason for reason in partitioner.refused.values())
+    other = torch.randn(5, 3, 4, 5)
+    torch.testing.assert_close(lowered.module()(other), (other * 2).relu() / 5)

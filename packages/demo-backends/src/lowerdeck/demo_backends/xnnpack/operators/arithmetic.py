@@ -58,6 +58,8 @@ def _refusal(call: Call) -> str | None:
         operand = call.args[name]
         if not isinstance(operand, (Node, int, float)):
             return f"{name} is neither a tensor nor a plain number"
+        if isinstance(operand, Node) and not isinstance(operand.meta.get("val"), torch.Tensor):
+            return f"{name} is a number that is known only at run time"
     if not isinstance(call.args.get("alpha", 1), (int, float)):
         return "alpha is not a plain number"
     return None
