@@ -16,7 +16,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-_PRINT_PEAK = "import resource as _r\nprint('PEAK_KB', _r.getrusage(_r.RUSAGE_SELF).ru_maxrss)"
+# Not ru_maxrss: a process inherits that figure from the one that started it. VmHWM starts anew.
+_PRINT_PEAK = (
+    "with open('/proc/self/status') as _status:\n"
+    "    print('PEAK_KB', next(l for l in _status if l.startswith('VmHWM')).split()[1])"
+)
 
 
 @dataclass(frozen=True, slots=True)
