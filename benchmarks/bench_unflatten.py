@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,7 +83,12 @@ class FlatOps(nn.Module):
 
 
 def _program(model: nn.Module, x: torch.Tensor) -> ExportedProgram:
-    return export(model.eval(), (x,))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)  # torch.export alone needs it for deep models
+    try:
+        return export(model.eval(), (x,))
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _time(program: ExportedProgram, *, with_peer: bool) -> tuple[float, float | None]:

@@ -145,3 +145,26 @@ def test_a_shared_module_under_two_names() -> None:
     for module in check(Twice(), (torch.randn(1, 2),)).values():
         assert module.b.inner[0] is module.a[0]
         assert module.c[0] is module.a[0]
+
+
+def test_a_child_takes_its_arguments_in_the_order_of_their_first_use() -> None:
+    class Two(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add = Adds()
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return self.add(y.relu(), x)
+
+    class Adds(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, first: Tensor, second: Tensor) -> Any:
+            return self.fc(first) - second
+
+    eager: Any = Two()
+    x, y = torch.randn(1, 2), torch.randn(1, 2)
+    module: Any = unflatten(export(eager, (x, y)))
+    torch.testing.assert_close(module.add(x, y), eager.add(x, y))

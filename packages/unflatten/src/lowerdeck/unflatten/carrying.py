@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from lowerdeck.unflatten.errors import UnflattenError
 
 CARRIED = "_carried"
@@ -25,12 +23,12 @@ GENERATED = "_lowerdeck_generated"
 """Attribute that generated modules have, and no others."""
 
 
-def carrying(module: torch.nn.Module, values: tuple[Any, ...]) -> Callable[..., Any]:
+def carrying(module: Callable[..., Any], values: tuple[Any, ...]) -> Callable[..., Any]:
     """Return what to call so that a generated module gets ``values`` besides its arguments."""
     return partial(module, **{CARRIED: values}) if _is_generated(module) else module
 
 
-def returned(module: torch.nn.Module, result: Any, names: Sequence[str]) -> Any:
+def returned(module: Callable[..., Any], result: Any, names: Sequence[str]) -> Any:
     """Return the result of a call that must return the values ``names`` too.
 
     Raises:
@@ -63,4 +61,5 @@ def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:
 
 
 def _is_generated(module: object) -> bool:
-    return getattr(module, GENERATED, False) is True
+    # A further form of a call is a method of the module that it belongs to.
+    return getattr(getattr(module, "__self__", module), GENERATED, False) is True
