@@ -110,7 +110,7 @@ def layers(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Type-check every package and its tests, strictly."""
     _borrow_torch(session)
-    session.install("mypy", "nox", *TEST_TOOLS, *EDITABLE, *DEV)
+    session.install("mypy", "nox", "griffe", "sybil", *TEST_TOOLS, *EDITABLE, *DEV)
     chosen, _ = _chosen(session)
     for package in chosen:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")

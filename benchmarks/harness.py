@@ -88,7 +88,7 @@ def fresh_process(code: str, *args: str, python: str = sys.executable) -> dict[s
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     program = f"{code}\n{_PRINT_PEAK}"
-    # Installed packages are byte-compiled; a first run in an editable tree would time the compiler.
+    # Installed packages are byte-compiled; without that we would time the compiler.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "lowerdeck-bench-pycache")
     done = subprocess.run(
