@@ -80,11 +80,15 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
         warnings.simplefilter("ignore")
         for sample in info.sample_inputs("cpu", dtype, requires_grad=False):
             leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-            # The binding of the runtime takes contiguous tensors only.
             given = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            tensors = tuple(t.contiguous() if t.layout is torch.strided else t for t in given)
+            tensors = tuple(_contiguous(t) if t.layout is torch.strided else t for t in given)
             rest = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             yield Sample(_Call(info.get_op(), spec, rest), tensors)
             found += 1
             if found == PER_OPERATOR:
                 return
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The binding of the runtime asks it of strides even where there is no element."""
+    return tensor.clone(memory_format=torch.contiguous_format)
