@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,15 +30,22 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "RESULTS.md")
     args = parser.parse_args()
     rows: list[Row] = []
+    failed: list[str] = []
     for path in sorted(HERE.glob("bench_*.py")):
         name = path.stem.removeprefix("bench_")
         if args.packages and name not in args.packages:
             continue
-        for row in _load(path).rows(args.quick):
-            rows.append(row)
-            print(list(table([row]))[-1], flush=True)
-    args.output.write_text("\n".join(_page(rows, args.quick)) + "\n")
+        try:
+            for row in _load(path).rows(args.quick):
+                rows.append(row)
+                print(list(table([row]))[-1], flush=True)
+        except Exception:  # One package's fault must not cost the hour that the others took.
+            traceback.print_exc()
+            failed.append(name)
+        args.output.write_text("\n".join(_page(rows, failed, args.quick)) + "\n")
     print(f"wrote {args.output}")
+    if failed:
+        sys.exit(f"did not finish: {', '.join(failed)}")
 
 
 def _load(path: Path) -> ModuleType:
@@ -50,7 +58,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _page(rows: list[Row], quick: bool) -> Iterator[str]:
+def _page(rows: list[Row], failed: list[str], quick: bool) -> Iterator[str]:
     versions = ", ".join(f"{n} {_version(n)}" for n in ("torch", "executorch", "numpy"))
     command = f"nox -s bench{' -- --quick' if quick else ''}"
     machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
@@ -59,6 +67,9 @@ def _page(rows: list[Row], quick: bool) -> Iterator[str]:
     yield f"Made by `{command}` on {datetime.date.today()}: {machine}, {versions}."
     yield "Ours and the peer were measured in turn in the same run; above 1 means ours is better."
     yield ""
+    for name in failed:
+        yield f"**{name} did not finish: its rows below are not all.**"
+        yield ""
     yield from table(rows)
     series = [row for row in rows if row.series]
     if series:
