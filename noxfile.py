@@ -246,7 +246,8 @@ def oldest(session: nox.Session, package: str) -> None:
         )
         session.run("git", "worktree", "remove", "--force", str(source), external=True)
     session.install(*(str(wheel) for wheel in (here / "old").glob("*.whl")))
-    session.install("--no-deps", f"./packages/{package}")
+    # The old siblings are in place, so that pip has nothing of ours to look for elsewhere.
+    session.install(f"./packages/{package}")
     session.run("python", "-m", "pip", "check")
     tests_copy = here / "tests"
     shutil.rmtree(tests_copy, ignore_errors=True)
