@@ -42,6 +42,11 @@ import torch
 _BINDINGS = ("_portable_lib", "_C")  # 1.4.1 and before; 1.5 and later
 _PACKAGE = "executorch.extension.pybindings"
 _MARK = "lowerdeck-official"
+# torch's pickling knows no storage class for these.
+_NOT_PICKLED = {
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.bits8, torch.bits16, torch.bits1x8, torch.bits2x4, torch.bits4x2),
+}
 REASON = "the official runtime (executorch, installed with --no-deps) is not installed"
 
 
@@ -280,7 +285,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (Case, Call, Ran, LoadError, MethodError)):
         values = [_plain(getattr(value, item.name)) for item in fields(value)]
         return (_MARK, type(value).__name__, values)
+    if isinstance(value, torch.Tensor) and value.dtype in _NOT_PICKLED:
+        values = [str(value.dtype), list(value.shape), value.flatten().view(torch.uint8)]
+        return (_MARK, "_tensor", values)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _tensor(dtype: str, sizes: list[int], data: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose bytes ``_plain`` took."""
+    return data.view(getattr(torch, dtype.removeprefix("torch."))).reshape(sizes)
 
 
 def _revived(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What tests rely on from ``official``: outcomes for the corpus, errors, crashes, timeouts."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,13 @@ def test_a_timeout_is_an_outcome() -> None:
     with official.OfficialRuntime() as runtime:
         assert isinstance(runtime.run(official.Case(b""), timeout=0.0), official.TimedOut)
         assert isinstance(runtime.run(official.Case(b"")), official.LoadError)
+
+
+def test_types_that_torch_does_not_pickle_come_back_whole() -> None:
+    for dtype in (torch.uint16, torch.uint64, torch.bits8):
+        given = torch.arange(6, dtype=torch.uint8).repeat_interleave(dtype.itemsize)
+        tensor = given.view(dtype).reshape(2, 3)
+        back = official._revived(pickle.loads(pickle.dumps(official._plain([tensor]))))[0]
+        assert back.dtype == dtype
+        assert back.shape == (2, 3)
+        assert torch.equal(back.flatten().view(torch.uint8), given)
