@@ -42,10 +42,12 @@ import torch
 _BINDINGS = ("_portable_lib", "_C")  # 1.4.1 and before; 1.5 and later
 _PACKAGE = "executorch.extension.pybindings"
 _MARK = "lowerdeck-official"
-# torch's pickling knows no storage class for these.
-_NOT_PICKLED = {
-    *(torch.uint16, torch.uint32, torch.uint64),
-    *(torch.bits8, torch.bits16, torch.bits1x8, torch.bits2x4, torch.bits4x2),
+# The types for which torch's pickling has a storage class; others travel as bytes.
+_PICKLED = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
+    *(torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4),
 }
 REASON = "the official runtime (executorch, installed with --no-deps) is not installed"
 
@@ -285,7 +287,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (Case, Call, Ran, LoadError, MethodError)):
         values = [_plain(getattr(value, item.name)) for item in fields(value)]
         return (_MARK, type(value).__name__, values)
-    if isinstance(value, torch.Tensor) and value.dtype in _NOT_PICKLED:
+    if isinstance(value, torch.Tensor) and value.dtype not in _PICKLED:
         values = [str(value.dtype), list(value.shape), value.flatten().view(torch.uint8)]
         return (_MARK, "_tensor", values)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

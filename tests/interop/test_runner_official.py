@@ -80,7 +80,7 @@ def test_a_timeout_is_an_outcome() -> None:
 
 
 def test_types_that_torch_does_not_pickle_come_back_whole() -> None:
-    for dtype in (torch.uint16, torch.uint64, torch.bits8):
+    for dtype in (torch.uint16, torch.uint64, torch.bits8, torch.float8_e5m2):
         given = torch.arange(6, dtype=torch.uint8).repeat_interleave(dtype.itemsize)
         tensor = given.view(dtype).reshape(2, 3)
         back = official._revived(pickle.loads(pickle.dumps(official._plain([tensor]))))[0]
