@@ -18,26 +18,26 @@ from lowerdeck.emitter.values import ScalarValue, TensorValue
 from lowerdeck.serializer import ScalarType
 
 SCALAR_TYPES: dict[torch.dtype, ScalarType] = {
+    torch.bool: ScalarType.BOOL,
     torch.uint8: ScalarType.BYTE,
+    torch.uint16: ScalarType.UINT16,
+    torch.uint32: ScalarType.UINT32,
+    torch.uint64: ScalarType.UINT64,
     torch.int8: ScalarType.CHAR,
     torch.int16: ScalarType.SHORT,
     torch.int32: ScalarType.INT,
     torch.int64: ScalarType.LONG,
+    torch.bfloat16: ScalarType.BFLOAT16,
     torch.float16: ScalarType.HALF,
     torch.float32: ScalarType.FLOAT,
     torch.float64: ScalarType.DOUBLE,
+    torch.float8_e4m3fn: ScalarType.FLOAT8E4M3FN,
+    torch.float8_e4m3fnuz: ScalarType.FLOAT8E4M3FNUZ,
+    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
+    torch.float8_e5m2fnuz: ScalarType.FLOAT8E5M2FNUZ,
     torch.complex32: ScalarType.COMPLEX_HALF,
     torch.complex64: ScalarType.COMPLEX_FLOAT,
     torch.complex128: ScalarType.COMPLEX_DOUBLE,
-    torch.bool: ScalarType.BOOL,
-    torch.bfloat16: ScalarType.BFLOAT16,
-    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
-    torch.float8_e4m3fn: ScalarType.FLOAT8E4M3FN,
-    torch.float8_e5m2fnuz: ScalarType.FLOAT8E5M2FNUZ,
-    torch.float8_e4m3fnuz: ScalarType.FLOAT8E4M3FNUZ,
-    torch.uint16: ScalarType.UINT16,
-    torch.uint32: ScalarType.UINT32,
-    torch.uint64: ScalarType.UINT64,
 }
 
 _MEMORY_FORMATS = {

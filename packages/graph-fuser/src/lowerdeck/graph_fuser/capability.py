@@ -47,12 +47,12 @@ class CapabilityBasedPartitioner:
         allowed_single_node_partition_ops: Sequence[str] | None = None,
         skip_horizontal_fusion: bool = False,
     ) -> None:
-        self.graph_module = graph_module
-        self.operator_support = operator_support
-        self.allows_single_node_partition = allows_single_node_partition
         self.non_compute_ops = list(non_compute_ops or ())
         self.allowed_single_node_partition_ops = list(allowed_single_node_partition_ops or ())
         self.skip_horizontal_fusion = skip_horizontal_fusion
+        self.allows_single_node_partition = allows_single_node_partition
+        self.operator_support = operator_support
+        self.graph_module = graph_module
 
     def propose_partitions(self) -> list[Partition]:
         """Return partitions of the supported nodes that may all be fused."""
