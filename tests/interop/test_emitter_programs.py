@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,31 @@ def test_a_mutated_input_is_given_back_and_read_anew() -> None:
     x = torch.randn(3)
     ((got,),) = outputs(emit(exported(Add(), x.clone())), [official.Call((x.clone(),))])
     torch.testing.assert_close(got, Add()(copy.deepcopy(x)))
+
+
+class Quantized(nn.Module):
+    """Weights of a byte with a scale a row, activations quantised and back, as pt2e leaves them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 127, (4, 3), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(4) + 0.01)
+        self.register_buffer("zeros", torch.zeros(4, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ops = torch.ops.quantized_decomposed
+        coded = ops.quantize_per_tensor(x, 0.1, 3, -128, 127, torch.int8)
+        read = ops.dequantize_per_tensor(coded, 0.1, 3, -128, 127, torch.int8)
+        weight = ops.dequantize_per_channel(
+            self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8
+        )
+        return nn.functional.linear(read, weight), coded
+
+
+def test_quantised_operators_without_a_kernel_become_arithmetic() -> None:
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    module, x = Quantized(), torch.randn(2, 3) * 3
+    ((result, coded),) = outputs(emit(exported(module, x)), [official.Call((x,))])
+    wanted, wanted_code = module(x)
+    torch.testing.assert_close(result, wanted)
+    assert torch.equal(coded, wanted_code)
