@@ -233,7 +233,7 @@ def test_a_mutated_input_is_given_back_and_read_anew() -> None:
 
 
 class Quantized(nn.Module):
-    """Weights of a byte with a scale a row, activations quantised and back, as pt2e leaves them."""
+    """Byte weights with a scale a row, activations quantised and back, as pt2e leaves them."""
 
     def __init__(self) -> None:
         super().__init__()
