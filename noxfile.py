@@ -184,7 +184,7 @@ def browser(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "transformers", *EDITABLE, *DEV)
+    session.install(*TEST_TOOLS, "transformers", "distributed", *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     chosen, options = _chosen(session)
     where = [f"packages/{package}/tests" for package in chosen]
