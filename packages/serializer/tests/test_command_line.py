@@ -35,6 +35,7 @@ from lowerdeck.serializer import (
     write_pte,
 )
 from lowerdeck.serializer.command_line import main
+from lowerdeck.serializer.commands.sizes import size_text
 
 
 def _program(*, weight: bytes = struct.pack("<3f", 1.0, 2.0, 3.0), steps: int = 1) -> Program:
@@ -223,3 +224,28 @@ def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert shown.out == f"{good}: ok\n"
     assert "IndexRangeError: method 'forward'.outputs" in shown.err
+
+
+def test_diff_counts_delegates_that_look_alike(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = _program()
+    program.execution_plan[0].delegates *= 2
+    other = tmp_path / "other.pte"
+    write_pte(program, other)
+    assert main(["diff", str(pte), str(other)]) == 1
+    assert capsys.readouterr().out.count("delegate added: SomeBackend") == 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (46_800_000, "46.8 MB"),
+        (5 * 10**15, "5000.0 TB"),
+    ],
+)
+def test_sizes_are_told_as_a_person_reads_them(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,11 +85,9 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         else:
             yield from _method_differences(methods[0][name], methods[1][name])
             yield from _instruction_differences(name, changes.get(name, []))
-    if left["delegates"] != right["delegates"]:
-        for text in _of_delegates(left) - _of_delegates(right):
-            yield f"delegate removed: {text}"
-        for text in _of_delegates(right) - _of_delegates(left):
-            yield f"delegate added: {text}"
+    before, after = _of_delegates(left), _of_delegates(right)
+    for word, gone in (("removed", before - after), ("added", after - before)):
+        yield from (f"delegate {word}: {text}" for text in sorted(gone.elements()))
     for entry in stored_changes(*programs):
         sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"
         yield f"{entry['kind']} {entry['name']}: {entry['change']}, {sizes}"
@@ -116,8 +115,8 @@ def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
         yield f"method {name}: {removed} instructions removed, {added} added"
 
 
-def _of_delegates(summary: dict[str, Any]) -> set[str]:
-    return {
+def _of_delegates(summary: dict[str, Any]) -> Counter[str]:
+    return Counter(
         f"{entry['id']} in {entry['method']}, {size_text(entry['size'])}, {entry['compile_specs']}"
         for entry in summary["delegates"]
-    }
+    )

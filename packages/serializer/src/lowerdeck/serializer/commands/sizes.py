@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+_UNITS = ("kB", "MB", "GB", "TB")
 
 
 def size_text(nbytes: int) -> str:
@@ -11,12 +11,12 @@ def size_text(nbytes: int) -> str:
     Args:
         nbytes: The size in bytes.
     """
-    value = float(nbytes)
-    for unit in _UNITS:
-        if value < 1000 or unit == _UNITS[-1]:
-            return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("the last unit takes every size")  # pragma: no cover
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    value, unit = nbytes / 1000, 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}"
 
 
 def share_text(part: int, whole: int) -> str:
