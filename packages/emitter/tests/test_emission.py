@@ -137,7 +137,9 @@ def test_a_namedtuple_among_the_outputs_has_a_text_form() -> None:
     emitted = emit(export(Model(), (torch.ones(4),)))
     meta = emitted.program.execution_plan[0].container_meta_type
     assert meta is not None
-    assert "tuple" in meta.encoded_out_str
+    # The same text from every torch: only newer ones know the class by name.
+    assert '"builtins.tuple"' in meta.encoded_out_str
+    assert "return_types" not in meta.encoded_out_str
 
 
 def test_a_delegate_is_called(lowered: Any) -> None:

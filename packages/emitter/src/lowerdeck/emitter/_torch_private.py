@@ -128,14 +128,17 @@ def retrace(
     with unset_fake_temporarily(), _delegates_take_numbers(), warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        module, signature, state = _decompose_and_get_gm_with_new_signature_constants(
+        parts = _decompose_and_get_gm_with_new_signature_constants(
             exported,
             cia_to_decomp=dict(composites),
             python_decomp_table=dict(rules),
             joint_loss_index=None,
             decompose_custom_triton_ops=False,
         )
-    return TracedProgram(module, signature, state, exported.constants, exported.call_spec)
+    module, signature, state, *more = parts
+    # From 2.14 on torch gives back the constants too: those that tracing lifted are among them.
+    constants = more[0] if more else exported.constants
+    return TracedProgram(module, signature, state, constants, exported.call_spec)
 
 
 @contextmanager

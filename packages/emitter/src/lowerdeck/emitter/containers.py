@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch.utils._pytree import TreeSpec, treespec_tuple
 
 from lowerdeck.emitter._torch_private import dump_tree_spec, spec_kind
@@ -21,18 +23,22 @@ def container_metadata(in_spec: TreeSpec | None, out_spec: TreeSpec | None) -> C
 def _text(spec: TreeSpec | None) -> str:
     if spec is None:
         return ""
+    # Only from 2.14 on torch has names for its own result classes, torch.return_types.topk for
+    # one; a file is to be the same, and readable, wherever it was made.
+    plain = _with_tuples(spec, lambda kind: kind.__module__ == "torch.return_types")
     try:
-        return dump_tree_spec(spec)
+        return dump_tree_spec(plain)
     except NotImplementedError:
-        # A class without a registered name, such as torch.return_types.topk: a tuple in the text.
-        return dump_tree_spec(_with_tuples(spec))
+        # A class without a registered name.
+        return dump_tree_spec(_with_tuples(plain, lambda kind: kind not in (tuple, list, dict)))
 
 
-def _with_tuples(spec: TreeSpec) -> TreeSpec:
-    """Return ``spec`` with every node that has no text form turned into a tuple."""
+def _with_tuples(spec: TreeSpec, replaced: Callable[[type], bool]) -> TreeSpec:
+    """Return ``spec`` with every node whose class is to be replaced turned into a tuple."""
     if spec.is_leaf():
         return spec
-    children = [_with_tuples(child) for child in spec.children()]
-    if spec_kind(spec) in (tuple, list, dict):
+    children = [_with_tuples(child, replaced) for child in spec.children()]
+    kind = spec_kind(spec)
+    if kind is None or not replaced(kind):
         return TreeSpec(spec.type, spec.context, children)
     return treespec_tuple(children)
