@@ -118,3 +118,32 @@ def test_codegen_is_shared() -> None:
     graph = Graph()
     private.share_codegen(module.graph, graph)
     assert graph._codegen is module.graph._codegen
+
+
+def test_add_node_names_nodes_as_create_node_does() -> None:
+    ours, theirs = Graph(), Graph()
+    wanted = ["x", "x", "x", "y_3", "input", "None", "a.b", "0", "a@1", "ä", "", "a_b"]
+    for name in wanted:
+        private.add_node(ours, "get_attr", "attribute", (), name, torch.Tensor)
+        theirs.create_node("get_attr", "attribute", (), {}, name, torch.Tensor)
+    for graph in (ours, theirs):
+        last = next(reversed(graph.nodes))
+        if graph is ours:
+            private.add_node(graph, "output", "output", (last,), "output")
+        else:
+            graph.output(last)
+        graph.lint()
+    assert str(ours) == str(theirs)
+    assert [node.name for node in ours.nodes] == [node.name for node in theirs.nodes]
+    assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
+
+
+def test_hooks_hear_of_added_nodes() -> None:
+    gm = symbolic_trace(lambda x: x.sin())
+    seen: list[str] = []
+    gm._register_create_node_hook(lambda node: seen.append(node.name))
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        private.add_node(
+            gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
+        )
+    assert seen == ["cos"]

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import (
+    add_node,
     copy_node,
     defer_code,
     lazy_graph_module,
@@ -70,14 +71,16 @@ class Builder:
         made = _Built(Graph(), {})
         self.built[index] = made
         for outer in self.boundary.inputs[index]:
-            placeholder = made.graph.placeholder(outer.name, type_expr=outer.type)
+            name = outer.name
+            placeholder = add_node(made.graph, "placeholder", name, (), name, outer.type)
             placeholder.meta.update(value_meta(outer.meta))
             made.env[outer] = placeholder
         self._read_local(index, made)
         self._fill(index, made, self.tree.members[index])
         returned = tuple(made.env[node] for node in self.boundary.outputs[index])
         bare = self.is_bare(index)
-        output = made.graph.output(returned[0] if bare else returned)
+        result = returned[0] if bare else returned
+        output = add_node(made.graph, "output", "output", (result,), "output")
         if self.boundary.outputs[index]:
             output.meta.update(call_meta(tuple(self.boundary.outputs[index]), bare=bare))
         made.module = self._module(region, index, made)
@@ -98,7 +101,7 @@ class Builder:
         outputs = tuple(self.boundary.outputs[index])
         name = self.tree.name(index) or ""
         arguments = tuple(env[outer] for outer in self.boundary.inputs[index])
-        call = graph.create_node("call_module", name, arguments, {}, name.replace(".", "_"))
+        call = add_node(graph, "call_module", name, arguments, name.replace(".", "_"))
         bare = self.is_bare(index)
         call.meta.update(call_meta(outputs, bare=bare))
         made.call_node = call
@@ -109,8 +112,8 @@ class Builder:
             return
         results: list[Node] = []
         for place, node in enumerate(outputs):
-            part = graph.create_node(
-                "call_function", operator.getitem, (call, place), {}, node.name, node.type
+            part = add_node(
+                graph, "call_function", operator.getitem, (call, place), node.name, node.type
             )
             part.meta.update(value_meta(node.meta))
             env[node] = part
@@ -179,7 +182,7 @@ class Builder:
 
     def _read_local(self, index: int, made: _Built) -> None:
         for outer, name in self.boundary.local[index].items():
-            read = made.graph.create_node("get_attr", name, (), {}, outer.name, outer.type)
+            read = add_node(made.graph, "get_attr", name, (), outer.name, outer.type)
             read.meta.update(outer.meta if outer.op == "get_attr" else value_meta(outer.meta))
             made.env[outer] = read
 
