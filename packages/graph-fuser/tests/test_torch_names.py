@@ -16,6 +16,7 @@ from lowerdeck.graph_fuser import (
     CycleError,
     ErasedNodeError,
     ForeignNodeError,
+    InputOrder,
     NameInUseError,
     NodeInUseError,
     RegionError,
@@ -53,6 +54,24 @@ def flow(graph: Graph) -> list[str]:
         args = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: text[n])
         text[node] = str(hash((node.op, str(node.target), str(args))))
     return sorted(text.values())
+
+
+def torch_sorts_placeholders() -> bool:
+    """Return whether torch orders inputs of the whole graph as the graph does (from 2.14 on)."""
+    gm = symbolic_trace(lambda a, b: b - a)
+    nodes = list(gm.graph.nodes)
+    return fuser_utils.fuse_as_graphmodule(gm, nodes[2:3], "Probe")[1] == tuple(nodes[:2])
+
+
+def torch_orders(*partitions: list[Node]) -> set[InputOrder]:
+    """Return the orders in which torch makes the inputs of these partitions."""
+    orders: set[InputOrder] = set()
+    for nodes in partitions:
+        outer = {one for node in nodes for one in node.all_input_nodes} - set(nodes)
+        of_graph = all(node.op == "placeholder" for node in outer)
+        if len(outer) > 1:
+            orders.add("parent" if of_graph and torch_sorts_placeholders() else "first_use")
+    return orders or {"first_use"}
 
 
 def test_topo_sort_equals_torch() -> None:
@@ -99,8 +118,9 @@ def test_fuse_as_graphmodule_equals_torch() -> None:
                 fuse_as_graphmodule(gm, pick(gm, names), "Fused")
             continue
         as_tuple = rng.random() < 0.5
+        (order,) = torch_orders(pick(gm, names))
         ours = fuse_as_graphmodule(
-            gm, pick(gm, names), "Fused", always_return_tuple=as_tuple, input_order="first_use"
+            gm, pick(gm, names), "Fused", always_return_tuple=as_tuple, input_order=order
         )
         theirs = fuser_utils.fuse_as_graphmodule(
             other, pick(other, names), "Fused", always_return_tuple=as_tuple
@@ -124,7 +144,8 @@ def test_fuse_insert_erase_legalize_gives_what_torch_gives() -> None:
         nodes, theirs = pick(gm, names), pick(other, names)
         if not validate_partition(nodes):
             continue
-        module, inputs, outputs = fuse_as_graphmodule(gm, nodes, "Fused", input_order="first_use")
+        (order,) = torch_orders(nodes)
+        module, inputs, outputs = fuse_as_graphmodule(gm, nodes, "Fused", input_order=order)
         if not outputs:
             continue
         expected = gm(*example_inputs(gm))
@@ -150,12 +171,15 @@ def test_fuse_by_partitions_equals_torch() -> None:
         cut = rng.randrange(1, len(names))
         lists = [names[:cut], names[cut : cut + 6]]
         as_tuple = rng.random() < 0.5
+        order, *others = torch_orders(*(pick(gm, part) for part in lists))
+        if others:
+            continue
         try:
             ours = fuse_by_partitions(
                 gm,
                 [dict.fromkeys(pick(gm, part)) for part in lists if part],
                 always_return_tuple=as_tuple,
-                input_order="first_use",
+                input_order=order,
             )
         except CycleError:
             continue
@@ -167,7 +191,7 @@ def test_fuse_by_partitions_equals_torch() -> None:
         assert ours is gm
         assert flow(ours.graph) == flow(theirs.graph)
         count += 1
-    assert count > 20
+    assert count > 10
 
 
 def test_legalize_is_the_identity_on_a_legal_graph() -> None:

@@ -40,7 +40,8 @@ def fuse_as_graphmodule(
         module_name: Class name of the new module.
         partition_lookup_table: Accepted for compatibility; nothing needs to be looked up.
         always_return_tuple: Return a tuple even for one output.
-        input_order: See ``outline``; torch's order is ``"first_use"``.
+        input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
+            where all inputs are inputs of the whole graph.
 
     Returns:
         The module, the nodes of ``gm`` in the order of its placeholders, and those in the order of
@@ -173,7 +174,8 @@ def fuse_by_partitions(
         partitions: For each the nodes, as the keys of a mapping.
         prefix: Start of the submodules' names.
         always_return_tuple: Return a tuple even for one output.
-        input_order: See ``outline``; torch's order is ``"first_use"``.
+        input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
+            where all inputs are inputs of the whole graph.
 
     Raises:
         CycleError: The partitions would depend on each other in a circle.
