@@ -20,6 +20,7 @@ from lowerdeck.unflatten.interpreter_module import InterpreterModule
 from lowerdeck.unflatten.module_paths import ModulePaths
 from lowerdeck.unflatten.preserved import SignatureApplier
 from lowerdeck.unflatten.state import ProgramState, StateKind
+from lowerdeck.unflatten.structure import graph_structure
 from lowerdeck.unflatten.working_graph import WorkingGraph, attribute_modules
 
 
@@ -67,6 +68,7 @@ def share(
     """
     found: dict[str, Forms] = {}
     applier = SignatureApplier()
+    written: dict[object, Source] = {}
     for frame in frames:
         if frame.parent is None:
             continue
@@ -76,9 +78,21 @@ def share(
         body = Body(
             graph, signature, attribute_modules(graph, working.attributes), frame.type_name
         )
-        form = Form(body, body.write())
+        form = Form(body, _source(body, written))
         number = found.setdefault(paths.canonical(frame.path), Forms()).add(form)
         cuts[frame].call_node.target = call_target(frame.accessor, number)
+    return found
+
+
+def _source(body: Body, written: dict[object, Source]) -> Source:
+    """Return the source of ``body``; graphs of equal structure get one, which is written once."""
+    if body.signature is not None or body.attributes:
+        return body.write()
+    structure = graph_structure(body.graph)
+    found = written.get(structure)
+    if found is None:
+        found = written[structure] = body.write()
+    body.source = found
     return found
 
 

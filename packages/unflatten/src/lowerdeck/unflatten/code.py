@@ -113,6 +113,7 @@ class _Writer:
         self.names: dict[str, object] = {}
         self.by_object: dict[int, str] = {}
         self.local: dict[Node, str] = {}
+        self.bases: dict[Node, str] = {}
         self.used: dict[str, int] = {}
         self.leaves: list[str] = []
         self.indent = "    "
@@ -189,9 +190,12 @@ class _Writer:
             return
         text = self._call(node)
         if node.users:
-            text = f"{self._name(node)} = {text}"
-        if dead:
-            text += f"; {' = '.join(self.local[source] for source in dead)} = None"
+            text = f"{self._name(node, heir_of=dead)} = {text}"
+        left = [
+            self.local[source] for source in dead if self.local[source] != self.local.get(node)
+        ]
+        if left:
+            text += f"; {' = '.join(left)} = None"
         self.line(text, source_comment(node))
 
     def _mode(self, node: Node) -> bool:
@@ -317,10 +321,15 @@ class _Writer:
             self.names[found] = value
         return found
 
-    def _name(self, node: Node, base: str = "") -> str:
+    def _name(self, node: Node, base: str = "", *, heir_of: Sequence[Node] = ()) -> str:
         # Names of what is computed, not of the flat graph's nodes: equal modules get equal source.
-        base = base or _SERIAL.sub("", _WORD.sub("_", _base_name(node))).lstrip("_") or "value"
-        base = f"value_{base}" if base[0].isdigit() else base
+        base = base or self._base(node)
+        self.bases[node] = base
+        for source in heir_of:
+            if self.bases.get(source) == base:
+                # One variable for a chain of like steps, as a person would write it.
+                name = self.local[node] = self.local[source]
+                return name
         number = self.used.get(base, 0)
         self.used[base] = number + 1
         name = f"{base}_{number}" if number else base
@@ -328,6 +337,12 @@ class _Writer:
             name += "_"
         self.local[node] = name
         return name
+
+    def _base(self, node: Node) -> str:
+        base = _SERIAL.sub("", _WORD.sub("_", _base_name(node))).lstrip("_") or "value"
+        if base[0].isdigit():
+            return "value" if base.isdigit() else f"value_{base}"
+        return base
 
     def line(self, text: str, comment: str = "", *, outer: bool = False) -> None:
         """Add a line at the current depth."""
