@@ -20,14 +20,21 @@ sys.path.insert(0, str(ROOT))
 from tools.workspace import (  # noqa: E402  (tools/ stands beside this file, not on the path)
     PACKAGES,
     TORCH_FREE,
+    extract,
     import_name,
+    is_known,
     released_commit,
+    requirements_of,
+    restore_tag,
     sibling_pins,
     siblings,
+    wishes,
 )
 
 # An unpinned torch resolves to gigabytes of CUDA: no session may forget the pin.
 os.environ["PIP_CONSTRAINT"] = str(ROOT / "constraints/torch-cpu.txt")
+# Whoever builds a release gets the same bytes.
+os.environ["SOURCE_DATE_EPOCH"] = "1767225600"
 # Two test processes that each start a thread per core only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -72,22 +79,40 @@ def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
     return chosen or list(PACKAGES), [arg for arg in session.posargs if arg not in PACKAGES]
 
 
+def _test_installed(session: nox.Session, package: str, *options: str) -> None:
+    """Run a package's tests from a copy, where nothing of the sources is in reach."""
+    copy = Path(session.create_tmp()).resolve() / "tests"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "packages" / package / "tests", copy)
+    with session.chdir(copy.parent):
+        session.run(
+            *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(copy)),
+            *(str(copy), *options),
+        )
+
+
+def _do_main_job(session: nox.Session, resnet18: str, folder: Path) -> None:
+    """Lower two models, compare what runs with eager, and show what the files hold."""
+    convolution = "BackendWithDelegateMappingDemo.get_test_model_and_inputs"
+    for name, factory in {
+        "resnet18": resnet18,
+        "conv_relu_tan": f"lowerdeck.demo_backends:{convolution}",
+    }.items():
+        file = str(folder / f"{name}.pte")
+        session.run(
+            *("lowerdeck", "lower", factory, "--backend", "BackendWithDelegateMappingDemo"),
+            *("--output", file, "--check"),
+        )
+        session.run("lowerdeck", "inspect", file)
+
+
 @nox.session(requires=["torch"], default=False)
 def demo(session: nox.Session) -> None:
     """Do the main job: real models in, .pte files out, executed and compared with eager."""
     _borrow_torch(session)
     session.install(*EDITABLE, *DEV)
     OUT.mkdir(exist_ok=True)
-    for name, factory in {
-        "resnet18": "examples.resnet18:example",
-        "conv_relu_tan": "lowerdeck.demo_backends"
-        ":BackendWithDelegateMappingDemo.get_test_model_and_inputs",
-    }.items():
-        session.run(
-            *("lowerdeck", "lower", factory, "--backend", "BackendWithDelegateMappingDemo"),
-            *("--output", str(OUT / f"{name}.pte"), "--check"),
-        )
-        session.run("lowerdeck", "inspect", str(OUT / f"{name}.pte"))
+    _do_main_job(session, "examples.resnet18:example", OUT)
 
 
 @nox.session
@@ -121,17 +146,28 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that span packages, or those of the packages named after ``--``."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    session.install(*TEST_TOOLS, "griffe", *EDITABLE, *DEV)
     chosen, options = _chosen(session)
     named = any(arg in PACKAGES for arg in session.posargs)
     where = [f"packages/{package}/tests" for package in chosen] if named else ["tests/repository"]
     session.run("pytest", *where, *options)
 
 
+@nox.session(requires=["torch"])
+def docs(session: nox.Session) -> None:
+    """Build the pages with warnings as errors and run every code block in them."""
+    _borrow_torch(session)
+    session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *EDITABLE, *DEV)
+    session.run("mkdocs", "build", "--strict", "--quiet")
+    pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
+    session.run("pytest", "-p", "tools.run_code_blocks", *pages, env={"PYTHONPATH": str(ROOT)})
+
+
 @nox.session(default=False)
 def build(session: nox.Session) -> None:
-    """Build each package's sdist, and a wheel from that sdist, into ``dist/``."""
-    session.install("build", "hatchling", *DEV)
+    """Build every package's sdist, and a wheel from that sdist, into ``dist/``."""
+    # Here once for all packages: node, which pyright needs, takes 200 MB.
+    session.install("build", "hatchling", "pyright[nodejs]", *DEV)
     shutil.rmtree(DIST, ignore_errors=True)
     for package in PACKAGES:
         session.run(
@@ -143,24 +179,84 @@ def build(session: nox.Session) -> None:
 @nox.session(requires=["build", "torch"], reuse_venv=False)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
-    """Install one built wheel, with nothing but what it declares, and pass its tests there."""
+    """Test one built wheel with nothing but what it declares."""
     if package not in TORCH_FREE:
         _borrow_torch(session)
     session.install(*TEST_TOOLS, *DEV)
     session.install(*_wheels(package, *siblings(package)))
     session.run("python", "-m", "pip", "check")
+    check = str(ROOT / "tools/check_installed.py")
+    with session.chdir(Path(session.create_tmp())):
+        session.run("python", check, package, *sorted(siblings(package)))
+    _test_installed(session, package, *session.posargs)
+
+
+@nox.session(requires=["torch"], reuse_venv=False, default=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def oldest(session: nox.Session, package: str) -> None:
+    """Test one package with the oldest siblings that it admits, built from their commits."""
+    pins = sibling_pins(package)
+    if not pins:
+        session.skip("it declares no sibling")
+    for sibling, version in pins.items():
+        commit = released_commit(sibling, version)
+        if commit is None:
+            session.skip(f"{sibling} {version} is not in releases.toml: it has not been released")
+        if not is_known(commit):
+            session.skip(f"{sibling} {version} is {commit}, which this clone lacks")
+    _borrow_torch(session)
+    session.install("build", "hatchling", *TEST_TOOLS, *DEV)
     here = Path(session.create_tmp()).resolve()
-    tests_copy = here / "tests"
-    shutil.rmtree(tests_copy, ignore_errors=True)
-    shutil.copytree(ROOT / "packages" / package / "tests", tests_copy)
-    with session.chdir(here):
-        session.run(
-            *("python", str(ROOT / "tools/check_alone.py"), package, *sorted(siblings(package)))
+    shutil.rmtree(here / "old", ignore_errors=True)
+    for sibling, version in pins.items():
+        restore_tag(sibling, version)
+        source = extract(
+            str(released_commit(sibling, version)), f"packages/{sibling}", here / "old" / sibling
         )
         session.run(
-            *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tests_copy)),
-            *(str(tests_copy), *session.posargs),
+            *("python", "-m", "build", "-w", "--no-isolation", "-o", str(here / "old")),
+            str(source),
+            silent=True,
         )
+    session.install(*(str(wheel) for wheel in (here / "old").glob("*.whl")))
+    # The old siblings are in place, so that pip has nothing of ours to look for elsewhere.
+    session.install(f"./packages/{package}")
+    session.run("python", "-m", "pip", "check")
+    _test_installed(session, package)
+
+
+@nox.session(requires=["build", "torch"], reuse_venv=False, default=False)
+def wheels(session: nox.Session) -> None:
+    """Install every set of wheels that the layers allow, then do the main job without sources."""
+    _borrow_torch(session)
+    session.install(*sorted({r for package in PACKAGES for r in requirements_of(package)}))
+    check = str(ROOT / "tools/check_installed.py")
+    with session.chdir(Path(session.create_tmp())):
+        for asked, brought in wishes():
+            session.run(
+                *("python", "-m", "pip", "uninstall", "-qy"),
+                *(f"lowerdeck-{package}" for package in PACKAGES),
+                silent=True,
+            )
+            session.install(
+                *("--no-index", "--find-links", str(DIST)),
+                *(f"lowerdeck-{package}" for package in asked),
+            )
+            session.run("python", "-m", "pip", "check", silent=True)
+            session.run("python", check, *sorted(brought))
+        session.install("--no-index", "--find-links", str(DIST), "lowerdeck-demo-backends")
+        shutil.copy(ROOT / "examples/resnet18.py", ".")
+        _do_main_job(session, "resnet18:example", Path())
+
+
+@nox.session(requires=["build", "torch"], default=False)
+def release(session: nox.Session) -> None:
+    """Say what stands between ``-- PACKAGE`` and its tag; test it alone and with the oldest."""
+    session.install("griffe", "build", "hatchling", *DEV)
+    session.run("python", "-m", "tools.release", *session.posargs)
+    for package in session.posargs:
+        session.notify(f"alone({package})", posargs=())
+        session.notify(f"oldest({package})", posargs=())
 
 
 @nox.session(requires=["torch"])
@@ -170,14 +266,6 @@ def interop(session: nox.Session) -> None:
     session.install(*TEST_TOOLS, *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.run("pytest", "tests/interop", *session.posargs)
-
-
-@nox.session(requires=["torch"], default=False)
-def browser(session: nox.Session) -> None:
-    """Open our HTML reports in headless Chromium (skips with the reason where there is none)."""
-    _borrow_torch(session)
-    session.install(*TEST_TOOLS, "selenium", *EDITABLE, *DEV)
-    session.run("pytest", "tests/browser", *session.posargs)
 
 
 @nox.session(requires=["torch"], default=False)
@@ -210,67 +298,17 @@ def peers(session: nox.Session) -> None:
     session.run("pytest", "-m", "heavy or not heavy", "tests/peers", *session.posargs)
 
 
+@nox.session(requires=["torch"], default=False)
+def browser(session: nox.Session) -> None:
+    """Open our HTML reports in headless Chromium (skips with the reason where there is none)."""
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, "selenium", *EDITABLE, *DEV)
+    session.run("pytest", "tests/browser", *session.posargs)
+
+
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure every package beside its peers and write ``benchmarks/RESULTS.md``."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate", "psutil")
     session.install("matplotlib", *EDITABLE, *DEV)
     session.run("python", "benchmarks/run.py", *session.posargs)
-
-
-@nox.session(requires=["torch"], reuse_venv=False, default=False)
-@nox.parametrize("package", PACKAGES, ids=PACKAGES)
-def oldest(session: nox.Session, package: str) -> None:
-    """Test one package with the oldest siblings that it admits, built from their commits."""
-    pins = sibling_pins(package)
-    if not pins:
-        session.skip("it declares no sibling")
-    _borrow_torch(session)
-    session.install("build", "hatchling", *TEST_TOOLS, *DEV)
-    here = Path(session.create_tmp()).resolve()
-    shutil.rmtree(here / "old", ignore_errors=True)
-    for sibling, version in pins.items():
-        commit = released_commit(sibling, version)
-        if commit is None:
-            session.skip(f"{sibling} {version} is not in releases.toml: it has not been released")
-        source = here / sibling
-        shutil.rmtree(source, ignore_errors=True)
-        session.run("git", "worktree", "prune", external=True)
-        session.run(
-            *("git", "worktree", "add", "-f", "--detach", str(source), commit), external=True
-        )
-        session.run(
-            *("python", "-m", "build", "-w", "--no-isolation", "-o", str(here / "old")),
-            str(source / "packages" / sibling),
-            silent=True,
-        )
-        session.run("git", "worktree", "remove", "--force", str(source), external=True)
-    session.install(*(str(wheel) for wheel in (here / "old").glob("*.whl")))
-    # The old siblings are in place, so that pip has nothing of ours to look for elsewhere.
-    session.install(f"./packages/{package}")
-    session.run("python", "-m", "pip", "check")
-    tests_copy = here / "tests"
-    shutil.rmtree(tests_copy, ignore_errors=True)
-    shutil.copytree(ROOT / "packages" / package / "tests", tests_copy)
-    with session.chdir(here):
-        session.run(
-            *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tests_copy)),
-            str(tests_copy),
-        )
-
-
-@nox.session(requires=["torch"])
-def docs(session: nox.Session) -> None:
-    """Build the pages with warnings as errors and run every code block in them."""
-    _borrow_torch(session)
-    session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *EDITABLE, *DEV)
-    session.run("mkdocs", "build", "--strict", "--quiet")
-    pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
-    session.run("pytest", "-p", "tools.run_code_blocks", *pages, env={"PYTHONPATH": str(ROOT)})
-
-
-@nox.session(default=False)
-def release(session: nox.Session) -> None:
-    """Say what still stands between one package and its tag (``nox -s release -- PACKAGE``)."""
-    session.install("griffe", "build", "hatchling", *DEV)
-    session.run("python", "-m", "tools.release", *session.posargs)

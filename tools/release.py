@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import griffe
-
+from tools.public_api import breaks
 from tools.workspace import (
     BRAND,
     PACKAGES,
     ROOT,
+    extract,
     git,
     import_name,
+    is_known,
     project,
     released_commit,
     releases,
     sibling_pins,
+    tagged_commit,
 )
+
+DIST = ROOT / "dist"
 
 
 def problems_of(package: str) -> list[str]:
     """Return everything that keeps ``package`` from being released, each in a line."""
-    version = project(package)["version"]
+    version = str(project(package)["version"])
     problems = []
     if git("status", "--porcelain"):
         problems.append("the working tree is not clean: commit or remove what git status lists")
-    if version in releases().get(package, {}):
-        problems.append(f"{version} is released already: run `hatch version minor` in its folder")
-    if not _has_dated_heading(package, version):
-        problems.append(f"CHANGELOG.md has no heading `## [{version}] - YYYY-MM-DD`")
-    problems += _pin_problems(package)
-    problems += _build_problems(package)
-    problems += _api_problems(package, version)
+    problems += record_problems(package, version)
+    problems += changelog_problems(package, version)
+    problems += pin_problems(package)
+    problems += api_problems(package, version)
+    problems += build_problems(package)
     return problems
 
 
-def main(package: str) -> None:
+def main(package: str = "") -> None:
     """Print what is left to do, or what to do next when nothing is left.
 
     Raises:
@@ -52,20 +53,46 @@ def main(package: str) -> None:
     problems = problems_of(package)
     if problems:
         sys.exit("\n".join(f"- {problem}" for problem in problems))
-    version = project(package)["version"]
-    print(
-        f"{package} {version} is ready. Record it in releases.toml:\n\n"
-        f'    [{package}]\n    "{version}" = "{git("rev-parse", "HEAD")}"\n\n'
-        f"then tag it: git tag -a {package}-v{version} -m '{BRAND}-{package} {version}'"
-    )
+    print("\n".join(_next_steps(package, str(project(package)["version"]))))
 
 
-def _has_dated_heading(package: str, version: str) -> bool:
+def record_problems(package: str, version: str) -> list[str]:
+    """Compare the version with the record of releases, and the tag with both."""
+    known = releases().get(package, {})
+    tag, tagged = f"{package}-v{version}", tagged_commit(package, version)
+    commit = known.get(version)
+    if commit is None:
+        problems = []
+        if tagged is not None:
+            problems.append(
+                f"tag {tag} exists, but releases.toml does not know it: delete the tag"
+            )
+        if known and _numbers(version) <= _numbers(last := _newest(known)):
+            problems.append(f"{version} does not come after {last}: run `hatch version minor`")
+        return problems
+    if not is_known(commit):
+        return [f"{version} is recorded at {commit}, which this clone lacks: fetch all history"]
+    problems = []
+    if git("diff", "--name-only", commit, "HEAD", "--", f"packages/{package}"):
+        problems.append(f"changed since {version} was recorded: run `hatch version minor`")
+    if tagged not in {None, commit}:
+        problems.append(f"tag {tag} points at {tagged}, but releases.toml records {commit}")
+    return problems
+
+
+def changelog_problems(package: str, version: str) -> list[str]:
+    """The version's heading must be dated, and nothing may still stand under Unreleased."""
     text = (ROOT / "packages" / package / "CHANGELOG.md").read_text()
-    return bool(re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", text, re.M))
+    problems = []
+    if not re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE):
+        problems.append(f"CHANGELOG.md has no heading `## [{version}] - YYYY-MM-DD`")
+    unreleased = re.search(r"^## \[Unreleased\]$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if unreleased and unreleased[1].strip():
+        problems.append("CHANGELOG.md lists changes under [Unreleased]: move them to the version")
+    return problems
 
 
-def _pin_problems(package: str) -> list[str]:
+def pin_problems(package: str) -> list[str]:
     """Every sibling must be pinned `>=X.Y.Z,<X.(Y+1)`, from a version that is released."""
     declared = [r for r in project(package)["dependencies"] if r.startswith(f"{BRAND}-")]
     pins = sibling_pins(package)
@@ -74,44 +101,87 @@ def _pin_problems(package: str) -> list[str]:
         problems.append(f"write every sibling as >=X.Y.Z,<X.(Y+1); found {declared}")
     for sibling, version in pins.items():
         if released_commit(sibling, version) is None:
-            problems.append(f"needs {sibling} {version}, which releases.toml does not know")
+            problems.append(f"needs {sibling} {version}, which is not released: release it first")
     return problems
 
 
-def _build_problems(package: str) -> list[str]:
-    """Build twice: a release that two people build must be the same bytes."""
-    digests = []
-    for _ in range(2):
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(
-                [
-                    *(sys.executable, "-m", "build", "--no-isolation", "-o", folder),
-                    str(ROOT / "packages" / package),
-                ],
-                check=True,
-                capture_output=True,
-                env={**os.environ, "SOURCE_DATE_EPOCH": "1767225600"},
-            )
-            files = sorted(Path(folder).iterdir())
-            digests.append({f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files})
-    different = [name for name in digests[0] if digests[0][name] != digests[1].get(name)]
-    return [f"{name} is not built reproducibly" for name in different]
+def build_problems(package: str) -> list[str]:
+    """Build from the commit alone, elsewhere: both must give the files that lie in ``dist/``."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = extract("HEAD", f"packages/{package}", Path(folder))
+        # hatchling copies the ignore file that it finds above the package.
+        extract("HEAD", ".gitignore", Path(folder))
+        again = Path(folder) / "dist"
+        command = [sys.executable, "-m", "build", "--no-isolation", "-o", str(again), str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+        expected = _digests(again, package)
+    found = _digests(DIST, package)
+    return [
+        f"{name} in dist/ is not what the commit builds: run `nox -s build` and compare"
+        for name in sorted(expected.keys() | found.keys())
+        if expected.get(name) != found.get(name)
+    ]
 
 
-def _api_problems(package: str, version: str) -> list[str]:
+def api_problems(package: str, version: str) -> list[str]:
     """Compare the public names with the newest release; a break needs a new minor version."""
     known = releases().get(package, {})
     if not known:
         return []
-    last = max(known, key=lambda v: tuple(map(int, v.split("."))))
-    if version.rsplit(".", 1)[0] != last.rsplit(".", 1)[0]:
+    last = _newest(known)
+    if may_break(last, version) or not is_known(known[last]):
         return []
-    module = f"{BRAND}.{import_name(package)}"
-    source = f"packages/{package}/src"
-    old = griffe.load_git(module, ref=known[last], repo=ROOT, search_paths=[source])
-    new = griffe.load(module, search_paths=[str(ROOT / source)])
-    breaks = griffe.find_breaking_changes(old, new)
-    return [f"breaks the API of {last} without a new minor version: {b.explain()}" for b in breaks]
+    module, source = f"{BRAND}.{import_name(package)}", f"packages/{package}/src"
+    with tempfile.TemporaryDirectory() as folder:
+        old = extract(known[last], source, Path(folder))
+        found = breaks(module, old, ROOT / source)
+    return [f"breaks {last} without a new minor version: {explanation}" for explanation in found]
+
+
+def may_break(old: str, new: str) -> bool:
+    """Return whether ``new`` may break ``old`` by semantic versions; before 1.0, a minor may."""
+    (old_major, old_minor, _), (new_major, new_minor, _) = _numbers(old), _numbers(new)
+    return new_major > old_major or (old_major == 0 == new_major and new_minor > old_minor)
+
+
+def _numbers(version: str) -> tuple[int, int, int]:
+    major, minor, patch = (int(part) for part in version.split("."))
+    return major, minor, patch
+
+
+def _newest(known: dict[str, str]) -> str:
+    return max(known, key=_numbers)
+
+
+def _digests(folder: Path, package: str) -> dict[str, str]:
+    files = folder.glob(f"{BRAND}_{import_name(package)}-*")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _next_steps(package: str, version: str) -> list[str]:
+    commit = released_commit(package, version)
+    lines = [f"{package} {version} is ready, if the tests that follow pass."]
+    if commit is None:
+        commit = git("rev-parse", "HEAD")
+        lines += [
+            "Record it in releases.toml:",
+            "",
+            f"    [{package}]",
+            f'    "{version}" = "{commit}"',
+            "",
+        ]
+    if tagged_commit(package, version) is None:
+        lines += [
+            "Tag it:",
+            "",
+            f"    git tag -a {package}-v{version} {commit} -m '{BRAND}-{package} {version}'",
+            "",
+        ]
+    return [
+        *lines,
+        "Upload from dist/:",
+        *(f"    {digest}  {name}" for name, digest in sorted(_digests(DIST, package).items())),
+    ]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import re
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,33 @@ def siblings(package: str) -> set[str]:
     return found
 
 
+def requirements_of(package: str) -> list[str]:
+    """Return what a package declares beside its siblings."""
+    declared: list[str] = project(package)["dependencies"]
+    return [r for r in declared if not r.startswith(f"{BRAND}-")]
+
+
+def wishes() -> list[tuple[tuple[str, ...], frozenset[str]]]:
+    """Return every different thing that a user can ask pip for, with the packages it must bring.
+
+    Each set of packages that lacks none of its dependencies is asked for by its tops (the members
+    that no other member brings along), and each optional extra by its name.
+    """
+    found = []
+    for size in range(1, len(PACKAGES) + 1):
+        for chosen in itertools.combinations(PACKAGES, size):
+            brought = set().union(*(siblings(package) for package in chosen))
+            # Asking for a package that another one brings is asking for the same set again.
+            if not brought & set(chosen):
+                found.append((chosen, brought | set(chosen)))
+    for package in PACKAGES:
+        for extra, requirements in project(package).get("optional-dependencies", {}).items():
+            added = {m[1] for r in requirements if (m := _PIN.match(r))}
+            wanted = {package, *siblings(package), *added}.union(*map(siblings, added))
+            found.append(((f"{package}[{extra}]",), wanted))
+    return [(asked, frozenset(wanted)) for asked, wanted in found]
+
+
 def git(*args: str) -> str:
     """Return what a git command prints, stripped.
 
@@ -70,14 +100,40 @@ def releases() -> dict[str, dict[str, str]]:
 
 
 def released_commit(package: str, version: str) -> str | None:
-    """Return the commit of a release, or None; make its tag where a clone lacks it.
+    """Return the commit of a release, or None.
 
     Tags do not travel with every clone, the file does: it is the record, the tag a convenience.
     """
-    commit = releases().get(package, {}).get(version)
-    if commit is None:
-        return None
+    return releases().get(package, {}).get(version)
+
+
+def is_known(commit: str) -> bool:
+    """Return whether this clone holds ``commit`` (a shallow one may not)."""
+    command = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def tagged_commit(package: str, version: str) -> str | None:
+    """Return the commit that the tag of a release points at, or None where there is no tag."""
     tag = f"{package}-v{version}"
-    if tag not in git("tag", "--list", tag).splitlines():
-        git("tag", tag, commit)
-    return commit
+    return git("rev-list", "-n", "1", tag, "--") if git("tag", "--list", tag) else None
+
+
+def restore_tag(package: str, version: str) -> None:
+    """Make the tag of a recorded release where a clone lacks it."""
+    commit = released_commit(package, version)
+    if commit is not None and tagged_commit(package, version) is None:
+        git("tag", f"{package}-v{version}", commit)
+
+
+def extract(commit: str, path: str, folder: Path) -> Path:
+    """Write ``path`` as it was at ``commit`` below ``folder``; return where it lies.
+
+    An archive leaves nothing behind in the repository, unlike a worktree, and holds no file that
+    git does not know.
+    """
+    command = ["git", "archive", commit, "--", path]
+    archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return folder / path

@@ -1,0 +1,75 @@
+"""Check, inside a clean environment, that the installed packages stand on what they declare."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+BRAND = "lowerdeck"
+# The commands that the script's own package brings; the others come through entry points.
+OWN_COMMANDS = {"inspect", "verify", "diff", "extract"}
+
+
+def main(*packages: str) -> None:
+    """Import every module of ``packages`` and compare what is installed with these names.
+
+    Raises:
+        SystemExit: With one line for each thing that is wrong.
+    """
+    problems = [problem for package in packages for problem in module_problems(package)]
+    problems += distribution_problems(set(packages))
+    problems += command_problems("serializer" in packages)
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def module_problems(package: str) -> list[str]:
+    """Import every module of one package, from the installed files."""
+    name = f"{BRAND}.{package.replace('-', '_')}"
+    root = importlib.import_module(name)
+    location = Path(root.__file__ or "")
+    for module in pkgutil.walk_packages(root.__path__, f"{name}."):
+        importlib.import_module(module.name)
+    problems = []
+    if "site-packages" not in location.parts:
+        problems.append(f"{name} was imported from the sources: {location}")
+    if not (location.parent / "py.typed").exists():
+        problems.append(f"py.typed was not packaged beside {location}")
+    return problems
+
+
+def distribution_problems(packages: set[str]) -> list[str]:
+    """Compare distributions and importable names with what was asked for and its dependencies."""
+    names = {str(d.metadata["Name"]) for d in importlib.metadata.distributions()}
+    installed = {n for n in names if n.startswith(f"{BRAND}-")}
+    expected = {f"{BRAND}-{p}" for p in packages}
+    importable = {m.name for m in pkgutil.iter_modules(importlib.import_module(BRAND).__path__)}
+    problems = []
+    if installed != expected:
+        problems.append(f"installed {sorted(installed)}, declared {sorted(expected)}")
+    if importable != {p.replace("-", "_") for p in packages}:
+        problems.append(f"importable {sorted(importable)}, declared {sorted(packages)}")
+    return problems
+
+
+def command_problems(has_script: bool) -> list[str]:
+    """Compare what ``lowerdeck --help`` lists with the entry points, each of which must load."""
+    script = Path(sysconfig.get_path("scripts")) / BRAND
+    entry_points = importlib.metadata.entry_points(group=f"{BRAND}.commands")
+    for entry_point in entry_points:
+        entry_point.load()
+    if not has_script:
+        return [f"{script} is there without the package that brings it"] * script.exists()
+    shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
+    listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
+    expected = OWN_COMMANDS | {entry_point.name for entry_point in entry_points}
+    return [] if listed == expected else [f"--help lists {sorted(listed)}, not {sorted(expected)}"]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,60 @@
+"""Compare what two states of one package offer at their front doors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import griffe
+
+# Subpackages that users import from, beside the front door.
+SIDE_DOORS = {"testing"}
+
+
+def breaks(module: str, old: Path, new: Path) -> list[str]:
+    """Return what a user of ``module`` must change to move from ``old`` to ``new``, line by line.
+
+    Args:
+        module: The dotted name of the package, ``lowerdeck.serializer`` for instance.
+        old: The folder that holds the top of the module's old sources.
+        new: The same for the new sources.
+
+    Returns:
+        One line for each public name that is gone or takes or gives something else. Modules behind
+        the front door are free to change; what the front door shows of them is not.
+    """
+    before, after = _front_door(module, old), _front_door(module, new)
+    # griffe lets a name pass that leaves __all__ and can still be imported.
+    hidden = sorted(_exports(before) - _exports(after))
+    changed = griffe.find_breaking_changes(before, after)
+    return [f"`{name}`: *Public object was removed*" for name in hidden] + [
+        _line(breakage) for breakage in changed if not _is_removal(breakage, hidden)
+    ]
+
+
+def _front_door(module: str, sources: Path) -> griffe.Module:
+    loaded = griffe.load(module, search_paths=[sources], resolve_aliases=True)
+    if not isinstance(loaded, griffe.Module):
+        raise TypeError(f"{module} is a {type(loaded).__name__}, expected a package with sources")
+    _shut(loaded)
+    return loaded
+
+
+def _shut(package: griffe.Module) -> None:
+    """Mark the modules behind a front door, which griffe takes for public, as private."""
+    for member in package.members.values():
+        if isinstance(member, griffe.Module):
+            member.public = member.name in SIDE_DOORS
+            _shut(member)
+
+
+def _exports(door: griffe.Module) -> set[str]:
+    return {str(name) for name in door.exports or ()}
+
+
+def _is_removal(breakage: griffe.Breakage, names: list[str]) -> bool:
+    return breakage.kind is griffe.BreakageKind.OBJECT_REMOVED and breakage.obj.name in names
+
+
+def _line(breakage: griffe.Breakage) -> str:
+    # The other styles colour the line for a terminal.
+    return breakage.explain(griffe.ExplanationStyle.MARKDOWN).removeprefix("- ")
