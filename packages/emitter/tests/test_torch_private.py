@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.export import Dim, export
@@ -16,6 +18,48 @@ ATEN = torch.ops.aten
 def test_schemas_of_all_overloads_are_found() -> None:
     names = {schema.overload_name for schema in private.operator_schemas("aten::add")}
     assert {"Tensor", "Scalar", "out"} <= names
+
+
+def test_an_overload_knows_its_schema_its_name_and_its_packet() -> None:
+    schema = private.schema_of(ATEN.add.Tensor)
+    assert schema.name == "aten::add"
+    assert schema.overload_name == "Tensor"
+    assert [a.name for a in schema.arguments] == ["self", "other", "alpha"]
+    assert [str(a.type) for a in schema.arguments] == ["Tensor", "Tensor", "number"]
+    assert [str(returned.type) for returned in schema.returns] == ["Tensor"]
+    assert not schema.is_mutable
+    assert private.schema_of(ATEN.add_.Tensor).is_mutable
+    assert private.overload_name(ATEN.add.Tensor) == "Tensor"
+    assert private.overload_name(ATEN.relu.default) == "default"
+    assert private.overload_packet(ATEN.add.Tensor) is ATEN.add
+
+
+def test_kinds_of_operators_are_told_apart() -> None:
+    assert isinstance(ATEN.add.Tensor, private.OpOverload)
+    assert not isinstance(ATEN.add, private.OpOverload)
+    assert isinstance(torch.ops.higher_order.cond, private.HigherOrderOperator)
+    assert isinstance(torch.ops.higher_order.cond, private.OperatorBase)
+    assert isinstance(ATEN.add.Tensor, private.OperatorBase)
+
+
+def test_values_of_an_exported_program_are_fake() -> None:
+    exported = export(torch.nn.ReLU(), (torch.ones(2),))
+    assert isinstance(next(iter(exported.graph.nodes)).meta["val"], private.FakeTensor)
+    assert not isinstance(torch.ones(2), private.FakeTensor)
+
+
+def test_trees_are_flattened_rebuilt_and_written() -> None:
+    tree = ({"a": 1}, [2, None])
+    leaves, spec = private.tree_flatten(tree)
+    assert leaves == [1, 2, None]
+    assert private.tree_leaves(tree) == leaves
+    assert private.tree_structure(tree) == spec
+    assert private.spec_kind(spec) is tuple
+    children = spec.children()
+    assert [private.spec_kind(child) for child in children] == [dict, list]
+    assert private.treespec_tuple(children) == spec
+    assert private.TreeSpec(spec.type, spec.context, children) == spec
+    assert json.loads(private.dump_tree_spec(spec))[1]["type"] == "builtins.tuple"
 
 
 def test_a_bound_comes_from_the_dimension() -> None:

@@ -13,15 +13,28 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
-from torch.utils._pytree import TreeSpec, treespec_dumps
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_leaves,
+    tree_structure,
+    treespec_dumps,
+    treespec_tuple,
+)
 from torch.utils._thunk import Thunk
 
 from lowerdeck.emitter.traced import TracedProgram
 
 __all__ = [
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OperatorBase",
+    "TreeSpec",
     "call_delegate_operator",
     "core_decompositions",
     "detect_fake_mode",
@@ -30,9 +43,16 @@ __all__ = [
     "is_composite",
     "is_delegate_call",
     "operator_schemas",
+    "overload_name",
+    "overload_packet",
     "reference_decompositions",
     "retrace",
+    "schema_of",
     "spec_kind",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_structure",
+    "treespec_tuple",
     "upper_bound",
 ]
 
@@ -40,6 +60,23 @@ __all__ = [
 def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
     """Return the schemas of all overloads of an operator such as ``"aten::add"``."""
     return torch._C._jit_get_schemas_for_operator(name)
+
+
+def schema_of(operator: Any) -> torch.FunctionSchema:
+    """Return the schema of one overload of an operator."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
+
+
+def overload_packet(operator: OpOverload) -> OpOverloadPacket:
+    """Return what holds all overloads of the same operator, by name."""
+    return operator._overloadpacket
+
+
+def overload_name(operator: OpOverload) -> str:
+    """Return the name of an overload, such as ``"Tensor"``; ``"default"`` when it has none."""
+    name: str = operator._overloadname
+    return name
 
 
 def call_delegate_operator() -> Any:
@@ -90,20 +127,20 @@ def spec_kind(spec: TreeSpec) -> type | None:
 
 
 def reference_decompositions(
-    targets: Sequence[torch._ops.OpOverload],
-) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+    targets: Sequence[OpOverload],
+) -> dict[OperatorBase, Callable[..., Any]]:
     """Return torch's own decompositions of operators, from its reference implementations."""
-    found: dict[torch._ops.OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
+    found: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
     return found
 
 
 @cache
-def core_decompositions() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
+def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return torch's decompositions to core ATen, without those of composite operators."""
     return dict(_core_aten_decompositions_post_autograd())
 
 
-def is_composite(target: torch._ops.OpOverload) -> bool:
+def is_composite(target: OpOverload) -> bool:
     """Return whether torch takes ``target`` apart by itself unless it is told not to."""
     key = "CompositeImplicitAutograd"
     name: str = target.name()  # type: ignore[no-untyped-call]
@@ -112,8 +149,8 @@ def is_composite(target: torch._ops.OpOverload) -> bool:
 
 def retrace(
     exported: ExportedProgram,
-    rules: Mapping[torch._ops.OperatorBase, Callable[..., Any]],
-    composites: Mapping[torch._ops.OperatorBase, Callable[..., Any]],
+    rules: Mapping[OperatorBase, Callable[..., Any]],
+    composites: Mapping[OperatorBase, Callable[..., Any]],
 ) -> TracedProgram:
     """Return ``exported`` traced again with operators taken apart.
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from lowerdeck.emitter._torch_private import OpOverload
 from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.memory_plan import MemoryPlanner, one_memory
 
@@ -34,9 +33,7 @@ class EmitConfig:
 
     kernels: KernelTable = OFFICIAL_KERNELS
     custom_kernels: frozenset[str] = frozenset()
-    decompositions: Mapping[torch._ops.OpOverload, Callable[..., Any]] = field(
-        default_factory=dict
-    )
+    decompositions: Mapping[OpOverload, Callable[..., Any]] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     memory_planner: MemoryPlanner = one_memory
     plan_inputs: bool = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_structure
 
+from lowerdeck.emitter._torch_private import tree_flatten, tree_structure
 from lowerdeck.emitter.build_plan import PlanBuilder
 from lowerdeck.emitter.constants import ConstantPool
 from lowerdeck.emitter.containers import container_metadata

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch.utils._pytree import TreeSpec, treespec_tuple
-
-from lowerdeck.emitter._torch_private import dump_tree_spec, spec_kind
+from lowerdeck.emitter._torch_private import TreeSpec, dump_tree_spec, spec_kind, treespec_tuple
 from lowerdeck.serializer import ContainerMetadata
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch import fx
-from torch.utils._pytree import TreeSpec
 
+from lowerdeck.emitter._torch_private import OpOverload, TreeSpec, schema_of
 from lowerdeck.emitter.values import ScalarValue, TensorValue, Value
 
 
@@ -59,8 +58,8 @@ class Call:
     @property
     def op_name(self) -> str:
         """Return the operator without namespace and overload, such as ``"add"``."""
-        if isinstance(self.target, torch._ops.OpOverload):
-            return self.target._schema.name.partition("::")[2]
+        if isinstance(self.target, OpOverload):
+            return schema_of(self.target).name.partition("::")[2]
         if isinstance(self.target, Kernel):
             return self.target.name.partition("::")[2]
         return str(getattr(self.target, "__name__", self.target))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from lowerdeck.emitter import runtime_ops
+from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.boxing import box, box_untyped
 from lowerdeck.emitter.graph import (
     Block,
@@ -306,9 +306,9 @@ _ONE_SLOT = frozenset(
 
 
 def _boxed(call: Call) -> list[Any]:
-    if not isinstance(call.target, torch._ops.OpOverload):
+    if not isinstance(call.target, OpOverload):
         return [box_untyped(argument) for argument in call.args]
-    arguments = call.target._schema.arguments
+    arguments = schema_of(call.target).arguments
     variant = out_variant(call.target)
     kept = variant.kept if variant is not None else tuple(range(len(arguments)))
     return [box(call.args[i], str(arguments[i].type)) for i in kept]

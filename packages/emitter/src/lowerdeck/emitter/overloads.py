@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-import torch
-
-from lowerdeck.emitter._torch_private import operator_schemas
+from lowerdeck.emitter._torch_private import OpOverload, operator_schemas, schema_of
 
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
 
@@ -57,13 +55,13 @@ def copying_name(name: str) -> str:
 
 
 @cache
-def out_variant(target: torch._ops.OpOverload) -> OutVariant | None:
+def out_variant(target: OpOverload) -> OutVariant | None:
     """Return the out-variant of a functional operator, or None when there is none.
 
     Args:
         target: The functional overload; for a view operator the copying one is looked up.
     """
-    schema = target._schema
+    schema = schema_of(target)
     arguments = list(enumerate(schema.arguments))
     if {*_FACTORY} <= {argument.name for _, argument in arguments}:
         arguments = [(i, a) for i, a in arguments if a.name not in _FACTORY]

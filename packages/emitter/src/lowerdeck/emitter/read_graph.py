@@ -11,9 +11,16 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils._pytree import tree_leaves
 
-from lowerdeck.emitter._torch_private import dimension_names, is_delegate_call
+from lowerdeck.emitter._torch_private import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    dimension_names,
+    is_delegate_call,
+    schema_of,
+    tree_leaves,
+)
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
 from lowerdeck.emitter.graph import (
     Block,
@@ -171,7 +178,7 @@ class _Reader:
             raise UnsupportedError(
                 f"method {self._name!r}: the program has no tensor for {spec.target!r}"
             )
-        if isinstance(found, torch._subclasses.FakeTensor) or found.is_meta:
+        if isinstance(found, FakeTensor) or found.is_meta:
             raise UnsupportedError(
                 f"method {self._name!r}: {spec.target!r} has no bytes (it is a "
                 f"{'meta' if found.is_meta else 'fake'} tensor): export the model with its weights"
@@ -243,8 +250,8 @@ class _Reader:
 
     def _arguments(self, node: fx.Node) -> list[Any]:
         args = list(self._look_up(node.args))
-        if not isinstance(node.target, torch._ops.OpOverload):
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if not isinstance(node.target, OpOverload):
+            if isinstance(node.target, HigherOrderOperator):
                 raise UnsupportedError(
                     f"method {self._name!r}: node {node.name!r} calls the higher-order operator "
                     f"{node.target}, which cannot be emitted"
@@ -254,7 +261,7 @@ class _Reader:
 
     def _by_schema(self, target: Any, args: list[Any], kwargs: Any) -> list[Any]:
         given = self._look_up(kwargs)
-        for argument in target._schema.arguments[len(args) :]:
+        for argument in schema_of(target).arguments[len(args) :]:
             args.append(given.get(argument.name, argument.default_value))
         return args
 

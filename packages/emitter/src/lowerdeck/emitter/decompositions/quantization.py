@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from lowerdeck.emitter._torch_private import OpOverload
 
-def quantization_rules() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+
+def quantization_rules() -> dict[OpOverload, Callable[..., Any]]:
     """Return rules for ``quantized_decomposed`` operators that this process has registered."""
     space = torch.ops.quantized_decomposed
-    found: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+    found: dict[OpOverload, Callable[..., Any]] = {}
     for name, overload, rule in (
         ("quantize_per_tensor", "default", _quantize),
         ("quantize_per_tensor", "tensor", _quantize),

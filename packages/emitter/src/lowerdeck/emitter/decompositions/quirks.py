@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from lowerdeck.emitter._torch_private import OpOverload
+
 _ATEN = torch.ops.aten
 
 
@@ -60,24 +62,6 @@ def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
     return self.new_zeros((*self.shape[:-1], mat2.shape[-1]))
 
 
-def sort(
-    self: torch.Tensor, dim: int = -1, descending: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a sort as the top k of all."""
-    if self.dim() == 0:
-        return self.clone(), torch.zeros((), dtype=torch.int64)
-    return torch.topk(self, self.size(dim), dim, descending, True)
-
-
-def sort_stable(
-    self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Any:
-    """Return a sort that need not be stable; a stable one has no kernel."""
-    if stable:
-        return NotImplemented
-    return sort(self, dim, descending)
-
-
 def left_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
     """Return ``self << other`` by the operator that has a kernel."""
     return torch.bitwise_left_shift(self, other)
@@ -103,7 +87,7 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
-QUIRKS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.remainder.Tensor: remainder,
     _ATEN.remainder.Scalar: remainder_scalar,
     _ATEN._log_softmax.default: log_softmax,
@@ -112,8 +96,6 @@ QUIRKS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _ATEN.bmm.default: matrix_product,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
-    _ATEN.sort.default: sort,
-    _ATEN.sort.stable: sort_stable,
     _ATEN.__lshift__.Tensor: left_shift,
     _ATEN.__lshift__.Scalar: left_shift,
     _ATEN.__rshift__.Tensor: right_shift,

@@ -12,16 +12,25 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter._torch_private import (
+    HigherOrderOperator,
+    OperatorBase,
+    OpOverload,
     core_decompositions,
     detect_fake_mode,
     is_composite,
     reference_decompositions,
     retrace,
+    schema_of,
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.ordering import ORDERING
+from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
+from lowerdeck.emitter.decompositions.running import RUNNING
+from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
+from lowerdeck.emitter.decompositions.volumes import VOLUMES
 from lowerdeck.emitter.errors import DecompositionError, EmitterError
 from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
@@ -56,7 +65,39 @@ _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invok
 _SHAPE_ONLY = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default})
 
 # Operators without a kernel that torch leaves whole, but knows how to take apart.
-_REFERENCES = (_ATEN.linalg_vector_norm.default,)
+_REFERENCES = (
+    _ATEN.linalg_vector_norm.default,
+    # Batch norm in training mode.
+    _ATEN._native_batch_norm_legit_functional.default,
+    _ATEN._batch_norm_with_update_functional.default,
+    _ATEN.addmv.default,
+    _ATEN.as_strided_scatter.default,
+    _ATEN.copysign.Tensor,
+    _ATEN.diagonal_scatter.default,
+    _ATEN.dist.default,
+    _ATEN.exp2.default,
+    _ATEN.fmax.default,
+    _ATEN.fmin.default,
+    _ATEN.gcd.default,
+    _ATEN.hypot.default,
+    _ATEN.lcm.default,
+    _ATEN.ldexp.Tensor,
+    _ATEN.round.decimals,
+    _ATEN.signbit.default,
+    _ATEN.tril_indices.default,
+    _ATEN.triu_indices.default,
+)
+
+
+# Rules of our own, which come before torch's.
+_RULES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    **QUIRKS,
+    **VOLUMES,
+    **POOLS,
+    **ORDERING,
+    **RUNNING,
+    **SCATTER_REDUCTIONS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +110,13 @@ class Decompositions:
         required: By operator, rules that must be tried although there is a kernel.
     """
 
-    rules: Mapping[torch._ops.OperatorBase, Callable[..., Any]]
-    composites: Mapping[torch._ops.OperatorBase, Callable[..., Any]]
+    rules: Mapping[OperatorBase, Callable[..., Any]]
+    composites: Mapping[OperatorBase, Callable[..., Any]]
     required: Mapping[Any, Callable[..., Any]]
 
 
 def decompositions(
-    extra: Mapping[torch._ops.OpOverload, Callable[..., Any]],
+    extra: Mapping[OpOverload, Callable[..., Any]],
 ) -> Decompositions:
     """Return torch's decompositions, changed where the runtime's kernels want it.
 
@@ -84,7 +125,7 @@ def decompositions(
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
-    special = {**QUIRKS, **quantization_rules()}
+    special = {**_RULES, **quantization_rules()}
     composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
         rules.pop(target, None)
@@ -138,11 +179,11 @@ def needs_decomposition(
 
 def _must_go(node: fx.Node, found: Decompositions, kernels: KernelTable) -> bool:
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return target.__name__ in _INLINED
-    if not isinstance(target, torch._ops.OpOverload) or is_assertion(target):
+    if not isinstance(target, OpOverload) or is_assertion(target):
         return False
-    if target._schema.is_mutable:
+    if schema_of(target).is_mutable:
         return True
     rule = found.required.get(target)
     if rule is not None and _applies(rule, node):

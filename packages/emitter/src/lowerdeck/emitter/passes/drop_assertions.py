@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.graph import Call, Method, all_blocks
 
 _ASSERTIONS_NAMES = """
@@ -33,6 +34,6 @@ def drop_assertions(method: Method) -> None:
 
 def is_assertion(target: object) -> bool:
     """Return whether an operator only checks something."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.partition("::")[2] in _ASSERTIONS
+    if isinstance(target, OpOverload):
+        return schema_of(target).name.partition("::")[2] in _ASSERTIONS
     return target in (torch._check, torch._check_is_size)

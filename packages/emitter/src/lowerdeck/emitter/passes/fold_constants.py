@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.graph import (
     Block,
     Call,
@@ -70,7 +69,7 @@ class _Folder:
         block.results = substitute(block.results, self.replaced)
 
     def _is_fixed(self, call: Call) -> bool:
-        if not isinstance(call.target, torch._ops.OpOverload) or call.op_name in _RANDOM:
+        if not isinstance(call.target, OpOverload) or call.op_name in _RANDOM:
             return False
         if not call.outs or any(isinstance(out, ScalarValue) for out in call.outs):
             return False
@@ -101,12 +100,12 @@ class _Folder:
 
 
 def _positional(call: Call) -> list[Any]:
-    arguments = call.target._schema.arguments
+    arguments = schema_of(call.target).arguments
     return [value for value, a in zip(call.args, arguments, strict=True) if not a.kwarg_only]
 
 
 def _named(call: Call) -> dict[str, Any]:
-    arguments = call.target._schema.arguments
+    arguments = schema_of(call.target).arguments
     return {
         a.name: _real(value)
         for value, a in zip(call.args, arguments, strict=True)

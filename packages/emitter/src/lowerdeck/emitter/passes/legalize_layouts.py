@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import OutputKind
 
+from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.graph import (
     Block,
     Call,
@@ -90,7 +91,7 @@ class _Layouts:
 
     def _call(self, call: Call) -> None:
         tensors = [value for value in values_in(call.args) if isinstance(value, TensorValue)]
-        if call.op_name in _COPIES and isinstance(call.target, torch._ops.OpOverload):
+        if call.op_name in _COPIES and isinstance(call.target, OpOverload):
             self._copy(call)
         elif self._takes_channels_last(call, tensors) and _all_channels_last(tensors):
             rank = _image_rank(tensors)
@@ -112,7 +113,7 @@ class _Layouts:
     def _copy(self, call: Call) -> None:
         """Give a copy the layout that its memory format asks for."""
         source, (out,) = call.args[0], _tensor_outs(call)
-        names = [argument.name for argument in call.target._schema.arguments]
+        names = [argument.name for argument in schema_of(call.target).arguments]
         wanted = call.args[names.index("memory_format")]
         if "non_blocking" in names:
             # A hint for other devices, which the kernel refuses.

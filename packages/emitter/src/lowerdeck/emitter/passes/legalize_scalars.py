@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lowerdeck.emitter._torch_private import OpOverload, overload_name, overload_packet, schema_of
 from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.overloads import out_variant
@@ -29,14 +30,14 @@ def legalize_scalars(method: Method, table: KernelTable) -> None:
     for block in all_blocks(method.block):
         body: list[Operation] = []
         for operation in block.body:
-            if isinstance(operation, Call) and isinstance(operation.target, torch._ops.OpOverload):
+            if isinstance(operation, Call) and isinstance(operation.target, OpOverload):
                 _legalize(operation, table, body)
             body.append(operation)
         block.body = body
 
 
 def _legalize(call: Call, table: KernelTable, before: list[Operation]) -> None:
-    for index, argument in enumerate(call.target._schema.arguments):
+    for index, argument in enumerate(schema_of(call.target).arguments):
         given = call.args[index]
         if str(argument.type) != "Tensor" or isinstance(given, TensorValue):
             continue
@@ -46,17 +47,15 @@ def _legalize(call: Call, table: KernelTable, before: list[Operation]) -> None:
         call.args[index] = _as_tensor(given, call, before)
 
 
-def _scalar_overload(
-    target: torch._ops.OpOverload, table: KernelTable
-) -> torch._ops.OpOverload | None:
+def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | None:
     """Return the overload that takes a number second, if the runtime has it."""
-    packet = target._overloadpacket
-    name = target._overloadname.replace("Tensor", "Scalar")
-    if name == target._overloadname or not hasattr(packet, name):
+    packet = overload_packet(target)
+    name = overload_name(target).replace("Tensor", "Scalar")
+    if name == overload_name(target) or not hasattr(packet, name):
         return None
-    found: torch._ops.OpOverload = getattr(packet, name)
-    names = [argument.name for argument in target._schema.arguments]
-    if [argument.name for argument in found._schema.arguments] != names:
+    found: OpOverload = getattr(packet, name)
+    names = [argument.name for argument in schema_of(target).arguments]
+    if [argument.name for argument in schema_of(found).arguments] != names:
         return None
     variant = out_variant(found)
     return found if variant is not None and variant.full_name in table else None
@@ -67,7 +66,7 @@ def _as_tensor(given: Any, call: Call, before: list[Operation]) -> TensorValue:
     if isinstance(given, ScalarValue):
         value = TensorValue(name, _DTYPES[given.kind], (), (), ())
         target = torch.ops.aten.scalar_tensor.default
-        args = [given, *[None] * (len(target._schema.arguments) - 1)]
+        args = [given, *[None] * (len(schema_of(target).arguments) - 1)]
         before.append(Call(target, args, [value], call.origin))
         return value
     value = TensorValue(name, _DTYPES[type(given)], (), (), ())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
+from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.errors import MissingKernel, MissingKernelError
 from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks
 from lowerdeck.emitter.kernels import KernelTable
@@ -94,10 +94,10 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
     """
     if isinstance(target, Kernel):
         return (target, "") if target.full_name in table else (None, "no such kernel")
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         kernel = SCALAR_KERNELS.get(target)  # type: ignore[call-overload]
         return kernel, "the runtime cannot compute this on numbers"
-    schema = target._schema
+    schema = schema_of(target)
     own = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     if own in _NO_OUT_VARIANT:
         return Kernel(schema.name, schema.overload_name), ""
