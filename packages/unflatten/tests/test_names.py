@@ -107,6 +107,28 @@ def test_modules_and_state_of_every_name() -> None:
         assert isinstance(getattr(module, name), nn.Module)
 
 
+@pytest.mark.parametrize("name", ["graph", "code"])
+def test_modules_in_a_list_of_any_name(name: str) -> None:
+    class Listed(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self._modules[name] = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+        def forward(self, x: Tensor) -> Any:
+            layers: Any = self._modules[name]
+            return layers[1](layers[0](x))
+
+    class Outer(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Listed()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inner(x)
+
+    check(Outer(), (torch.randn(1, 2),), forms=("non-strict",))
+
+
 def test_a_module_that_calls_one_whose_name_it_begins() -> None:
     class Caller(Model):
         def __init__(self) -> None:

@@ -74,8 +74,9 @@ def _regions(working: WorkingGraph) -> dict[Frame, Region]:
     regions: dict[Frame, Region] = {}
     for number, frame in reversed(list(enumerate(working.tree.frames()))):
         children = [regions[child] for child in frame.children]
-        # Unique among siblings whatever the module is called; calls get their targets later.
-        name = f"{frame.accessor}@{number}"
+        # Unique among siblings whatever the module is called; calls get their targets later. A
+        # name with dots would be a path, of which the first part may be an attribute.
+        name = f"{frame.accessor.replace('.', '/')}@{number}"
         call = working.preserved.get(frame)
         if call is None:
             regions[frame] = Region(name, frame.nodes, children)
