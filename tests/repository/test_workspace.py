@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+
+import pytest
 
 from tools import workspace
 
@@ -31,7 +34,29 @@ def test_an_unknown_release_has_no_commit():
 
 def test_each_release_is_a_commit_of_this_history_with_that_version():
     for package, known in workspace.releases().items():
+        assert package in workspace.PACKAGES
         for version, commit in known.items():
+            if not workspace.is_known(commit):
+                pytest.skip(f"{package} {version} is {commit}, which this clone lacks")
             text = workspace.git("show", f"{commit}:packages/{package}/pyproject.toml")
             assert f'version = "{version}"' in text
             workspace.git("merge-base", "--is-ancestor", commit, "HEAD")
+            assert workspace.tagged_commit(package, version) in {None, commit}
+
+
+def test_users_can_ask_for_every_set_of_packages_that_lacks_no_dependency():
+    closed = {
+        frozenset(chosen)
+        for size in range(1, len(workspace.PACKAGES) + 1)
+        for chosen in itertools.combinations(workspace.PACKAGES, size)
+        if all(workspace.siblings(package) <= set(chosen) for package in chosen)
+    }
+    asked = workspace.wishes()
+    assert {brought for _, brought in asked} == closed
+    plain = [wish for wish, _ in asked if "[" not in "".join(wish)]
+    assert len(plain) == len(closed)
+
+
+def test_an_extra_brings_what_it_declares():
+    (brought,) = (b for wish, b in workspace.wishes() if wish == ("lowered-module[run]",))
+    assert brought == workspace.siblings("lowered-module") | {"lowered-module", "runner"}

@@ -1,0 +1,229 @@
+"""What ``nox -s release`` must find, tried in repositories made for it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import public_api, release, workspace
+
+PACKAGE = "serializer"
+DOOR = '''"""A front door."""
+
+from lowerdeck.serializer.files import load, save
+
+__all__ = ["load", "save"]
+'''
+FILES = '''"""Files."""
+
+
+def load(path: str, *, limit: int = 1) -> bytes:
+    """Return what the file holds."""
+    return b""
+
+
+def save(path: str) -> None:
+    """Write a file."""
+
+
+def inner() -> None:
+    """Not shown at the front door."""
+'''
+CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.1.0] - 2026-11-20\n\n### Added\n\n- All.\n"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """Make a repository with one package at 0.1.0, whose changelog is dated."""
+    monkeypatch.setattr(workspace, "ROOT", tmp_path)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    workspace.git("init", "-q")
+    workspace.git("config", "user.name", "someone")
+    workspace.git("config", "user.email", "someone@example.org")
+    _set_version(tmp_path, "0.1.0")
+    _write(tmp_path, "CHANGELOG.md", CHANGELOG)
+    _write(tmp_path, "src/lowerdeck/serializer/__init__.py", DOOR)
+    _write(tmp_path, "src/lowerdeck/serializer/files.py", FILES)
+    _commit()
+    return tmp_path
+
+
+def _write(root: Path, name: str, text: str) -> None:
+    path = root / "packages" / PACKAGE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _set_version(root: Path, version: str, dependencies: str = "[]") -> None:
+    project = f'[project]\nversion = "{version}"\ndependencies = {dependencies}\n'
+    _write(root, "pyproject.toml", project)
+
+
+def _commit() -> str:
+    workspace.git("add", "-A")
+    workspace.git("commit", "-q", "-m", "a state")
+    return workspace.git("rev-parse", "HEAD")
+
+
+def _record(root: Path, version: str, commit: str) -> None:
+    (root / "releases.toml").write_text(f'[{PACKAGE}]\n"{version}" = "{commit}"\n')
+    _commit()
+
+
+def test_a_dated_clean_package_is_ready(repository):
+    assert release.record_problems(PACKAGE, "0.1.0") == []
+    assert release.changelog_problems(PACKAGE, "0.1.0") == []
+    assert release.pin_problems(PACKAGE) == []
+    assert release.api_problems(PACKAGE, "0.1.0") == []
+
+
+def test_a_dirty_tree_is_found(repository, monkeypatch):
+    monkeypatch.setattr(release, "build_problems", lambda package: [])
+    assert release.problems_of(PACKAGE) == []
+    (repository / "stray.txt").write_text("stray")
+    (problem,) = release.problems_of(PACKAGE)
+    assert "not clean" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CHANGELOG.replace("2026-11-20", "soon"), "no heading"),
+        (CHANGELOG.replace("[Unreleased]\n", "[Unreleased]\n\n- More.\n"), "[Unreleased]"),
+    ],
+)
+def test_a_changelog_that_is_not_finished_is_found(repository, text, words):
+    _write(repository, "CHANGELOG.md", text)
+    (problem,) = release.changelog_problems(PACKAGE, "0.1.0")
+    assert words in problem
+
+
+def test_a_sibling_must_be_released_and_pinned_by_a_range(repository):
+    _set_version(repository, "0.1.0", '["lowerdeck-graph-fuser>=0.1.0,<0.2"]')
+    (problem,) = release.pin_problems(PACKAGE)
+    assert "graph-fuser 0.1.0, which is not released" in problem
+    _set_version(repository, "0.1.0", '["lowerdeck-graph-fuser==0.1.0"]')
+    (problem,) = release.pin_problems(PACKAGE)
+    assert "write every sibling as" in problem
+
+
+def test_the_recorded_state_stays_ready_and_a_change_asks_for_a_version(repository):
+    _record(repository, "0.1.0", workspace.git("rev-parse", "HEAD"))
+    assert release.record_problems(PACKAGE, "0.1.0") == []
+    _write(repository, "src/lowerdeck/serializer/files.py", FILES + "\n")
+    _commit()
+    (problem,) = release.record_problems(PACKAGE, "0.1.0")
+    assert "changed since 0.1.0" in problem
+    assert release.record_problems(PACKAGE, "0.1.1") == []
+    (problem,) = release.record_problems(PACKAGE, "0.0.9")
+    assert "does not come after 0.1.0" in problem
+
+
+def test_a_tag_must_be_recorded_and_point_at_the_recorded_commit(repository):
+    first = workspace.git("rev-parse", "HEAD")
+    workspace.git("tag", "-a", f"{PACKAGE}-v0.1.0", "-m", "annotated")
+    (problem,) = release.record_problems(PACKAGE, "0.1.0")
+    assert "delete the tag" in problem
+    _record(repository, "0.1.0", first)
+    assert release.record_problems(PACKAGE, "0.1.0") == []
+    workspace.git("tag", "-f", f"{PACKAGE}-v0.1.0", "HEAD")
+    (problem,) = release.record_problems(PACKAGE, "0.1.0")
+    assert f"releases.toml records {first}" in problem
+
+
+def test_a_lost_tag_is_made_again_from_the_record(repository):
+    first = workspace.git("rev-parse", "HEAD")
+    _record(repository, "0.1.0", first)
+    assert workspace.tagged_commit(PACKAGE, "0.1.0") is None
+    workspace.restore_tag(PACKAGE, "0.1.0")
+    assert workspace.tagged_commit(PACKAGE, "0.1.0") == first
+    workspace.restore_tag(PACKAGE, "0.2.0")
+    assert workspace.tagged_commit(PACKAGE, "0.2.0") is None
+
+
+def test_a_commit_that_a_shallow_clone_lacks_is_named(repository):
+    _record(repository, "0.1.0", "0" * 40)
+    (problem,) = release.record_problems(PACKAGE, "0.1.0")
+    assert "fetch all history" in problem
+
+
+def test_a_removed_public_name_needs_a_new_minor_version(repository):
+    _record(repository, "0.1.0", workspace.git("rev-parse", "HEAD"))
+    _write(repository, "src/lowerdeck/serializer/files.py", FILES.replace("def save", "def put"))
+    door = DOOR.replace("load, save", "load").replace(', "save"', "")
+    _write(repository, "src/lowerdeck/serializer/__init__.py", door)
+    (problem,) = release.api_problems(PACKAGE, "0.1.1")
+    assert problem.startswith("breaks 0.1.0 without a new minor version")
+    assert "`save`" in problem
+    assert release.api_problems(PACKAGE, "0.2.0") == []
+
+
+def _breaks(root: Path, before: dict[str, str], after: dict[str, str]) -> list[str]:
+    for state, files in (("before", before), ("after", after)):
+        for name, text in files.items():
+            path = root / state / "lowerdeck/serializer" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return public_api.breaks("lowerdeck.serializer", root / "before", root / "after")
+
+
+def test_what_stands_behind_the_front_door_is_free_to_change(tmp_path):
+    before = {"__init__.py": DOOR, "files.py": FILES}
+    moved = {
+        "__init__.py": DOOR.replace("serializer.files", "serializer.storage"),
+        "storage.py": FILES.replace("inner", "innermost"),
+    }
+    assert _breaks(tmp_path, before, moved) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("*, limit: int = 1", "*, limit: int", "required"),
+        ("limit", "most", "Parameter was removed"),
+        ("path: str, *", "path: str, mode: str, *", "Parameter was added as required"),
+    ],
+)
+def test_a_call_that_stops_working_is_a_break(tmp_path, old, new, words):
+    before = {"__init__.py": DOOR, "files.py": FILES}
+    after = {"__init__.py": DOOR, "files.py": FILES.replace(old, new)}
+    assert any(words in line for line in _breaks(tmp_path, before, after))
+
+
+def test_a_subpackage_for_users_has_a_front_door_too(tmp_path):
+    side = '"""Side."""\n\n__all__ = ["sample"]\n\n\ndef sample() -> None:\n    """Sample."""\n'
+    before = {"__init__.py": DOOR, "files.py": FILES, "testing/__init__.py": side}
+    after = before | {"testing/__init__.py": side.replace("sample", "example")}
+    (line,) = _breaks(tmp_path, before, after)
+    assert "sample" in line
+    inside = {name.replace("testing", "inside"): text for name, text in before.items()}
+    changed = inside | {"inside/__init__.py": after["testing/__init__.py"]}
+    assert _breaks(tmp_path / "again", inside, changed) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        ("0.1.0", "0.1.1", False),
+        ("0.1.9", "0.2.0", True),
+        ("0.9.0", "1.0.0", True),
+        ("1.1.0", "1.2.0", False),
+        ("1.9.0", "2.0.0", True),
+    ],
+)
+def test_breaks_are_allowed_by_semantic_versions(old, new, allowed):
+    assert release.may_break(old, new) is allowed
+
+
+def test_extracting_leaves_the_repository_alone(repository, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    _write(repository, "untracked.txt", "not in the commit")
+    source = workspace.extract("HEAD", f"packages/{PACKAGE}", folder)
+    assert (source / "CHANGELOG.md").read_text() == CHANGELOG
+    assert not (source / "untracked.txt").exists()
+    listed = subprocess.run(
+        ["git", "worktree", "list"], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert len(listed.stdout.splitlines()) == 1
