@@ -31,8 +31,17 @@ from tools.workspace import (  # noqa: E402  (tools/ stands beside this file, no
     wishes,
 )
 
+ENVIRONMENTS = ROOT / ".nox"
+CONSTRAINTS = ROOT / "constraints/torch-cpu.txt"
+if TORCH := os.environ.get("TORCH"):
+    # Another torch has environments and a constraint of its own; the usual ones stay as they are.
+    ENVIRONMENTS /= f"torch-{TORCH}"
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+    nox.options.envdir = str(ENVIRONMENTS)
+    CONSTRAINTS = ENVIRONMENTS / "constraints.txt"
+    CONSTRAINTS.write_text(f"torch=={TORCH}\n")
 # An unpinned torch resolves to gigabytes of CUDA: no session may forget the pin.
-os.environ["PIP_CONSTRAINT"] = str(ROOT / "constraints/torch-cpu.txt")
+os.environ["PIP_CONSTRAINT"] = str(CONSTRAINTS)
 # Whoever builds a release gets the same bytes.
 os.environ["SOURCE_DATE_EPOCH"] = "1767225600"
 # Two test processes that each start a thread per core only wait for each other.
@@ -62,7 +71,7 @@ def _purelib(session: nox.Session) -> Path:
 def torch(session: nox.Session) -> None:
     """Install torch once; the other sessions borrow it."""
     session.install("torch", "numpy")
-    (ROOT / ".nox" / "torch-purelib.txt").write_text(f"{_purelib(session)}\n")
+    (ENVIRONMENTS / "torch-purelib.txt").write_text(f"{_purelib(session)}\n")
 
 
 def _borrow_torch(session: nox.Session) -> None:
@@ -70,7 +79,7 @@ def _borrow_torch(session: nox.Session) -> None:
     if os.environ.get("OWN_TORCH"):
         session.install("torch", "numpy")
     else:
-        shutil.copy(ROOT / ".nox" / "torch-purelib.txt", _purelib(session) / "borrowed_torch.pth")
+        shutil.copy(ENVIRONMENTS / "torch-purelib.txt", _purelib(session) / "borrowed_torch.pth")
 
 
 def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
@@ -261,7 +270,7 @@ def release(session: nox.Session) -> None:
 
 @nox.session(requires=["torch"])
 def interop(session: nox.Session) -> None:
-    """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1`` for another)."""
+    """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1``: in another)."""
     _borrow_torch(session)
     session.install(*TEST_TOOLS, *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
@@ -296,6 +305,36 @@ def peers(session: nox.Session) -> None:
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate")
     session.install(*TEST_TOOLS, *EDITABLE, *DEV)
     session.run("pytest", "-m", "heavy or not heavy", "tests/peers", *session.posargs)
+
+
+@nox.session(name="torch-matrix", venv_backend="none", default=False)
+def torch_matrix(session: nox.Session) -> None:
+    """Test on another torch, gigabytes of it: ``-- VERSION [PACKAGE... interop]``.
+
+    Each version keeps its environments (``.nox/torch-VERSION``); any other session runs there
+    with ``TORCH=VERSION`` before it. From the default index a version takes 5 GB of disk, of
+    which all but 1 GB is CUDA that is never called; where pip is told of an index of CPU builds
+    (``PIP_EXTRA_INDEX_URL``), it prefers those.
+    """
+    known = (*PACKAGES, "interop")
+    version, *arguments = session.posargs or ["none"]
+    if not version[0].isdigit():
+        session.error("name a version of torch first: nox -s torch-matrix -- 2.15.0")
+    options = [argument for argument in arguments if argument not in known]
+    failed = []
+    for suite in [argument for argument in arguments if argument in known] or known:
+        chosen = ["interop", "--"] if suite == "interop" else ["tests", "--", suite]
+        try:
+            session.run(
+                *(sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", *chosen),
+                *options,
+                env={"TORCH": version},
+                external=True,
+            )
+        except nox.command.CommandFailed:
+            failed.append(suite)
+    if failed:
+        session.error(f"on torch {version} these fail: {', '.join(failed)}")
 
 
 @nox.session(requires=["torch"], default=False)
