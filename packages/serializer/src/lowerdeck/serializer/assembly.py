@@ -32,7 +32,7 @@ class Blobs:
 
     def __init__(self, number: int, alignment: int) -> None:
         self.base = 0
-        self.alignment = max(alignment, 4)
+        self.alignment: int = max(alignment, 4)
         self.skew = 4
         self._origin = number << OFFSET_BITS
         self._views: list[memoryview] = []
@@ -82,15 +82,15 @@ class Assembly:
         """
         self._sections: list[Section | Blobs] = []
         self._ranks: list[Rank] = []
-        self.skeleton = Skeleton(start, tables)
+        self.skeleton: Skeleton = Skeleton(start, tables)
         self._register(self.skeleton, Rank.SKELETON)
-        self.vectors = Vectors(self._next())
+        self.vectors: Vectors = Vectors(self._next())
         self._register(self.vectors, Rank.VECTORS)
-        self.inner_vectors = Vectors(self._next())
+        self.inner_vectors: Vectors = Vectors(self._next())
         self._register(self.inner_vectors, Rank.INNER_VECTORS)
-        self.words = Pool(self._next())
+        self.words: Pool = Pool(self._next())
         self._register(self.words, Rank.LEAVES)
-        self.longs = Pool(self._next(), alignment=8, skew=4)
+        self.longs: Pool = Pool(self._next(), alignment=8, skew=4)
         self._register(self.longs, Rank.LEAVES)
         self._blobs = Blobs(self._next(), blob_alignment)
         self._sections.append(self._blobs)

@@ -60,9 +60,13 @@ class ProgramDecoder:
         Raises:
             FormatError: The root table is malformed.
         """
-        self.reader = reader = TableReader(data, PROGRAM_TABLES, strict=strict)
+        reader = TableReader(data, PROGRAM_TABLES, strict=strict)
+        self.reader: TableReader = reader
         self._values = ValueDecoder(reader)
         self._chains = ChainDecoder(reader)
+        self.version: int
+        self.execution_plan: int
+        self.segment_table: int
         (
             self.version,
             self.execution_plan,

@@ -50,7 +50,7 @@ class ProgramEncoder:
     def __init__(
         self, program: schema.Program, plan: SegmentPlan, layout: FileLayout, *, start: int
     ) -> None:
-        self.assembly = Assembly(
+        self.assembly: Assembly = Assembly(
             PROGRAM_TABLES, start=start, blob_alignment=layout.delegate_alignment
         )
         self._program = program

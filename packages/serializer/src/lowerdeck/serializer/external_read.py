@@ -131,7 +131,7 @@ class PtdFile:
             FormatError: The file is malformed.
         """
         self._mapped = mapped
-        self.data = deserialize_ptd(mapped)
+        self.data: ExternalData = deserialize_ptd(mapped)
 
     @property
     def entries(self) -> dict[str, ExternalEntry]:

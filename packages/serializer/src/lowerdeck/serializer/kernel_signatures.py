@@ -246,7 +246,7 @@ _OTHERS = {
     "et_copy::_h2d_copy.out": "TW>",
 }
 
-POSITIVE_ARGUMENTS = {
+POSITIVE_ARGUMENTS: dict[str, tuple[int, ...]] = {
     "aten::_adaptive_avg_pool2d.out": (1,),
     "aten::avg_pool2d.out": (1, 2),
     "aten::convolution.out": (3, 5, 8),

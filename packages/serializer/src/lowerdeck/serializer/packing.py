@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from lowerdeck.serializer.errors import ProgramError
 
+Packer: TypeAlias = Callable[[Sequence[int | float | bool]], bytes]
 
-def _packer(code: str) -> Callable[[Sequence[int | float | bool]], bytes]:
+
+def _packer(code: str) -> Packer:
     # Argument lists are short and of few lengths: a compiled struct for each saves a third.
     packs = [struct.Struct(f"<I{count}{code}").pack for count in range(24)]
 
@@ -33,9 +36,9 @@ def _first_bad(code: str, items: Sequence[object]) -> str:
     return "a vector that is too long"
 
 
-byte_vector = _packer("B")
-bool_vector = _packer("?")
-int_vector = _packer("i")
-long_vector = _packer("q")
-unsigned_long_vector = _packer("Q")
-double_vector = _packer("d")
+byte_vector: Packer = _packer("B")
+bool_vector: Packer = _packer("?")
+int_vector: Packer = _packer("i")
+long_vector: Packer = _packer("q")
+unsigned_long_vector: Packer = _packer("Q")
+double_vector: Packer = _packer("d")

@@ -136,7 +136,7 @@ class PteFile:
         """
         self._mapped = mapped
         self._container = open_container(byte_view(data, "the file"))
-        self.decoder = ProgramDecoder(self._container.program, strict=strict)
+        self.decoder: ProgramDecoder = ProgramDecoder(self._container.program, strict=strict)
         self._resolver = SegmentResolver(self._container, self.decoder)
         self._methods: dict[int, schema.ExecutionPlan] = {}
 

@@ -55,7 +55,7 @@ class SegmentResolver:
         """
         self.container = container
         self.decoder = decoder
-        self.segments = decoder.segments()
+        self.segments: list[schema.DataSegment] = decoder.segments()
         for index, segment in enumerate(self.segments):
             container.check_segment(index, segment)
 

@@ -128,7 +128,7 @@ class Records:
     def __init__(self, number: int, *, alignment: int = 4) -> None:
         self.base = 0
         self.alignment = alignment
-        self.count = 0
+        self.count: int = 0
         self._origin = number << OFFSET_BITS
         self._width = 0
         self._constants: list[tuple[int, int]] = []

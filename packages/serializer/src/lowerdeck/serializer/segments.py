@@ -74,7 +74,7 @@ class SegmentPlanner:
             named: The named blobs, for a constant or delegate of the same bytes will be placed
                 so that it can be both.
         """
-        self.plan = SegmentPlan(base_alignment=layout.segment_alignment)
+        self.plan: SegmentPlan = SegmentPlan(base_alignment=layout.segment_alignment)
         self._layout = layout
         self._segments: BlobIndex[int] = BlobIndex()
         self._constants: BlobIndex[int] = BlobIndex()

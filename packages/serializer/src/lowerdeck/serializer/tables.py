@@ -42,7 +42,7 @@ class Shape:
     __slots__ = ("offsets", "pick", "size", "unpack", "wide")
 
     def __init__(self, fields: tuple[Field, ...], size: int, places: list[int]) -> None:
-        self.size = size
+        self.size: int = size
         self.wide: tuple[int, ...] = tuple(
             place for field, place in zip(fields, places, strict=True) if place and field.size == 8
         )
@@ -51,8 +51,10 @@ class Shape:
         for place, index in order:
             code.append(f"{place - end}x{fields[index].code}")
             end = place + fields[index].size
-        self.unpack = struct.Struct("".join(code)).unpack_from
-        self.offsets = tuple(
+        self.unpack: Callable[[memoryview, int], tuple[Any, ...]] = struct.Struct(
+            "".join(code)
+        ).unpack_from
+        self.offsets: tuple[tuple[int, int], ...] = tuple(
             (index, place)
             for index, place in enumerate(places)
             if place and fields[index].is_offset
@@ -95,7 +97,7 @@ class TableReader:
         """
         self._strict = strict
         self.data = data
-        self.size = len(data)
+        self.size: int = len(data)
         self._tables = tables
         self._shapes: dict[str, dict[int, Shape]] = {name: {} for name in tables}
         self._readers = {name: self.table(name) for name in tables}
