@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from lowerdeck.demo_backends._torch_private import (
+    OpOverload,
     data_address,
     is_mutable,
     returns_alias,
+    schema_of,
     upper_bound,
 )
 from lowerdeck.demo_backends.tensor_data import tensor_view, view_tensor
@@ -54,6 +56,17 @@ def test_upper_bounds_come_from_the_range_or_the_example() -> None:
         node = next(one for one in program.graph.nodes if one.op == "call_function")
         sizes.append([upper_bound(size) for size in node.meta["val"].shape])
     assert sizes == [[16, 2], [3, 2]]
+
+
+def test_schemas_tell_names_and_defaults() -> None:
+    assert isinstance(_aten.softmax.int, OpOverload)
+    assert not isinstance(_aten.softmax, OpOverload)
+    arguments = schema_of(_aten.add.Tensor).arguments
+    assert [(one.name, one.default_value) for one in arguments] == [
+        ("self", None),
+        ("other", None),
+        ("alpha", 1),
+    ]
 
 
 def test_schemas_tell_writes_and_aliases() -> None:

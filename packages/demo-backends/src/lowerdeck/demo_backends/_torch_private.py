@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
+
+__all__ = [
+    "OpOverload",
+    "compile_package",
+    "data_address",
+    "is_mutable",
+    "load_package",
+    "returns_alias",
+    "schema_of",
+    "upper_bound",
+]
 
 _LARGEST = 2**31 - 1
 
@@ -48,16 +60,21 @@ def upper_bound(size: int | torch.SymInt) -> int:
     return int(symbol.hint)
 
 
-def is_mutable(op: torch._ops.OpOverload) -> bool:
+def schema_of(op: OpOverload) -> torch.FunctionSchema:
+    """Return the schema of one overload of an operator."""
+    schema: torch.FunctionSchema = op._schema
+    return schema
+
+
+def is_mutable(op: OpOverload) -> bool:
     """Return whether an operator writes to one of its arguments."""
-    return bool(op._schema.is_mutable)
+    return bool(schema_of(op).is_mutable)
 
 
-def returns_alias(op: torch._ops.OpOverload) -> bool:
+def returns_alias(op: OpOverload) -> bool:
     """Return whether a result can share memory with an argument that is only read."""
-    return any(
-        one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns
-    )
+    returned = schema_of(op).returns
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returned)
 
 
 def compile_package(program: ExportedProgram, path: Path) -> Path:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 
+from lowerdeck.demo_backends._torch_private import OpOverload
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.demo_backends.program_inputs import tag_constants
 from lowerdeck.emitter import emit
@@ -54,7 +55,7 @@ class ExecutorPartitioner(Partitioner):
         tags = {}
         proposal = propose_partitions(
             exported_program.graph_module,
-            lambda node: isinstance(node.target, torch._ops.OpOverload),
+            lambda node: isinstance(node.target, OpOverload),
         )
         for number, nodes in enumerate(proposal):
             tag = f"executor_{number}"

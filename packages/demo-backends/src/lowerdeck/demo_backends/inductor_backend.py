@@ -17,12 +17,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.demo_backends._torch_private import compile_package, load_package
+from lowerdeck.demo_backends._torch_private import OpOverload, compile_package, load_package
 from lowerdeck.demo_backends.errors import (
     BlobError,
     CompilerMissingError,
@@ -56,7 +56,7 @@ class InductorPartitioner(Partitioner):
         proposal = propose_partitions(
             exported_program.graph_module,
             lambda node: (
-                isinstance(node.target, torch._ops.OpOverload)
+                isinstance(node.target, OpOverload)
                 and not isinstance(
                     node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat)
                 )
@@ -74,7 +74,7 @@ class InductorPartitioner(Partitioner):
 class InductorBackend(BackendDetails):
     """Compiles partitions to native code for this machine."""
 
-    version = f"{VERSION} {torch.__version__} {platform.machine()}"
+    version: ClassVar[str] = f"{VERSION} {torch.__version__} {platform.machine()}"
 
     @staticmethod
     def preprocess(

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from lowerdeck.demo_backends._torch_private import is_mutable, returns_alias
+from lowerdeck.demo_backends._torch_private import OpOverload, is_mutable, returns_alias
 from lowerdeck.lowered_module import DELEGATION_TAG, tag_constant_data
 
 
@@ -71,9 +71,9 @@ def _is_written(node: Node) -> bool:
     while waiting:
         for user in waiting.pop().users:
             op = user.target
-            if isinstance(op, torch._ops.OpOverload) and is_mutable(op):
+            if isinstance(op, OpOverload) and is_mutable(op):
                 return True
-            views = isinstance(op, torch._ops.OpOverload) and returns_alias(op)
+            views = isinstance(op, OpOverload) and returns_alias(op)
             if (views or op is operator.getitem) and user not in seen:
                 seen.add(user)
                 waiting.append(user)

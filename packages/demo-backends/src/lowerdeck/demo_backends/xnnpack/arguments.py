@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
 
-Dim = int | torch.SymInt
+from lowerdeck.demo_backends._torch_private import OpOverload, schema_of
+
+Dim: TypeAlias = int | torch.SymInt
 
 
 @cache
-def _defaults(op: torch._ops.OpOverload) -> tuple[tuple[str, Any], ...]:
+def _defaults(op: OpOverload) -> tuple[tuple[str, Any], ...]:
     # Reading a schema costs more than all the rest of a node; there are few operators.
-    return tuple((one.name, one.default_value) for one in op._schema.arguments)
+    return tuple((one.name, one.default_value) for one in schema_of(op).arguments)
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def arguments(node: Node) -> dict[str, Any]:
         Names of the schema and their values, which hold nodes where the call does.
     """
     op = node.target
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return {}
     names = _defaults(op)
     found = dict(names[len(node.args) :])

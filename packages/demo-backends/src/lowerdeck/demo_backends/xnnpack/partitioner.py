@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.demo_backends._torch_private import is_mutable
+from lowerdeck.demo_backends._torch_private import OpOverload, is_mutable
 from lowerdeck.demo_backends.program_inputs import constant_names, tag_constants
 from lowerdeck.demo_backends.xnnpack.operators.table import OPERATORS, refusal
 from lowerdeck.graph_fuser import propose_partitions
@@ -63,9 +63,9 @@ class XnnpackPartitioner(Partitioner):
     def ops_to_not_decompose(
         self,
         ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
-    ) -> tuple[list[torch._ops.OpOverload], None]:
+    ) -> tuple[list[OpOverload], None]:
         """Return the operators that XNNPACK takes whole."""
-        return [op for op in OPERATORS if isinstance(op, torch._ops.OpOverload)], None
+        return [op for op in OPERATORS if isinstance(op, OpOverload)], None
 
 
 def _computes(node: Node) -> bool:
@@ -88,7 +88,7 @@ def _inseparable(nodes: Iterator[Node]) -> Iterator[Sequence[Node]]:
     chains: dict[Node, list[Node]] = {}
     for node in nodes:
         source = node.args[0]
-        if not isinstance(node.target, torch._ops.OpOverload) or not is_mutable(node.target):
+        if not isinstance(node.target, OpOverload) or not is_mutable(node.target):
             continue
         if isinstance(source, Node):
             chain = chains.setdefault(source, [source])

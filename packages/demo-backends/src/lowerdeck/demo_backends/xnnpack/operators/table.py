@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from torch.fx import Node
 
-from lowerdeck.demo_backends._torch_private import is_mutable, returns_alias
+from lowerdeck.demo_backends._torch_private import OpOverload, is_mutable, returns_alias
 from lowerdeck.demo_backends.xnnpack.arguments import Call, arguments
 from lowerdeck.demo_backends.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.demo_backends.xnnpack.operators.attention import ATTENTION
@@ -60,7 +60,7 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         if isinstance(producer, Node):
             return refusal(producer, constants) or _tensor_refusal(node)
         return "it reads no call"
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return "it is no operator of torch"
     entry: Operator | None = OPERATORS.get(node.target)
     if entry is None:
@@ -98,12 +98,12 @@ def _tensor_refusal(node: Node) -> str | None:
 
 def _mutation_refusal(node: Node) -> str | None:
     """A write in place is a plain result where nobody else can see what it overwrites."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not is_mutable(node.target):
+    if not isinstance(node.target, OpOverload) or not is_mutable(node.target):
         return None
     source = node.args[0]
     if (
         not isinstance(source, Node)
-        or not isinstance(source.target, torch._ops.OpOverload)
+        or not isinstance(source.target, OpOverload)
         or returns_alias(source.target)
         or source.target is torch.ops.aten.dropout.default
     ):
