@@ -24,8 +24,13 @@ from lowerdeck.emitter._torch_private import (
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.ordering import ORDERING
+from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
+from lowerdeck.emitter.decompositions.running import RUNNING
+from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
+from lowerdeck.emitter.decompositions.volumes import VOLUMES
 from lowerdeck.emitter.errors import DecompositionError, EmitterError
 from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
@@ -60,7 +65,39 @@ _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invok
 _SHAPE_ONLY = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default})
 
 # Operators without a kernel that torch leaves whole, but knows how to take apart.
-_REFERENCES = (_ATEN.linalg_vector_norm.default,)
+_REFERENCES = (
+    _ATEN.linalg_vector_norm.default,
+    # Batch norm in training mode.
+    _ATEN._native_batch_norm_legit_functional.default,
+    _ATEN._batch_norm_with_update_functional.default,
+    _ATEN.addmv.default,
+    _ATEN.as_strided_scatter.default,
+    _ATEN.copysign.Tensor,
+    _ATEN.diagonal_scatter.default,
+    _ATEN.dist.default,
+    _ATEN.exp2.default,
+    _ATEN.fmax.default,
+    _ATEN.fmin.default,
+    _ATEN.gcd.default,
+    _ATEN.hypot.default,
+    _ATEN.lcm.default,
+    _ATEN.ldexp.Tensor,
+    _ATEN.round.decimals,
+    _ATEN.signbit.default,
+    _ATEN.tril_indices.default,
+    _ATEN.triu_indices.default,
+)
+
+
+# Rules of our own, which come before torch's.
+_RULES: dict[OpOverload, Callable[..., Any]] = {
+    **QUIRKS,
+    **VOLUMES,
+    **POOLS,
+    **ORDERING,
+    **RUNNING,
+    **SCATTER_REDUCTIONS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +125,7 @@ def decompositions(
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
-    special = {**QUIRKS, **quantization_rules()}
+    special = {**_RULES, **quantization_rules()}
     composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
         rules.pop(target, None)

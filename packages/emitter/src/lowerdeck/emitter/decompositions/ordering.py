@@ -1,0 +1,203 @@
+"""Sorting and searching by the one kernel that orders, the top k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+
+# Searching compares everything with everything; above this many pairs it is refused.
+_MOST_PAIRS = 2**26
+
+
+def sort(
+    self: torch.Tensor, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a sort as the top k of all.
+
+    Args:
+        self: The elements.
+        dim: The dimension to sort along.
+        descending: Whether the largest come first.
+    """
+    if self.dim() == 0:
+        return self.clone(), torch.zeros((), dtype=torch.int64)
+    return torch.topk(self, self.size(dim), dim, descending, True)
+
+
+def sort_stable(
+    self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a sort in which equal elements keep their order if that is asked for.
+
+    Args:
+        self: The elements.
+        stable: Whether equal elements keep their order.
+        dim: The dimension to sort along.
+        descending: Whether the largest come first.
+    """
+    values, places = sort(self, dim, descending)
+    if not stable or self.dim() == 0:
+        return values, places
+    # Number the runs of equal elements, then sort by run and place, which no two have alike.
+    size = self.size(dim)
+    before, now = values.narrow(dim, 0, size - 1), values.narrow(dim, 1, size - 1)
+    differs = before != now
+    if self.is_floating_point():
+        differs = differs & ~(torch.isnan(before) & torch.isnan(now))
+    first = torch.zeros_like(values.narrow(dim, 0, 1), dtype=torch.int64)
+    run = torch.cat([first, differs.to(torch.int64)], dim).cumsum(dim)
+    ordered = torch.topk(run * size + places, size, dim, False, True)[0]
+    places = torch.remainder(ordered, size)
+    return torch.gather(self, dim, places), places
+
+
+def kth_value(
+    self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k-th smallest element and its place.
+
+    Args:
+        self: The elements.
+        k: Which one, from 1.
+        dim: The dimension to look along.
+        keepdim: Whether the dimension stays, with size 1.
+    """
+    if self.dim() == 0:
+        return self.clone(), torch.zeros((), dtype=torch.int64)
+    values, places = torch.topk(self, k, dim, False, True)
+    values, places = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def median(self: torch.Tensor) -> torch.Tensor:
+    """Return the lower one of the middle elements of all.
+
+    Args:
+        self: The elements.
+    """
+    return median_along(self.reshape(-1), 0)[0]
+
+
+def median_along(
+    self: torch.Tensor, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower one of the middle elements, and its place.
+
+    Args:
+        self: The elements.
+        dim: The dimension to look along.
+        keepdim: Whether the dimension stays, with size 1.
+    """
+    size = self.size(dim) if self.dim() else 1
+    values, places = kth_value(self, (size + 1) // 2, dim, keepdim)
+    if not self.is_floating_point() or self.dim() == 0:
+        return values, places
+    # One element that is not a number makes the median none, and its place is the first such.
+    wrong = torch.isnan(self)
+    found = wrong.any(dim, keepdim)
+    first = wrong.to(torch.int64).argmax(dim, keepdim)
+    return torch.where(found, math.nan, values), torch.where(found, first, places)
+
+
+def nan_median(self: torch.Tensor) -> torch.Tensor:
+    """Return the median of all elements that are numbers.
+
+    Args:
+        self: The elements.
+    """
+    return nan_median_along(self.reshape(-1), 0)[0]
+
+
+def nan_median_along(
+    self: torch.Tensor, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the median of the elements that are numbers, and its place.
+
+    Args:
+        self: The elements.
+        dim: The dimension to look along.
+        keepdim: Whether the dimension stays, with size 1.
+    """
+    if not self.is_floating_point() or self.dim() == 0:
+        return median_along(self, dim, keepdim)
+    # What is not a number is sorted behind the others.
+    values, places = sort(self, dim)
+    count = (~torch.isnan(self)).to(torch.int64).sum(dim, keepdim=True)
+    middle = torch.div((count - 1).clamp(min=0), 2, rounding_mode="floor")
+    values, places = (torch.gather(item, dim, middle) for item in (values, places))
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def searchsorted(
+    sorted_sequence: torch.Tensor,
+    self: torch.Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> Any:
+    """Return where each element belongs among sorted ones: how many come before it.
+
+    Args:
+        sorted_sequence: The sorted elements, along the last dimension.
+        self: The elements to place.
+        out_int32: Whether the result has 32 bits.
+        right: Whether an element belongs behind its equals.
+        side: ``"left"`` or ``"right"``, the same as a word.
+        sorter: The order of the elements, if they are not sorted.
+    """
+    pairs = sorted_sequence.size(-1) * self.numel()
+    if not isinstance(pairs, int) or pairs > _MOST_PAIRS:
+        return NotImplemented
+    if sorter is not None:
+        sorted_sequence = torch.gather(sorted_sequence, -1, sorter)
+    row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
+    wanted = self.unsqueeze(-1)
+    # By what does not come after it: so what is not a number belongs at the end.
+    behind = row > wanted if right or side == "right" else row >= wanted
+    places = torch.logical_not(behind).to(torch.int64).sum(-1)
+    return places.to(torch.int32) if out_int32 else places
+
+
+def searchsorted_number(sorted_sequence: torch.Tensor, self: float, **options: Any) -> Any:
+    """Return where one number belongs among sorted elements.
+
+    Args:
+        sorted_sequence: The sorted elements.
+        self: The number.
+        **options: What :func:`searchsorted` takes.
+    """
+    return searchsorted(sorted_sequence, torch.tensor(self), **options)
+
+
+def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> Any:
+    """Return the bucket that each element belongs to.
+
+    Args:
+        self: The elements.
+        boundaries: The sorted boundaries between the buckets.
+        **options: What :func:`searchsorted` takes.
+    """
+    return searchsorted(boundaries, self, **options)
+
+
+ORDERING: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.sort.default: sort,
+    _ATEN.sort.stable: sort_stable,
+    _ATEN.kthvalue.default: kth_value,
+    _ATEN.median.default: median,
+    _ATEN.median.dim: median_along,
+    _ATEN.nanmedian.default: nan_median,
+    _ATEN.nanmedian.dim: nan_median_along,
+    _ATEN.searchsorted.Tensor: searchsorted,
+    _ATEN.searchsorted.Scalar: searchsorted_number,
+    _ATEN.bucketize.Tensor: bucketize,
+}

@@ -1,0 +1,154 @@
+"""Pools that have no kernel, by those over images: each dimension is pooled by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+
+
+def average_pool(
+    self: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Return averages over blocks: those of images, then those of what lies behind each other.
+
+    Args:
+        self: The volume, shape (..., depth, height, width).
+        kernel_size: Size of a block.
+        stride: Distance of the blocks; their size when empty.
+        padding: Zeros around the volume.
+        ceil_mode: Whether blocks may reach over the end.
+        count_include_pad: Whether zeros around the volume are counted.
+        divisor_override: Divides the sums, instead of the number of elements.
+    """
+    if not self.is_floating_point():
+        # An average of averages would be rounded twice.
+        return NotImplemented
+    size, step, pad = (
+        _three(amounts) for amounts in (kernel_size, stride or kernel_size, padding)
+    )
+    rest = (ceil_mode, count_include_pad)
+    second = None if divisor_override is None else 1
+    images = _ATEN.avg_pool2d.default(
+        _images(self), size[1:], step[1:], pad[1:], *rest, divisor_override
+    )
+    high, wide = images.shape[2:]
+    rows = images.reshape(-1, 1, self.size(-3), high * wide)
+    rows = _ATEN.avg_pool2d.default(rows, [size[0], 1], [step[0], 1], [pad[0], 0], *rest, second)
+    return rows.reshape(*self.shape[:-3], rows.size(2), high, wide)
+
+
+def adaptive_average_pool(self: torch.Tensor, output_size: Sequence[int]) -> Any:
+    """Return averages over as many blocks as are asked for.
+
+    Args:
+        self: The volume, shape (..., depth, height, width).
+        output_size: Number of blocks along each dimension.
+    """
+    deep, high, wide = output_size
+    images = _ATEN._adaptive_avg_pool2d.default(_images(self), [high, wide])
+    rows = images.reshape(-1, 1, self.size(-3), high * wide)
+    rows = _ATEN._adaptive_avg_pool2d.default(rows, [deep, high * wide])
+    return rows.reshape(*self.shape[:-3], deep, high, wide)
+
+
+def max_pool(
+    self: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest elements of blocks, and where they stand in the volume.
+
+    Args:
+        self: The volume, shape (..., depth, height, width).
+        kernel_size: Size of a block.
+        stride: Distance of the blocks; their size when empty.
+        padding: How far blocks reach over the edges.
+        dilation: Distance of the elements of a block.
+        ceil_mode: Whether blocks may reach over the end.
+    """
+    amounts = (kernel_size, stride or kernel_size, padding, dilation)
+    size, step, pad, gap = (_three(amount) for amount in amounts)
+    depth, height, width = self.shape[-3:]
+    images, places = _ATEN.max_pool2d_with_indices.default(
+        _images(self), size[1:], step[1:], pad[1:], gap[1:], ceil_mode
+    )
+    high, wide = images.shape[2:]
+    rows, frames = _ATEN.max_pool2d_with_indices.default(
+        images.reshape(-1, 1, depth, high * wide),
+        *([size[0], 1], [step[0], 1], [pad[0], 0], [gap[0], 1]),
+        ceil_mode,
+    )
+    # Of equal elements both pools take the first, so the frame's own choice is the volume's.
+    chosen = frames.reshape(rows.size(0), -1)
+    inner = torch.gather(places.reshape(rows.size(0), -1), 1, chosen)
+    outer = torch.div(chosen, high * wide, rounding_mode="floor")
+    shape = (*self.shape[:-3], rows.size(2), high, wide)
+    return rows.reshape(shape), (outer * (height * width) + inner).reshape(shape)
+
+
+def adaptive_max_pool(
+    self: torch.Tensor, output_size: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest elements of as many blocks as are asked for, and where they stand.
+
+    Args:
+        self: The images or volumes; the last dimensions, as many as ``output_size``, are pooled.
+        output_size: Number of blocks along each dimension.
+    """
+    values, places = self, None
+    for dim, count in zip(range(-1, -len(output_size) - 1, -1), output_size[::-1], strict=True):
+        values, along = _largest(values, dim, count)
+        if places is None:
+            places, inner = along, self.size(dim)
+        else:
+            places = torch.gather(places, dim, along) + along * inner
+            inner = inner * self.size(dim)
+    assert places is not None
+    return values, places
+
+
+def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest elements of ``count`` windows along ``dim``, and their indices in it."""
+    size = values.size(dim)
+    if count == 1:
+        return torch.max(values, dim, True)
+    found = []
+    for index in range(count):
+        start, stop = index * size // count, -(-(index + 1) * size // count)
+        part, place = torch.max(torch.narrow(values, dim, start, stop - start), dim, True)
+        found.append((part, place + start))
+    parts, places = zip(*found, strict=True)
+    return torch.cat(parts, dim), torch.cat(places, dim)
+
+
+def _images(volume: torch.Tensor) -> torch.Tensor:
+    """Return a volume as a batch of images whose channels are its depth."""
+    return volume.reshape(-1, *volume.shape[-3:])
+
+
+def _three(amounts: Sequence[int]) -> list[int]:
+    return list(amounts) * 3 if len(amounts) == 1 else list(amounts)
+
+
+POOLS: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.avg_pool3d.default: average_pool,
+    _ATEN.max_pool3d_with_indices.default: max_pool,
+    _ATEN._adaptive_avg_pool3d.default: adaptive_average_pool,
+    _ATEN.adaptive_max_pool2d.default: adaptive_max_pool,
+    _ATEN.adaptive_max_pool3d.default: adaptive_max_pool,
+}

@@ -1,0 +1,109 @@
+"""Running products, maxima and the like: the kernel only adds.
+
+Each is computed by doubling: after step k every element holds the result over the 2 ** k elements
+up to it, so that n elements take log2(n) steps of whole tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+Joined = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """Return the product of all elements up to each one.
+
+    Args:
+        self: The elements.
+        dim: The dimension that is gone along.
+        dtype: Type of the result; 64-bit integers for integers when None.
+    """
+    wide = self.dtype if self.is_floating_point() else torch.int64
+    values = self.to(wide if dtype is None else dtype)
+    found = _doubled([values], dim, lambda before, now: [before[0] * now[0]])
+    return found if found is NotImplemented else found[0]
+
+
+def running_log_sum(self: torch.Tensor, dim: int) -> Any:
+    """Return the logarithm of the sum of exponentials of all elements up to each one.
+
+    Args:
+        self: The elements.
+        dim: The dimension that is gone along.
+    """
+    found = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
+    return found if found is NotImplemented else found[0]
+
+
+def running_maximum(self: torch.Tensor, dim: int) -> Any:
+    """Return the largest of all elements up to each one, and where it stands.
+
+    Args:
+        self: The elements.
+        dim: The dimension that is gone along.
+    """
+    return _extremes(self, dim, torch.ge)
+
+
+def running_minimum(self: torch.Tensor, dim: int) -> Any:
+    """Return the smallest of all elements up to each one, and where it stands.
+
+    Args:
+        self: The elements.
+        dim: The dimension that is gone along.
+    """
+    return _extremes(self, dim, torch.le)
+
+
+def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) -> Any:
+    if self.dim() == 0:
+        return self.clone(), torch.zeros((), dtype=torch.int64)
+
+    def join(
+        before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        chosen = beats(now[0], before[0])
+        if self.is_floating_point():
+            # What is not a number beats all, and the later one of its like.
+            chosen = (chosen & ~torch.isnan(before[0])) | torch.isnan(now[0])
+        return [torch.where(chosen, new, old) for old, new in zip(before, now, strict=True)]
+
+    shape = [1] * self.dim()
+    shape[dim] = -1
+    places = torch.arange(self.size(dim)).reshape(shape).expand(self.shape)
+    return _doubled([self, places], dim, join)
+
+
+def _doubled(values: list[torch.Tensor], dim: int, join: Joined) -> Any:
+    """Return ``values`` joined with all that stand before them along ``dim``."""
+    if values[0].dim() == 0:
+        return [value.clone() for value in values]
+    size = values[0].size(dim)
+    if not isinstance(size, int):
+        return NotImplemented
+    step = 1
+    while step < size:
+        before = [value.narrow(dim, 0, size - step) for value in values]
+        now = [value.narrow(dim, step, size - step) for value in values]
+        joined = join(before, now)
+        values = [
+            torch.cat([value.narrow(dim, 0, step), part], dim)
+            for value, part in zip(values, joined, strict=True)
+        ]
+        step *= 2
+    return [value.clone() for value in values] if size < 2 else values
+
+
+RUNNING: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.cumprod.default: running_product,
+    _ATEN.logcumsumexp.default: running_log_sum,
+    _ATEN.cummax.default: running_maximum,
+    _ATEN.cummin.default: running_minimum,
+}

@@ -1,0 +1,252 @@
+"""Reductions into places that an index tells, for which the runtime can only add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+
+# Which source element goes to which place is a table of all pairs; above this many it is refused.
+_MOST_PAIRS = 2**26
+# Modes of an embedding bag.
+_AVERAGES, _MAXIMA = 1, 2
+_OLD_NAMES = {"add": "sum", "multiply": "prod"}
+
+
+def scatter_reduce(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """Return ``self`` reduced with the elements of ``src`` that ``index`` sends to each place.
+
+    Args:
+        self: What is there before.
+        dim: The dimension along which the index tells the place.
+        index: The places.
+        src: The elements; only those are taken that have an index.
+        reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
+        include_self: Whether the old element takes part where others arrive.
+    """
+    if self.dim() == 0:
+        self, index, src = self.reshape(1), index.reshape(-1), src.reshape(-1)
+        found = scatter_reduce(self, 0, index, src, reduce, include_self=include_self)
+        return found if found is NotImplemented else found.reshape(())
+    dim %= self.dim()
+    if src.shape != index.shape:
+        for axis, size in enumerate(index.shape):
+            src = src.narrow(axis, 0, size)
+    if index.numel() == 0:
+        return self.clone()
+    if reduce in ("sum", "mean"):
+        return _added(self, dim, index, src, reduce == "mean", include_self)
+    if self.dtype == torch.bool:
+        return NotImplemented
+    return _compared(self, dim, index, src, reduce, include_self)
+
+
+def _added(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    mean: bool,
+    include_self: bool,
+) -> torch.Tensor:
+    start = self if include_self else torch.scatter(self, dim, index, 0)
+    total = torch.scatter_add(start, dim, index, src)
+    if not mean:
+        return total
+    ones = torch.ones_like(src)
+    count = torch.ones_like(self) if include_self else torch.zeros_like(self)
+    count = torch.scatter_add(count, dim, index, ones).clamp(min=1)
+    if self.is_floating_point():
+        return total / count
+    return torch.div(total, count, rounding_mode="floor")
+
+
+def _compared(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    include_self: bool,
+) -> Any:
+    """Return a reduction that is no sum: over a table with a row for each place."""
+    size = self.size(dim)
+    pairs = index.numel() * size
+    if not isinstance(pairs, int) or pairs > _MOST_PAIRS:
+        return NotImplemented
+    # Dimension `dim` of the table counts places, the one behind it elements of the source.
+    places = torch.arange(size).reshape(-1, *[1] * (self.dim() - dim))
+    here = index.unsqueeze(dim) == places
+    neutral = _neutral(self.dtype, reduce)
+    table = torch.where(here, src.unsqueeze(dim), neutral)
+    found = _reduced(table, dim + 1, reduce)
+    # Rows and columns without an index keep what they have.
+    widths = [
+        w for axis in range(self.dim() - 1, -1, -1) for w in (0, _lack(self, index, axis, dim))
+    ]
+    hit = here.any(dim + 1)
+    if any(widths):
+        found = torch.constant_pad_nd(found, widths, neutral)
+        hit = torch.constant_pad_nd(hit.to(torch.uint8), widths, 0).to(torch.bool)
+    if include_self:
+        joined = torch.stack([self, found], 0)
+        found = _reduced(joined, 0, reduce)
+    return torch.where(hit, found, self)
+
+
+def _lack(self: torch.Tensor, index: torch.Tensor, axis: int, dim: int) -> int:
+    return 0 if axis == dim else self.size(axis) - index.size(axis)
+
+
+def _reduced(table: torch.Tensor, dim: int, reduce: str) -> torch.Tensor:
+    if reduce == "prod":
+        return torch.prod(table, dim).to(table.dtype)
+    return torch.amax(table, dim) if reduce == "amax" else torch.amin(table, dim)
+
+
+def _neutral(dtype: torch.dtype, reduce: str) -> int | float:
+    """Return the number that changes no result."""
+    if reduce == "prod":
+        return 1
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "amax" else math.inf
+    limits = torch.iinfo(dtype)
+    return limits.min if reduce == "amax" else limits.max
+
+
+def scatter_old(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str
+) -> Any:
+    """Return ``scatter`` with a reduction, by its older spelling.
+
+    Args:
+        self: What is there before.
+        dim: The dimension along which the index tells the place.
+        index: The places.
+        src: The elements.
+        reduce: ``"add"`` or ``"multiply"``.
+    """
+    return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
+
+
+def scatter_old_value(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: float, *, reduce: str
+) -> Any:
+    """Return ``scatter`` of one number with a reduction.
+
+    Args:
+        self: What is there before.
+        dim: The dimension along which the index tells the place.
+        index: The places.
+        value: The number.
+        reduce: ``"add"`` or ``"multiply"``.
+    """
+    src = torch.full(index.shape, value, dtype=self.dtype)
+    return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
+
+
+def index_reduce(
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """Return ``self`` reduced with whole slices of ``source``.
+
+    Args:
+        self: What is there before.
+        dim: The dimension that is sliced.
+        index: The place of each slice.
+        source: The slices.
+        reduce: ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
+        include_self: Whether the old slice takes part where others arrive.
+    """
+    if self.dim() > 0:
+        dim %= self.dim()
+        shape = [1] * self.dim()
+        shape[dim] = -1
+        index = index.reshape(shape).expand(source.shape)
+    else:
+        index = index.reshape(())
+    return scatter_reduce(self, dim, index, source, reduce, include_self=include_self)
+
+
+def embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,  # noqa: ARG001 - the schema's
+    mode: int = 0,
+    sparse: bool = False,  # noqa: ARG001 - the schema's
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Return sums, averages or maxima of rows of a table, a bag of rows each.
+
+    Only the first result is right: the others serve the gradient.
+
+    Args:
+        weight: The table, shape (rows, features).
+        indices: The rows of all bags behind each other.
+        offsets: Where each bag starts.
+        scale_grad_by_freq: For the gradient.
+        mode: 0 for sums, 1 for averages, 2 for maxima.
+        sparse: For the gradient.
+        per_sample_weights: Factor of each row.
+        include_last_offset: Whether the last offset is the end of the last bag.
+        padding_idx: A row that counts nowhere, negative for none.
+    """
+    count = offsets.size(0) - 1 if include_last_offset else offsets.size(0)
+    if include_last_offset:
+        offsets = offsets[:count]
+    length = indices.size(0)
+    rows = _ATEN.embedding.default(weight, indices)
+    # An element lies in the last of the bags that start at or before it.
+    started = offsets.reshape(1, -1) <= torch.arange(length).reshape(-1, 1)
+    bag = started.to(torch.int64).sum(1) - 1
+    # Rows that count nowhere go to a bag of their own, which is cut off.
+    bags = count if padding_idx < 0 else count + 1
+    if padding_idx >= 0:
+        bag = torch.where(indices == padding_idx, count, bag)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1)
+    place = bag.reshape(-1, 1).expand(rows.shape)
+    made = torch.zeros((bags, weight.size(1)), dtype=rows.dtype)
+    if mode == _MAXIMA:
+        made = scatter_reduce(made, 0, place, rows, "amax", include_self=False)
+    else:
+        reduce = "mean" if mode == _AVERAGES else "sum"
+        made = scatter_reduce(made, 0, place, rows, reduce, include_self=False)
+    if made is NotImplemented:
+        return made
+    sizes = torch.zeros_like(offsets)
+    most = torch.zeros_like(made, dtype=torch.int64) if mode == _MAXIMA else sizes
+    return made[:count], bag, sizes, most[:count]
+
+
+SCATTER_REDUCTIONS: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.scatter_reduce.two: scatter_reduce,
+    _ATEN.scatter.reduce: scatter_old,
+    _ATEN.scatter.value_reduce: scatter_old_value,
+    _ATEN.index_reduce.default: index_reduce,
+    _ATEN._embedding_bag_forward_only.default: embedding_bag,
+    _ATEN._embedding_bag.default: embedding_bag,
+}

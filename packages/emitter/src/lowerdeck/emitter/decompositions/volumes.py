@@ -1,0 +1,110 @@
+"""Convolutions over volumes: the kernel knows lines and images only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+
+
+def convolution(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    """Return a convolution over a volume by one over images, whose channels hold the depth.
+
+    Args:
+        input: The volume, shape (batch, channels, depth, height, width).
+        weight: The weight, shape (outputs, channels / groups, *kernel); of a transposed
+            convolution (channels, outputs / groups, *kernel).
+        bias: One number for each output.
+        stride: Step along each dimension, or one for all.
+        padding: Zeros around the volume; of a transposed convolution what is cut off.
+        dilation: Distance between the taps of the kernel.
+        transposed: Whether the gradient of a convolution is asked for.
+        output_padding: What a transposed convolution adds behind.
+        groups: Number of groups of channels.
+    """
+    if input.dim() != 5:
+        return NotImplemented
+    whole = (stride, padding, dilation, output_padding)
+    along, across = zip(*(_parted(item) for item in whole), strict=True)
+    if transposed:
+        return _transposed(input, weight, bias, along, across, groups)
+    (step, pad, gap, _), taps = along, weight.size(2)
+    frames = input.transpose(1, 2)
+    if pad:
+        frames = F.pad(frames, (0, 0) * 3 + (pad, pad))
+    depth = (frames.size(1) - gap * (taps - 1) - 1) // step + 1
+    ends = [tap * gap + (depth - 1) * step + 1 for tap in range(taps)]
+    parts = [frames[:, tap * gap : ends[tap] : step] for tap in range(taps)]
+    # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an image,
+    # the order in which the weight lies in memory already.
+    images = torch.stack(parts, 3) if taps > 1 else parts[0]
+    batch, (height, width) = input.size(0), input.shape[3:]
+    images = images.reshape(batch * depth, input.size(1) * taps, height, width)
+    kernel = weight.reshape(weight.size(0), weight.size(1) * taps, *weight.shape[3:])
+    made = _ATEN.convolution.default(
+        images, kernel, bias, across[0], across[1], across[2], False, [0, 0], groups
+    )
+    return made.reshape(batch, depth, *made.shape[1:]).transpose(1, 2)
+
+
+def _transposed(
+    volume: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    along: Sequence[int],
+    across: Sequence[Sequence[int]],
+    groups: int,
+) -> torch.Tensor:
+    """Return a transposed convolution: one over images, whose results overlap along the depth."""
+    (step, cut, gap, more), taps = along, weight.size(2)
+    batch, channels, depth, height, width = volume.shape
+    images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
+    kernel = weight.reshape(channels, weight.size(1) * taps, *weight.shape[3:])
+    made = _ATEN.convolution.default(
+        images, kernel, None, across[0], across[1], across[2], True, across[3], groups
+    )
+    outputs, (high, wide) = weight.size(1) * groups, made.shape[2:]
+    made = made.reshape(batch, depth, outputs, taps, high, wide)
+    length = (depth - 1) * step + 1 + gap * (taps - 1) + more
+    total: torch.Tensor | None = None
+    for tap in range(taps):
+        part = made[:, :, :, tap]
+        if step > 1:
+            # Zeros between the frames, none behind the last one.
+            spread = F.pad(part.unsqueeze(2), (0, 0) * 3 + (0, step - 1))
+            part = spread.reshape(batch, depth * step, outputs, high, wide)
+            part = part[:, : (depth - 1) * step + 1]
+        before = tap * gap
+        after = length - before - (depth - 1) * step - 1
+        part = F.pad(part, (0, 0) * 3 + (before, after))
+        total = part if total is None else total + part
+    assert total is not None
+    result = total[:, cut : length - cut].transpose(1, 2)
+    return result if bias is None else result + bias.reshape(-1, 1, 1, 1)
+
+
+def _parted(amounts: Sequence[int]) -> tuple[int, list[int]]:
+    """Return the amount along the depth, and those across it."""
+    three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
+    return three[0], three[1:]
+
+
+VOLUMES: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.convolution.default: convolution,
+}
