@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import random
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +17,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.utils import fuser_utils
 
-from benchmarks.harness import Row, growth_exponent
+from benchmarks.harness import Row, count_calls, cpu_seconds, growth_exponent, in_rounds
 from lowerdeck.graph_fuser import (
     Region,
     create_submodule_from_nodes,
@@ -31,6 +30,7 @@ from lowerdeck.graph_fuser import (
 )
 
 PACKAGE = "graph_fuser"
+NODES = ("nodes", "CPU time (s)")
 EXECUTORCH = "ExecuTorch create_submodule_from_nodes, once per partition"
 
 
@@ -51,7 +51,8 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def _fuse(quick: bool) -> Iterator[Row]:
     sizes = [(2500, 50), (5000, 100)] if quick else [(12_500, 250), (25_000, 500), (50_000, 1000)]
-    own = [(n, _median(partial(_fuse_all, n, p), 5)) for n, p in sizes]
+    costs = in_rounds([partial(_fuse_all, n, p) for n, p in sizes], repeat=5)
+    own = [(n, cost) for (n, _), cost in zip(sizes, costs, strict=True)]
     size, seconds = own[-1]
     count = sizes[-1][1]
     yield Row(
@@ -61,6 +62,7 @@ def _fuse(quick: bool) -> Iterator[Row]:
         goal="" if quick else "<= 1 s",
         met=None if quick else seconds <= 1.0,
         series=tuple((float(n), cost, None) for n, cost in own),
+        axes=NODES,
     )
     worst = max(later / earlier for (_, earlier), (_, later) in pairwise(own))
     yield Row(
@@ -76,8 +78,8 @@ def _fuse(quick: bool) -> Iterator[Row]:
         return
     series = []
     for n, p in [(1000, 10), (2000, 20)] if quick else [(2500, 25), (5000, 50), (10_000, 100)]:
-        ours = _median(partial(_fuse_all, n, p))
-        series.append((float(n), ours, _once(partial(_fuse_each, peer, n, p))))
+        ours = _least(partial(_fuse_all, n, p))
+        series.append((float(n), ours, _fuse_each(peer, n, p)))
     exponent = growth_exponent([(n, theirs) for n, _, theirs in series])
     yield Row(
         PACKAGE,
@@ -86,6 +88,7 @@ def _fuse(quick: bool) -> Iterator[Row]:
         series[-1][2],
         note=f"{EXECUTORCH}; run in full; its cost grows with exponent {exponent:.2f}",
         series=tuple(series),
+        axes=NODES,
     )
     estimate = _estimated(peer, size, count)
     yield Row(
@@ -109,21 +112,17 @@ def _estimated(peer: ModuleType, size: int, count: int) -> float:
         first = min(done, count - 1)
         fuse_partitions(gm, dict(named[:first]))
         name, nodes = named[first]
-        costs.append(_once(partial(peer.create_submodule_from_nodes, gm, nodes, name)))
+        costs.append(_timed(partial(peer.create_submodule_from_nodes, gm, nodes, name)))
     pairs = pairwise(zip(stages, costs, strict=True))
     return sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairs)
 
 
 def _fuse_by_partitions(quick: bool) -> Iterator[Row]:
     for size, count in [(2000, 200)] if quick else [(10_000, 1000), (50_000, 1000)]:
-        pairs = [
-            (
-                _once(partial(_fuse_named, fuse_by_partitions, size, count)),
-                _once(partial(_fuse_named, fuser_utils.fuse_by_partitions, size, count)),
-            )
-            for _ in range(3 if quick else 2)
-        ]
-        ours, theirs = (sorted(side)[len(pairs) // 2] for side in zip(*pairs, strict=True))
+        both = (fuse_by_partitions, fuser_utils.fuse_by_partitions)
+        ours, theirs = in_rounds(
+            [partial(_fuse_named, fuse, size, count) for fuse in both], repeat=3 if quick else 2
+        )
         yield Row(
             PACKAGE,
             f"fuse_by_partitions, {size} nodes, {count} partitions",
@@ -133,7 +132,7 @@ def _fuse_by_partitions(quick: bool) -> Iterator[Row]:
             met=None if quick else theirs >= 7 * ours,
             note="torch; it generates the code at once, ours at the first use",
         )
-        ours = _once(partial(_fuse_and_generate, size, count))
+        ours = _fuse_and_generate(size, count)
         yield Row(
             PACKAGE,
             f"the same with the outer code generated too, {size} nodes, {count} partitions",
@@ -145,11 +144,10 @@ def _fuse_by_partitions(quick: bool) -> Iterator[Row]:
 def _single(quick: bool) -> Iterator[Row]:
     peer = _executorch()
     size = 2000 if quick else 20_000
-    gm, nodes = _chain(size)
     if peer is not None:
         other, others = _chain(size)
-        theirs = _once(lambda: peer.create_submodule_from_nodes(other, others[100:150], "t"))
-    ours = _once(lambda: create_submodule_from_nodes(gm, nodes[100:150], "t"))
+        theirs = _timed(lambda: peer.create_submodule_from_nodes(other, others[100:150], "t"))
+    ours = _least(partial(_create_one, size, 50))
     yield Row(
         PACKAGE,
         f"one create_submodule_from_nodes, 50 of {size} nodes",
@@ -157,27 +155,30 @@ def _single(quick: bool) -> Iterator[Row]:
         None if peer is None else theirs,
         note="ExecuTorch",
     )
-    costs = []
-    for length in (50, 100, 200, 400, 800):
-        gm, nodes = _chain(size)
-        chosen = nodes[100 : 100 + length]
-        run = _once(partial(create_submodule_from_nodes, gm, chosen, "t"))
-        costs.append((float(length), run, None))
+    lengths = (50, 100, 200, 400, 800)
+    costs = in_rounds([partial(_create_one, size, length) for length in lengths])
     yield Row(
         PACKAGE,
         f"one create_submodule_from_nodes, 800 of {size} nodes",
-        costs[-1][1],
+        costs[-1],
         note="series over the partition's size: a constant scan and a linear part",
-        series=tuple(costs),
+        series=tuple((float(n), cost, None) for n, cost in zip(lengths, costs, strict=True)),
+        axes=("nodes in the partition", "CPU time (s)"),
     )
+
+
+def _create_one(size: int, length: int) -> float:
+    gm, nodes = _chain(size)
+    chosen = nodes[100 : 100 + length]
+    return _timed(lambda: create_submodule_from_nodes(gm, chosen, "t"))
 
 
 def _legalize(quick: bool) -> Iterator[Row]:
     size = 5000 if quick else 50_000
     gm, _ = _chain(size)
     other, _ = _chain(size)
-    ours = _median(lambda: legalize_graph(gm), 5) / size * 1e6
-    theirs = _once(lambda: tools_common.legalize_graph(other)) / size * 1e6
+    ours = cpu_seconds(lambda: legalize_graph(gm), repeat=5) / size * 1e6
+    theirs = _timed(lambda: tools_common.legalize_graph(other)) / size * 1e6
     yield Row(
         PACKAGE,
         f"legalize_graph, legal graph of {size} nodes",
@@ -203,9 +204,9 @@ def _propose(quick: bool) -> Iterator[Row]:
     series: list[tuple[float, float, float | None]] = []
     for size in sizes:
         gm, support = _supported(size)
-        ours = _median(partial(propose_partitions, gm, support))
+        ours = cpu_seconds(partial(propose_partitions, gm, support))
         peer = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
-        theirs = _once(peer.propose_partitions)
+        theirs = _timed(peer.propose_partitions)
         series.append((size, ours, theirs))
     size, ours, theirs = series[-1]
     yield Row(
@@ -217,12 +218,15 @@ def _propose(quick: bool) -> Iterator[Row]:
         met=None if quick or theirs is None else theirs >= 1000 * ours,
         note="torch CapabilityBasedPartitioner",
         series=tuple(series),
+        axes=NODES,
     )
-    sizes = [5000, 10_000] if quick else [25_000, 50_000, 100_000]
-    own = []
-    for size in sizes:
-        gm, support = _supported(size)
-        own.append((float(size), _median(partial(propose_partitions, gm, support))))
+    yield from _propose_large([5000, 10_000] if quick else [25_000, 50_000, 100_000], quick)
+
+
+def _propose_large(sizes: list[int], quick: bool) -> Iterator[Row]:
+    proposals = [partial(propose_partitions, *_supported(size)) for size in sizes]
+    costs = in_rounds([partial(_timed, proposal) for proposal in proposals], repeat=5)
+    own = [(float(size), cost) for size, cost in zip(sizes, costs, strict=True)]
     yield Row(
         PACKAGE,
         f"propose_partitions, {sizes[-1]} nodes, 10 % unsupported",
@@ -230,6 +234,7 @@ def _propose(quick: bool) -> Iterator[Row]:
         goal="" if quick else "<= 2 s",
         met=None if quick else own[-1][1] <= 2.0,
         series=tuple((n, cost, None) for n, cost in own),
+        axes=NODES,
     )
     yield Row(
         PACKAGE,
@@ -238,6 +243,20 @@ def _propose(quick: bool) -> Iterator[Row]:
         unit="exponent",
         goal="linear, <= 1.2",
         met=None if quick else growth_exponent(own) <= 1.2,
+        note="caches grow no larger with the graph",
+    )
+    calls = [
+        (float(size), count_calls(proposal))
+        for size, proposal in zip(sizes, proposals, strict=True)
+    ]
+    yield Row(
+        PACKAGE,
+        "propose_partitions, growth of work",
+        growth_exponent(calls),
+        unit="exponent",
+        goal="linear, <= 1.02",
+        met=growth_exponent(calls) <= 1.02,
+        note=f"function calls, which no load can change: {calls[-1][1] / calls[-1][0]:.1f} a node",
     )
     memory = [(float(size), _peak_mb(*_supported(size))) for size in sizes]
     yield Row(
@@ -246,6 +265,7 @@ def _propose(quick: bool) -> Iterator[Row]:
         memory[-1][1],
         unit="MB",
         series=tuple((n, cost, None) for n, cost in memory),
+        axes=("nodes", "peak memory (MB)"),
     )
     yield Row(
         PACKAGE,
@@ -262,7 +282,7 @@ def _hierarchy(quick: bool) -> Iterator[Row]:
         size = 4096 if quick else 32_768
         gm, nodes = _chain(size)
         regions = [_nested(nodes, depth)]
-        seconds = _once(partial(outline, gm, regions))
+        seconds = _timed(partial(outline, gm, regions))
         yield Row(
             PACKAGE,
             f"outline a hierarchy {depth} deep, {size} nodes",
@@ -280,7 +300,7 @@ def _inline(quick: bool) -> Iterator[Row]:
             inline_submodule(gm, part.call_node)
 
     yield Row(
-        PACKAGE, f"inline 20 submodules of {2000 if quick else 20_000} nodes", _once(all_back)
+        PACKAGE, f"inline 20 submodules of {2000 if quick else 20_000} nodes", _timed(all_back)
     )
 
 
@@ -356,21 +376,11 @@ def _fuse_named(fuse: Callable[..., object], size: int, count: int) -> float:
 
 
 def _timed(action: Callable[[], object]) -> float:
-    start = time.process_time()
-    action()
-    return time.process_time() - start
+    return cpu_seconds(action, repeat=1)
 
 
-def _once(action: Callable[[], object]) -> float:
-    """Return the seconds of one run; actions that build their own graph return their seconds."""
-    start = time.process_time()
-    inner = action()
-    spent = time.process_time() - start
-    return inner if isinstance(inner, float) else spent
-
-
-def _median(action: Callable[[], object], repeat: int = 3) -> float:
-    return sorted(_once(action) for _ in range(repeat))[repeat // 2]
+def _least(measure: Callable[[], float], repeat: int = 3) -> float:
+    return min(measure() for _ in range(repeat))
 
 
 def _peak_mb(gm: GraphModule, support: _Support) -> float:

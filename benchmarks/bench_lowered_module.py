@@ -10,11 +10,19 @@ import gc
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
+from benchmarks.harness import (
+    Row,
+    cpu_seconds,
+    fresh_process,
+    growth_exponent,
+    in_rounds,
+    paired,
+)
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -147,11 +155,6 @@ def rows(quick: bool) -> Iterator[Row]:
     yield import_row()
 
 
-def lowering_seconds(nodes: int) -> float:
-    program = chain(nodes)
-    return cpu_seconds(lambda: ours(program), repeat=2)
-
-
 def time_rows(quick: bool, lower: Callable[..., Any] | None) -> Iterator[Row]:
     size = 500 if quick else 2000
     program = chain(size)
@@ -170,9 +173,11 @@ def time_rows(quick: bool, lower: Callable[..., Any] | None) -> Iterator[Row]:
         note="peer: executorch 1.4.1",
     )
     sizes = [250, 500, 1000, 2000] if quick else [1250, 2500, 5000, 10000]
-    series = [(n, lowering_seconds(n)) for n in sizes]
+    programs = [chain(n) for n in sizes]
+    lowerings = [partial(ours, program) for program in programs]
+    costs = in_rounds([partial(cpu_seconds, each, repeat=1) for each in lowerings])
+    series = list(zip(sizes, costs, strict=True))
     if not quick:
-        program = chain(10000)
         yield Row(
             PACKAGE,
             "to_backend, 10,000 nodes in 2,000 partitions",
@@ -189,6 +194,7 @@ def time_rows(quick: bool, lower: Callable[..., Any] | None) -> Iterator[Row]:
         goal="linear: <= 1.15",
         met=slope <= 1.15,
         series=tuple((float(n), cost, None) for n, cost in series),
+        axes=("nodes", "CPU time (s)"),
     )
 
 
@@ -315,14 +321,23 @@ def planned_row(count: int) -> Row:
     )
 
 
+# Timed behind torch's own import: the difference of two processes would be mostly noise.
+IMPORT = """
+import sys, time, torch
+start = time.process_time()
+__import__(sys.argv[1])
+print("FIGURE", "beyond", time.process_time() - start)
+"""
+
+
 def import_row() -> Row:
-    torch_only = fresh_process("import torch")["cpu"]
-    runs = [fresh_process("import lowerdeck.lowered_module")["cpu"] for _ in range(3)]
-    base = min(torch_only, *(fresh_process("import torch")["cpu"] for _ in range(2)))
-    extra = min(runs) - base
+    def beyond(module: str) -> float:
+        return fresh_process(IMPORT, module)["beyond"]
+
+    extra = min(beyond("lowerdeck.lowered_module") for _ in range(5))
     theirs = None
     if importlib.util.find_spec("torchao") is not None:
-        theirs = fresh_process("import executorch.exir.backend.backend_details")["cpu"] - base
+        theirs = min(beyond("executorch.exir.backend.backend_details") for _ in range(2))
     return Row(
         PACKAGE,
         "import beyond torch",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
 from lowerdeck.emitter import emit
 from lowerdeck.runner import LoadedMethod, load
 from lowerdeck.serializer import write_pte
@@ -81,13 +80,11 @@ def _overhead(length: int) -> Iterator[Row]:
 
 
 def _loading(sizes: tuple[int, ...]) -> Iterator[Row]:
-    series = []
-    for size in sizes:
-        x = torch.randn(8)
-        content = emit(torch.export.export(Small(size // 2), (x,))).to_bytes()
-        gc.collect()  # the graphs of the export would be traversed again and again
-        cost = cpu_seconds(partial(_load, content), repeat=5)
-        series.append((float(size), cost, None))
+    x = torch.randn(8)
+    files = [emit(torch.export.export(Small(size // 2), (x,))).to_bytes() for size in sizes]
+    loads = [partial(cpu_seconds, partial(_load, content), repeat=1) for content in files]
+    costs = in_rounds(loads, repeat=5)
+    series = [(float(size), cost, None) for size, cost in zip(sizes, costs, strict=True)]
     exponent = growth_exponent([(size, cost) for size, cost, _ in series])
     yield Row(
         "runner",
@@ -98,6 +95,7 @@ def _loading(sizes: tuple[int, ...]) -> Iterator[Row]:
         met=exponent <= 1.1,
         note=f"{series[-1][1] / sizes[-1] * 1e6:.1f} us an instruction",
         series=tuple(series),
+        axes=("instructions", "CPU time (s)"),
     )
 
 

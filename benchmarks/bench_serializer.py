@@ -15,10 +15,11 @@ import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
 from lowerdeck.serializer import (
     AllocationDetails,
     BackendDelegate,
@@ -195,7 +196,9 @@ def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
     for count in (1_000, 10_000) if quick else (1_000, 10_000, 100_000):
         yield from _of_size(count, peer)
     counts = (5_000, 10_000, 20_000) if quick else (25_000, 50_000, 100_000)
-    series = [(float(count), _write_cost(program_of(count))) for count in counts]
+    programs = [program_of(count) for count in counts]
+    costs = in_rounds([partial(_write_cost, program) for program in programs])
+    series = [(float(count), cost) for count, cost in zip(counts, costs, strict=True)]
     exponent = growth_exponent(series)
     yield Row(
         PACKAGE,
@@ -205,11 +208,12 @@ def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
         goal="<= 1.1",
         met=exponent <= 1.1,
         series=tuple((size, cost, None) for size, cost in series),
+        axes=("instructions", "CPU time (s)"),
     )
 
 
 def _write_cost(program: Program) -> float:
-    return cpu_seconds(lambda: serialize_pte(program))
+    return cpu_seconds(lambda: serialize_pte(program), repeat=1)
 
 
 def _of_size(count: int, peer: Peer | None) -> Iterator[Row]:
@@ -217,7 +221,7 @@ def _of_size(count: int, peer: Peer | None) -> Iterator[Row]:
     data = serialize_pte(program)
     what = f"{count} instructions"
     if peer is None:
-        yield Row(PACKAGE, f"write {what}", _write_cost(program))
+        yield Row(PACKAGE, f"write {what}", cpu_seconds(lambda: serialize_pte(program)))
         yield Row(PACKAGE, f"read {what}", cpu_seconds(lambda: deserialize_pte(data)))
         return
     big = count >= 10_000

@@ -1,11 +1,14 @@
 """Measure this project beside its peers in one run: CPU time, memory, ratios, growth.
 
 A shared machine drifts, so a figure is worth little and a ratio of two figures taken in turn is
-worth much: ``paired`` runs A B A B ... and compares medians of CPU time.
+worth much: ``paired`` runs A B A B ... and compares the least CPU time of each. Load only ever
+adds to a time (caches are shared), so the least of some runs is the steadiest figure there is; and
+where even that is too unsteady to judge growth, ``count_calls`` counts what was done.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import resource
@@ -14,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 # Not ru_maxrss: a process inherits that figure from the one that started it. VmHWM starts anew.
 _PRINT_PEAK = (
@@ -39,6 +43,7 @@ class Row:
         met: Whether the goal was met; None when there is none.
         note: What a reader must know, such as who the peer is.
         series: ``(size, ours, peer)`` triples for a plot of growth.
+        axes: What the plot's axes show, with units.
     """
 
     package: str
@@ -50,6 +55,7 @@ class Row:
     met: bool | None = None
     note: str = ""
     series: tuple[tuple[float, float, float | None], ...] = field(default=())
+    axes: tuple[str, str] = ("size", "CPU time (s)")
 
     @property
     def ratio(self) -> float | None:
@@ -58,19 +64,42 @@ class Row:
 
 
 def cpu_seconds(action: Callable[[], object], *, repeat: int = 3) -> float:
-    """Return the median CPU time of ``action`` in seconds over ``repeat`` runs."""
-    return statistics.median(_once(action) for _ in range(repeat))
+    """Return the least CPU time of ``action`` in seconds over ``repeat`` runs."""
+    return min(_once(action) for _ in range(repeat))
+
+
+def in_rounds(measures: Sequence[Callable[[], float]], *, repeat: int = 3) -> list[float]:
+    """Return the least that each measure gave, all of them taken in turn, again and again.
+
+    A slow minute of the machine then falls on every size of a series, not on one.
+    """
+    rounds = [[measure() for measure in measures] for _ in range(repeat)]
+    return [min(figures) for figures in zip(*rounds, strict=True)]
 
 
 def paired(
     ours: Callable[[], object], peer: Callable[[], object], *, repeat: int = 3
 ) -> tuple[float, float]:
-    """Return the median CPU seconds of both actions, run in turn."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeat):
-        times[0].append(_once(ours))
-        times[1].append(_once(peer))
-    return statistics.median(times[0]), statistics.median(times[1])
+    """Return the least CPU seconds of both actions, run in turn."""
+    mine, theirs = in_rounds([lambda: _once(ours), lambda: _once(peer)], repeat=repeat)
+    return mine, theirs
+
+
+def count_calls(action: Callable[[], object]) -> int:
+    """Return how many functions ``action`` calls: a cost that no load can change."""
+    calls = 0
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:  # noqa: ARG001
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 def growth_exponent(series: Iterable[tuple[float, float]]) -> float:
@@ -84,7 +113,10 @@ def growth_exponent(series: Iterable[tuple[float, float]]) -> float:
 
 
 def fresh_process(code: str, *args: str, python: str = sys.executable) -> dict[str, float]:
-    """Run ``code`` in a new interpreter; return its ``cpu`` s, ``peak_mb`` and ``wall`` s."""
+    """Run ``code`` in a new interpreter; return its ``cpu`` s, ``peak_mb`` and ``wall`` s.
+
+    What it prints as ``FIGURE name value`` is returned under that name.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     program = f"{code}\n{_PRINT_PEAK}"
@@ -98,24 +130,13 @@ def fresh_process(code: str, *args: str, python: str = sys.executable) -> dict[s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("PEAK_KB"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu": cpu, "peak_mb": int(peak.split()[1]) / 1024, "wall": wall}
-
-
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of ``rows``."""
-    yield "| package | case | ours | peer | ratio | goal | met |"
-    yield "|---|---|---:|---:|---:|---|---|"
-    for row in rows:
-        peer = "" if row.peer is None else f"{row.peer:.4g} {row.unit}"
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g}x"
-        met = {None: "", True: "yes", False: "**no**"}[row.met]
-        case = f"{row.case} ({row.note})" if row.note else row.case
-        ours = f"{row.ours:.4g} {row.unit}"
-        cells = (row.package, case, ours, peer, ratio, row.goal, met)
-        yield f"| {' | '.join(cells)} |"
+    told = [line.split() for line in done.stdout.splitlines() if line.startswith("FIGURE ")]
+    figures = {name: float(value) for _, name, value in told}
+    return {"cpu": cpu, "peak_mb": int(peak.split()[1]) / 1024, "wall": wall, **figures}
 
 
 def _once(action: Callable[[], object]) -> float:
+    gc.collect()  # whoever runs next must not pay for the garbage of whoever ran before
     start = time.process_time()
     action()
     return time.process_time() - start

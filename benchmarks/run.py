@@ -1,95 +1,79 @@
 """Run every package's benchmarks beside its peers and write ``benchmarks/RESULTS.md``.
 
-Run as ``nox -s bench`` (``nox -s bench -- --quick serializer`` for small sizes of one package).
+``nox -s bench`` measures all; ``-- unflatten`` measures one anew and keeps the others' records;
+``-- --resume`` measures only what has no finished record of the sources as they are now;
+``-- --redraw`` measures nothing; ``-- --quick`` takes small sizes, and writes to ``out/bench``.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
-import importlib.util
-import platform
+import os
+import shlex
+import subprocess
 import sys
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.harness import Row, table  # noqa: E402  (this folder is a script, not a package)
+from benchmarks.page import page  # noqa: E402  (this folder is a script, not a package)
+from benchmarks.plots import draw  # noqa: E402
+from benchmarks.records import Record, state_of  # noqa: E402
 
 
 def main() -> None:
-    """Measure the chosen packages, print the rows as they come, and write the page."""
+    """Measure the chosen packages, each in a process of its own, and write the page."""
+    known = [path.stem.removeprefix("bench_") for path in sorted(HERE.glob("bench_*.py"))]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", help="import names; all when none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes, for a first look")
-    parser.add_argument("--output", type=Path, default=HERE / "RESULTS.md")
+    parser.add_argument("--resume", action="store_true", help="keep what is measured already")
+    parser.add_argument("--redraw", action="store_true", help="only write the page and plots anew")
+    parser.add_argument("--output", type=Path, help="folder for the page, the plots, the records")
     args = parser.parse_args()
-    rows: list[Row] = []
+    if unknown := set(args.packages) - set(known):
+        parser.error(f"no benchmarks for {', '.join(sorted(unknown))}; there are {known}")
+    # Small sizes prove nothing: they must not replace the results that the README shows.
+    output = args.output or (HERE.parent / "out" / "bench" if args.quick else HERE)
+    records = {name: output / "records" / f"{name}.json" for name in known}
+    chosen = [] if args.redraw else args.packages or known
     failed: list[str] = []
-    for path in sorted(HERE.glob("bench_*.py")):
-        name = path.stem.removeprefix("bench_")
-        if args.packages and name not in args.packages:
+    for name in chosen:
+        if args.resume and _is_current(records[name], name, args.quick):
+            print(f"{name}: kept, measured already")
             continue
-        try:
-            for row in _load(path).rows(args.quick):
-                rows.append(row)
-                print(list(table([row]))[-1], flush=True)
-        except Exception:  # One package's fault must not cost the hour that the others took.
-            traceback.print_exc()
+        worker = [sys.executable, str(HERE / "measure.py"), name, str(records[name]), _command()]
+        worker += ["--quick"] if args.quick else []
+        # A fault in one package must not cost the hour that the others took: the page tells it.
+        if subprocess.run(worker, check=False, cwd=HERE.parent).returncode:
             failed.append(name)
-        args.output.write_text("\n".join(_page(rows, failed, args.quick)) + "\n")
-    print(f"wrote {args.output}")
+        _write(output, records)
+    _write(output, records)
+    print(f"wrote {output / 'RESULTS.md'}")
     if failed:
         sys.exit(f"did not finish: {', '.join(failed)}")
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+def _write(output: Path, paths: dict[str, Path]) -> None:
+    """Write the page and plots of all records there are."""
+    records = [Record.load(path) for path in paths.values() if path.exists()]
+    if records:
+        plots = draw(records, output / "plots")
+        (output / "RESULTS.md").write_text("\n".join(page(records, plots)) + "\n")
 
 
-def _page(rows: list[Row], failed: list[str], quick: bool) -> Iterator[str]:
-    versions = ", ".join(f"{n} {_version(n)}" for n in ("torch", "executorch", "numpy"))
-    command = f"nox -s bench{' -- --quick' if quick else ''}"
-    machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
-    yield "# Benchmark results"
-    yield ""
-    yield f"Made by `{command}` on {datetime.date.today()}: {machine}, {versions}."
-    yield "Ours and the peer were measured in turn in the same run; above 1 means ours is better."
-    yield ""
-    for name in failed:
-        yield f"**{name} did not finish: its rows below are not all.**"
-        yield ""
-    yield from table(rows)
-    series = [row for row in rows if row.series]
-    if series:
-        yield ""
-        yield "## Growth"
-        for row in series:
-            yield ""
-            yield f"**{row.package}: {row.case}**"
-            yield ""
-            yield "| size | ours | peer |"
-            yield "|---:|---:|---:|"
-            for size, ours, peer in row.series:
-                yield f"| {size:g} | {ours:.4g} | {'' if peer is None else f'{peer:.4g}'} |"
+def _is_current(path: Path, name: str, quick: bool) -> bool:
+    if not path.exists():
+        return False
+    record = Record.load(path)
+    return record.finished and record.quick == quick and record.state == state_of(name)
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def _command() -> str:
+    if os.environ.get("NOX_CURRENT_SESSION") == "bench":
+        return shlex.join(["nox", "-s", "bench", *(["--", *sys.argv[1:]] if sys.argv[1:] else [])])
+    return shlex.join(["python", "benchmarks/run.py", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

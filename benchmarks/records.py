@@ -1,0 +1,87 @@
+"""What one package's benchmarks gave, when and under what load, kept so that a page can be remade.
+
+A full run takes the better part of an hour. Each package's record is a file of its own, written
+row by row, so that a run that was cut short is taken up where it ended (``--resume``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.harness import Row
+from tools.workspace import PACKAGES, ROOT, import_name, siblings
+
+
+@dataclass(slots=True)
+class Record:
+    """The rows of one package, with what a reader needs in order to trust or doubt them.
+
+    Attributes:
+        package: Import name of the package.
+        command: What the reader types to get such rows.
+        quick: Whether the sizes were small.
+        state: Digest of the sources that were measured.
+        machine: Processor, system and interpreter in words.
+        versions: Versions of what was measured beside, in words.
+        cores: Cores of the machine.
+        started: Start in UTC, to the minute.
+        load_before: Average number of busy processes in the minute before the start.
+        load_after: The same in the last minute of the run, which itself is one of them.
+        wall: Seconds from start to end.
+        error: Last line of what made it stop; empty when it finished.
+        finished: Whether all rows were taken.
+        rows: The rows.
+    """
+
+    package: str
+    command: str
+    quick: bool
+    state: str
+    machine: str = ""
+    versions: str = ""
+    cores: int = 0
+    started: str = ""
+    load_before: float = 0.0
+    load_after: float = 0.0
+    wall: float = 0.0
+    error: str = ""
+    finished: bool = False
+    rows: list[Row] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write the record as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Return the record that ``save`` wrote."""
+        content = json.loads(path.read_text())
+        rows = [_row(row) for row in content.pop("rows")]
+        return cls(**content, rows=rows)
+
+
+def _row(content: dict[str, object]) -> Row:
+    series = tuple(tuple(point) for point in content.pop("series"))  # type: ignore[attr-defined]
+    axes = tuple(content.pop("axes"))  # type: ignore[call-overload]
+    return Row(**content, series=series, axes=axes)  # type: ignore[arg-type]
+
+
+def state_of(package: str) -> str:
+    """Return a digest of all sources that a package's benchmarks run."""
+    here = Path(__file__).parent
+    bench = here / f"bench_{package}.py"
+    used = {package, *re.findall(r"lowerdeck\.(\w+)", bench.read_text())}
+    names = {each for each in PACKAGES if import_name(each) in used}
+    names |= {sibling for name in names for sibling in siblings(name)}
+    paths = [bench, here / "harness.py", *sorted((ROOT / "examples").glob("*.py"))]
+    for name in sorted(names):
+        paths += sorted((ROOT / "packages" / name / "src").rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
