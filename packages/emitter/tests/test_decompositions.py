@@ -1,0 +1,195 @@
+"""The rules that take operators apart give torch's own values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.emitter.decompositions.ordering import ORDERING
+from lowerdeck.emitter.decompositions.pools import POOLS
+from lowerdeck.emitter.decompositions.running import RUNNING
+from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
+from lowerdeck.emitter.decompositions.volumes import VOLUMES
+
+RULES: dict[Any, Any] = {**VOLUMES, **POOLS, **ORDERING, **RUNNING, **SCATTER_REDUCTIONS}
+ATEN = torch.ops.aten
+
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+
+
+def check(target: Any, *args: Any, only: int | None = None, **kwargs: Any) -> None:
+    """Compare the rule of ``target`` with torch, where torch accepts the arguments."""
+    try:
+        expected = target(*args, **kwargs)
+    except RuntimeError:
+        return
+    found = RULES[target](*args, **kwargs)
+    assert found is not NotImplemented
+    if isinstance(expected, tuple):
+        found, expected = tuple(found)[:only], tuple(expected)[:only]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+KERNELS = [(1, 1, 1), (3, 3, 3), (2, 3, 1), (1, 3, 3), (3, 1, 1)]
+STEPS = [(1, 1, 1), (2, 2, 2), (2, 1, 3)]
+PADS = [(0, 0, 0), (1, 1, 1), (2, 0, 1)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_convolution_over_a_volume_is_one_over_images(kernel: Any, step: Any) -> None:
+    target = ATEN.convolution.default
+    x, bias = torch.randn(2, 4, 6, 7, 5), torch.randn(6)
+    for pad, gap, groups in itertools.product(PADS, (1, 2), (1, 2)):
+        weight = torch.randn(6, 4 // groups, *kernel)
+        check(target, x, weight, bias, step, pad, [gap] * 3, False, [0] * 3, groups)
+        weight = torch.randn(4, 6 // groups, *kernel)
+        for more in ([0, 0, 0], [max(s, gap) - 1 for s in step]):
+            check(target, x, weight, bias, step, pad, [gap] * 3, True, more, groups)
+
+
+def test_a_convolution_over_images_stays() -> None:
+    args = (torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2), None, [1], [0], [1], False, [0], 1)
+    assert RULES[ATEN.convolution.default](*args) is NotImplemented
+
+
+def _windows() -> Iterator[tuple[Any, ...]]:
+    yield from itertools.product(
+        ([2], [3, 2, 1], [1, 3, 3]), ([], [1], [2, 1, 3]), ([0], [1, 1, 0], [0, 1, 1])
+    )
+
+
+def test_averages_over_blocks() -> None:
+    x = torch.randn(2, 3, 6, 7, 5)
+    for window, ceil, counted, divisor in itertools.product(
+        _windows(), (False, True), (False, True), (None, 5)
+    ):
+        check(ATEN.avg_pool3d.default, x, *window, ceil, counted, divisor)
+
+
+def test_an_average_of_integers_stays() -> None:
+    whole = torch.ones(1, 1, 2, 2, 2, dtype=torch.int64)
+    assert RULES[ATEN.avg_pool3d.default](whole, [2]) is NotImplemented
+
+
+def test_maxima_over_blocks_and_the_first_place_of_each() -> None:
+    ties = torch.randint(0, 3, (2, 3, 6, 7, 5)).float()
+    for x, window, gap, ceil in itertools.product(
+        (torch.randn(2, 3, 6, 7, 5), ties, ties[0]), _windows(), ([1], [2, 1, 1]), (False, True)
+    ):
+        check(ATEN.max_pool3d_with_indices.default, x, *window, gap, ceil)
+
+
+@pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 3, 4), (6, 7, 5), (3, 5, 2), (1, 2, 1)])
+def test_pools_with_as_many_blocks_as_asked_for(blocks: Any) -> None:
+    ties = torch.randint(0, 3, (2, 3, 6, 7, 5)).float()
+    for x in (torch.randn(2, 3, 6, 7, 5), ties, ties[0]):
+        check(ATEN._adaptive_avg_pool3d.default, x, blocks)
+        check(ATEN.adaptive_max_pool3d.default, x, blocks)
+        check(ATEN.adaptive_max_pool2d.default, x[0], blocks[1:])
+
+
+SHAPES = [
+    # What is reduced into, the index, the source, the dimension.
+    ((5, 3), (7, 3), (7, 3), 0),
+    ((5, 3), (7, 2), (8, 3), 0),
+    ((5, 3), (4, 6), (5, 8), -1),
+    ((4,), (9,), (9,), 0),
+    ((3, 4, 5), (2, 6, 4), (3, 6, 5), 1),
+    ((), (), (), 0),
+    ((3,), (0,), (0,), 0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+def test_reductions_into_places(dtype: torch.dtype, reduce: str) -> None:
+    for (shape, index_shape, source_shape, dim), own in itertools.product(SHAPES, (True, False)):
+        x = torch.randint(-5, 6, shape).to(dtype)
+        source = torch.randint(-5, 6, source_shape).to(dtype)
+        index = torch.randint(0, shape[dim] if shape else 1, index_shape)
+        target = ATEN.scatter_reduce.two
+        check(target, x, dim, index, source, reduce, include_self=own)
+        if reduce == "sum":
+            check(ATEN.scatter.reduce, x, dim, index, source, reduce="add")
+            check(ATEN.scatter.value_reduce, x, dim, index, 3, reduce="multiply")
+    for dim, own in itertools.product((0, 1, -1), (True, False)):
+        x = torch.randint(-5, 6, (4, 5, 3)).to(dtype)
+        size = [*x.shape]
+        size[dim] = 6
+        source = torch.randint(-5, 6, size).to(dtype)
+        index = torch.randint(0, x.size(dim), (6,))
+        target = ATEN.index_reduce.default
+        if reduce != "sum":
+            check(target, x, dim, index, source, reduce, include_self=own)
+
+
+def test_a_reduction_over_too_many_pairs_is_refused() -> None:
+    x, index = torch.zeros(2**14), torch.zeros(2**13, dtype=torch.int64)
+    rule = RULES[ATEN.scatter_reduce.two]
+    assert rule(x, 0, index, torch.ones(2**13), "amax") is NotImplemented
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_bags_of_rows(mode: int) -> None:
+    weight, rows = torch.randn(6, 4), torch.tensor([0, 2, 5, 2, 1, 3, 2, 4])
+    for ended, padding in itertools.product((False, True), (-1, 2)):
+        starts = torch.tensor([0, 3, 3, 5] + ([8] if ended else []))
+        factors = torch.randn(8) if mode == 0 else None
+        target = ATEN._embedding_bag_forward_only.default
+        options = (False, mode, False, factors, ended, padding)
+        check(target, weight, rows, starts, *options, only=1)
+
+
+def _rows() -> Iterator[torch.Tensor]:
+    yield torch.randn(3, 7)
+    yield torch.randint(-2, 3, (4, 9))
+    yield torch.randint(-2, 3, (4, 9)).float()
+    yield torch.tensor([[1.0, math.nan, 1.0, -1.0, math.nan, 0.0]])
+    yield torch.tensor(2.0)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_stable_sort_keeps_the_order_of_equals(descending: bool) -> None:
+    for x, dim in itertools.product(_rows(), (0, -1)):
+        target = ATEN.sort.stable
+        check(target, x, stable=True, dim=dim, descending=descending)
+
+
+def test_medians_and_ranks() -> None:
+    for x in _rows():
+        check(ATEN.median.default, x)
+        check(ATEN.nanmedian.default, x)
+        for target in (ATEN.median.dim, ATEN.nanmedian.dim):
+            # Of equal elements torch takes any.
+            check(target, x, -1, True, only=1 if x.dim() and len(x) > 3 else None)
+        if x.dim() and not x.isnan().any():
+            check(ATEN.kthvalue.default, x, 2, -1, only=1)
+
+
+def test_places_among_sorted_elements() -> None:
+    row, rows = torch.randn(9).sort()[0], torch.randint(-3, 4, (4, 5)).sort()[0]
+    wanted = torch.cat([torch.randn(5), row[:3], torch.tensor([math.nan])])
+    for right, narrow in itertools.product((False, True), (False, True)):
+        options = {"right": right, "out_int32": narrow}
+        check(ATEN.searchsorted.Tensor, row, wanted, **options)
+        check(ATEN.searchsorted.Tensor, rows, torch.randint(-4, 5, (4, 6)), **options)
+        check(ATEN.searchsorted.Scalar, row, 0.3, **options)
+        check(ATEN.bucketize.Tensor, wanted.reshape(3, 3), row, **options)
+    order = torch.randperm(9)
+    check(ATEN.searchsorted.Tensor, row[order], wanted, sorter=order.argsort())
+
+
+@pytest.mark.parametrize("target", RUNNING)
+def test_running_results(target: Any) -> None:
+    for x in _rows():
+        if not x.is_floating_point() and target is ATEN.logcumsumexp.default:
+            continue
+        for dim in range(x.dim()):
+            check(target, x, dim)
+    check(ATEN.cumprod.default, torch.randint(1, 3, (2, 3)), 1, dtype=torch.float32)
