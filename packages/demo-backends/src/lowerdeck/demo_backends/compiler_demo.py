@@ -81,7 +81,7 @@ class CompilerDemoPartitioner(Partitioner):
 class BackendWithCompilerDemo(BackendDetails):
     """Compiles additions, multiplications, matrix products and sines to a text."""
 
-    version = str(VERSION)
+    version: ClassVar[str] = str(VERSION)
     supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _OPERATORS)))
 
     @staticmethod

@@ -104,7 +104,7 @@ class DelegateMappingDemoPartitioner(Partitioner):
 class BackendWithDelegateMappingDemo(BackendDetails):
     """Compiles convolution, relu and tan to a small text, with a debug map."""
 
-    version = str(VERSION)
+    version: ClassVar[str] = str(VERSION)
     supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _SUPPORTED)))
 
     @staticmethod
@@ -143,8 +143,8 @@ class ConvReLUTan(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, padding=1)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.conv1: nn.Conv2d = nn.Conv2d(3, 16, 3, padding=1)
+        self.conv2: nn.Conv2d = nn.Conv2d(16, 32, 3, padding=1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return features of shape ``[N, 32, H, W]`` for images of shape ``[N, 3, H, W]``."""

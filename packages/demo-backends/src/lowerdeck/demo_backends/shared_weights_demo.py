@@ -71,7 +71,7 @@ class SharedWeightsDemoPartitioner(Partitioner):
 class BackendWithSharedWeightsDemo(BackendDetails):
     """Compiles the partitions of all methods, each weight once."""
 
-    version = str(VERSION)
+    version: ClassVar[str] = str(VERSION)
     supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _OPERATORS)))
 
     @staticmethod

@@ -68,8 +68,8 @@ class KvCacheAttention(nn.Module):
 
     def __init__(self, length: int = 8, width: int = 4) -> None:
         super().__init__()
-        self.keys = nn.Buffer(torch.zeros(length, width))
-        self.values = nn.Buffer(torch.zeros(length, width))
+        self.keys: nn.Buffer = nn.Buffer(torch.zeros(length, width))
+        self.values: nn.Buffer = nn.Buffer(torch.zeros(length, width))
 
     def forward(
         self,
@@ -106,7 +106,7 @@ class StateDemoPartitioner(Partitioner):
 class BackendWithStateDemo(BackendDetails):
     """Compiles attention with a cache to a text that says what its state is."""
 
-    version = str(VERSION)
+    version: ClassVar[str] = str(VERSION)
     supported_operators: ClassVar[tuple[str, ...]] = tuple(sorted(map(str, _OPERATORS)))
 
     @staticmethod

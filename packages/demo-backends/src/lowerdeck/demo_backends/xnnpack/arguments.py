@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.demo_backends._torch_private import OpOverload, schema_of
-
-Dim: TypeAlias = int | torch.SymInt
 
 
 @cache
@@ -51,12 +50,12 @@ def shape_of(node: Node) -> tuple[Dim, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def is_fixed(size: Dim) -> bool:
+def is_fixed(size: object) -> bool:
     """Return whether a size is a number, without a guard on it if it is not."""
     return isinstance(size, int)
 
 
-def is_one(size: Dim) -> bool:
+def is_one(size: object) -> bool:
     """Return whether a size is known to be 1, without a guard on it if it is not known."""
     return isinstance(size, int) and size == 1
 

@@ -10,12 +10,13 @@ from typing import TypeAlias
 
 import torch
 from torch import fx
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.demo_backends._torch_private import upper_bound
 from lowerdeck.demo_backends.errors import UnsupportedNodeError
 from lowerdeck.demo_backends.source_line import describe
 from lowerdeck.demo_backends.tensor_data import tensor_view
-from lowerdeck.demo_backends.xnnpack.arguments import Dim, is_fixed, is_one, shape_of
+from lowerdeck.demo_backends.xnnpack.arguments import is_fixed, is_one, shape_of
 from lowerdeck.demo_backends.xnnpack.layout import Layout, conversion
 from lowerdeck.demo_backends.xnnpack.schema import (
     EXTERNAL_INPUT,
@@ -59,8 +60,8 @@ class Emission:
     """
 
     def __init__(self) -> None:
-        self.graph = Graph()
-        self.named_data = NamedDataStore()
+        self.graph: Graph = Graph()
+        self.named_data: NamedDataStore = NamedDataStore()
         self.sources: list[tuple[fx.Node, ...]] = []
         """The nodes that each node of the payload came from; its number is its debug handle."""
         self._tracked: dict[fx.Node, Tracked] = {}

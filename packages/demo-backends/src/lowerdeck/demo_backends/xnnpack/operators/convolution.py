@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch.types import IntLikeType as Dim
 
-from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, pair, shape_of
+from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed, pair, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Fields
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.batch_norm import Affine, following_batch_norm

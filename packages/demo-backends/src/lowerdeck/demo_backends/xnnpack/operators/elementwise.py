@@ -26,9 +26,9 @@ class Elementwise:
 
     def __init__(self, emission: Emission, tracked: Tracked) -> None:
         self.emission = emission
-        self.shape = tracked.shape
-        self.layout = tracked.preferred
-        self.input = emission.id_of(tracked, self.layout)
+        self.shape: tuple[int | torch.SymInt, ...] = tracked.shape
+        self.layout: Layout = tracked.preferred
+        self.input: int = emission.id_of(tracked, self.layout)
 
     def unary(self, kind: NodeKind, value: int, **fields: float) -> int:
         """Return the value of a function of ``value``."""

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch.types import IntLikeType as Dim
 
-from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed
+from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Tracked
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
 from lowerdeck.demo_backends.xnnpack.operators.first_result import (

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch.types import IntLikeType as Dim
 
-from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, shape_of
+from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission, Fields, Tracked
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table

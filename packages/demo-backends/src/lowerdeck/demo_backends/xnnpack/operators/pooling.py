@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.types import IntLikeType as Dim
 
-from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, pair, shape_of
+from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed, pair, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.clamps import following_clamp

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
+from torch.types import IntLikeType as Dim
 
-from lowerdeck.demo_backends.xnnpack.arguments import Call, Dim, is_fixed, is_one, shape_of
+from lowerdeck.demo_backends.xnnpack.arguments import Call, is_fixed, is_one, shape_of
 from lowerdeck.demo_backends.xnnpack.emission import Emission
 from lowerdeck.demo_backends.xnnpack.layout import Layout
 from lowerdeck.demo_backends.xnnpack.operators.contract import Operator, Table
