@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch._export.verifier import SpecViolationError
-from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+from torch._higher_order_ops.executorch_call_delegate import (
+    executorch_call_delegate as _executorch_call_delegate,
+)
 from torch._library.fake_class_registry import FakeScriptObject
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
+from torch.utils import _pytree as pytree
 
 __all__ = [
     "FakeScriptObject",
     "FakeTensor",
     "FakeTensorMode",
+    "OpOverload",
     "SpecViolationError",
     "active_fake_mode",
     "bare_program",
     "executorch_call_delegate",
     "fake_mode_of",
     "lazy_clone",
+    "pytree",
+    "schema_of",
     "set_program_parts",
 ]
+
+# The same object, with a type that checkers need not infer.
+executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
 
 
 def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -49,6 +58,12 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
     return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
 
 
+def schema_of(target: object) -> torch.FunctionSchema | None:
+    """Return the schema of one overload of an operator, of any dialect; None for anything else."""
+    schema: torch.FunctionSchema | None = getattr(target, "_schema", None)
+    return schema
+
+
 def active_fake_mode() -> FakeTensorMode | None:
     """Return the fake mode that the running operator is under, or None."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -57,7 +72,7 @@ def active_fake_mode() -> FakeTensorMode | None:
 
 def fake_mode_of(values: object) -> FakeTensorMode | None:
     """Return the fake mode that the fake tensors among ``values`` belong to, or None."""
-    for leaf in torch.utils._pytree.tree_leaves(values):
+    for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
     return None
@@ -114,8 +129,3 @@ def bare_program(
     program._verifiers = verifiers
     program._guards_code = []
     return program
-
-
-def copy_program_shell(program: ExportedProgram) -> ExportedProgram:
-    """Return another ExportedProgram object with the very same parts."""
-    return copy.copy(program)

@@ -9,9 +9,8 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
-from lowerdeck.lowered_module._torch_private import set_program_parts
+from lowerdeck.lowered_module._torch_private import pytree, set_program_parts
 from lowerdeck.lowered_module.copies import copy_signature
 from lowerdeck.lowered_module.errors import SignatureError
 

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lowerdeck.emitter import emit
+from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.graph_page import graph_html
 from lowerdeck.lowered_module.lowering import to_backend
@@ -93,7 +93,7 @@ class LowerCommand:
         return 0
 
 
-lower = LowerCommand()
+lower: LowerCommand = LowerCommand()
 
 
 def lower_model(

@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.graphs import attribute_of
 from lowerdeck.lowered_module.rejects import operator_name
 
@@ -57,7 +58,7 @@ def _graph(digest: Any, graph_module: GraphModule) -> bool:
         target = operator_name(node) if node.op == "call_function" else str(node.target)
         _say(digest, node.op, node.name, target, str(node.args), str(node.kwargs))
         _say(digest, str(node.meta.get("debug_handle")))
-        for leaf in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
             _say(digest, _described(leaf))
         if node.op == "get_attr" and not _attribute(digest, graph_module, node):
             return False

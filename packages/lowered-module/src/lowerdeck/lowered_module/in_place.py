@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from lowerdeck.lowered_module._torch_private import schema_of
+
 
 def written_in_place(program: ExportedProgram) -> set[Node]:
     """Return the placeholders whose memory an operator writes, directly or through views.
@@ -18,7 +20,7 @@ def written_in_place(program: ExportedProgram) -> set[Node]:
     roots: dict[Node, Node] = {node: node for node in program.graph.find_nodes(op="placeholder")}
     written: set[Node] = set()
     for node in program.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if node.op != "call_function" or schema is None:
             continue
         for argument, value in zip(schema.arguments, node.args, strict=False):

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, Node
 
+from lowerdeck.lowered_module._torch_private import schema_of
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
 from lowerdeck.lowered_module.grouping import Groups
 from lowerdeck.lowered_module.in_place import written_in_place
@@ -134,7 +135,7 @@ def _cloned(value: Any) -> Any:
 
 def _clone_like(value: Node) -> Any:
     """Return the clone operator in the dialect of ``value``'s own operator."""
-    source = value.args[0] if not hasattr(value.target, "_schema") else value
+    source = value.args[0] if schema_of(value.target) is None else value
     target = source.target if isinstance(source, Node) else value.target
     edge = sys.modules.get("executorch.exir.dialects._ops")
     if edge is not None and type(target).__module__.startswith("executorch."):

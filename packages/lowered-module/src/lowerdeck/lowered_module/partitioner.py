@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.export import ExportedProgram
 
+from lowerdeck.lowered_module._torch_private import OpOverload
 from lowerdeck.lowered_module.compile_spec import CompileSpec
 
 DELEGATION_TAG = "delegation_tag"
@@ -95,7 +96,7 @@ class Partitioner(ABC):
     def ops_to_not_decompose(
         self,
         ep: ExportedProgram,  # noqa: ARG002  (for those who override it)
-    ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool] | None]:
+    ) -> tuple[list[OpOverload], Callable[[torch.fx.Node], bool] | None]:
         """Return the operators that should reach this partitioner undivided.
 
         Args:

@@ -17,6 +17,8 @@ from lowerdeck.lowered_module._torch_private import (
     bare_program,
     fake_mode_of,
     lazy_clone,
+    schema_of,
+    set_program_parts,
 )
 from lowerdeck.lowered_module.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
 
@@ -52,8 +54,11 @@ class PreparedProgram(ExportedProgram):
     def with_own_state(self) -> PreparedProgram:
         """Return a program on the same graph and constants whose mutable state is its own."""
         copied = PreparedProgram.of(self)
-        copied._state_dict = own_mutable_state(self, self.state_dict)
-        copied._constants = own_mutable_state(self, self.constants)
+        set_program_parts(
+            copied,
+            state_dict=own_mutable_state(self, self.state_dict),
+            constants=own_mutable_state(self, self.constants),
+        )
         return copied
 
     def module(self, check_guards: bool = True) -> Any:
@@ -181,7 +186,7 @@ def _may_view(value: object, changing: set[Node]) -> bool:
     while isinstance(value, Node):
         if value in changing:
             return True
-        schema = getattr(value.target, "_schema", None)
+        schema = schema_of(value.target)
         views = schema is not None and any(found.alias_info for found in schema.returns)
         if not views and value.op != "call_function":
             return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch.fx import Node
+
+from lowerdeck.lowered_module._torch_private import OpOverload
 
 REJECT = "lowerdeck.reject"
 """Key of ``node.meta`` under which a partitioner leaves the reason for leaving a node alone."""
@@ -22,7 +23,7 @@ class WhyNoPartition:
     def __init__(self, logger: logging.Logger) -> None:
         self.logger = logger
         self.node: Node | None = None
-        self.reason = ""
+        self.reason: str = ""
 
     def __call__(self, node: Node, reason: str) -> None:
         """Record why ``node`` is left to the program."""
@@ -75,7 +76,7 @@ def operator_name(node: Node) -> str:
     """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``."""
     if node.op != "call_function":
         return node.op
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return str(node.target)
     return str(getattr(node.target, "__name__", node.target))
 

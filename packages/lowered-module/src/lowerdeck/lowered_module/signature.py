@@ -24,9 +24,8 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
-from lowerdeck.lowered_module._torch_private import bare_program
+from lowerdeck.lowered_module._torch_private import bare_program, pytree
 from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 

@@ -10,7 +10,7 @@ from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate, set_program_parts
 from lowerdeck.lowered_module.cut import CutProgram
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.graphs import graphs_of
@@ -137,8 +137,11 @@ def _finish(cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]]) -> Exported
         constants=constants,
         verifiers=list(program.verifiers),
     )
-    result._state_dict = own_mutable_state(result, result.state_dict)
-    result._constants = own_mutable_state(result, result.constants)
+    set_program_parts(
+        result,
+        state_dict=own_mutable_state(result, result.state_dict),
+        constants=own_mutable_state(result, result.constants),
+    )
     return result
 
 

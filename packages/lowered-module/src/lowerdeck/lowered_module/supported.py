@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
+from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.rejects import operator_name
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
+from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.graphs import delegate_calls, delegate_of, graphs_of
 from lowerdeck.lowered_module.lowering import to_backend
