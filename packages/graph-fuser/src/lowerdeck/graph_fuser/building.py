@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -37,6 +37,7 @@ MakeModule: TypeAlias = Callable[[Region | None, Graph], torch.nn.Module]
 class _Built:
     graph: Graph
     env: dict[Node, Node]
+    meta: Mapping[str, object] = field(default_factory=dict)
     module: torch.nn.Module | None = None
     call_node: Node | None = None
     results: tuple[Node, ...] = ()
@@ -54,15 +55,18 @@ class Builder:
         plan: Schedule,
         attribute_name: AttributeName | None,
         make_module: MakeModule | None,
+        *,
+        install_children: bool = True,
     ) -> None:
         self.graph = graph
         self.gm = gm
-        self.behaviours = Behaviours(gm)
+        self.behaviours: Behaviours = Behaviours(gm)
         self.tree = tree
         self.boundary = boundary
         self.plan = plan
         self.attribute_name = attribute_name
         self.make_module = make_module
+        self.install_children = install_children
         self.built: dict[int, _Built] = {}
 
     def build(self, index: int) -> torch.nn.Module:
@@ -77,12 +81,13 @@ class Builder:
             made.env[outer] = placeholder
         self._read_local(index, made)
         self._fill(index, made, self.tree.members[index])
-        returned = tuple(made.env[node] for node in self.boundary.outputs[index])
+        outputs = tuple(self.boundary.outputs[index])
         bare = self.is_bare(index)
-        result = returned[0] if bare else returned
+        result = made.env[outputs[0]] if bare else tuple(made.env[node] for node in outputs)
         output = add_node(made.graph, "output", "output", (result,), "output")
-        if self.boundary.outputs[index]:
-            output.meta.update(call_meta(tuple(self.boundary.outputs[index]), bare=bare))
+        made.meta = call_meta(outputs, bare=bare)
+        if outputs:
+            output.meta.update(made.meta)
         made.module = self._module(region, index, made)
         return made.module
 
@@ -101,12 +106,12 @@ class Builder:
         outputs = tuple(self.boundary.outputs[index])
         name = self.tree.name(index) or ""
         arguments = tuple(env[outer] for outer in self.boundary.inputs[index])
-        call = add_node(graph, "call_module", name, arguments, name.replace(".", "_"))
         bare = self.is_bare(index)
-        call.meta.update(call_meta(outputs, bare=bare))
+        type_expr = outputs[0].type if bare else None
+        call = add_node(graph, "call_module", name, arguments, name.replace(".", "_"), type_expr)
+        call.meta.update(made.meta)
         made.call_node = call
         if bare:
-            call.type = outputs[0].type
             env[outputs[0]] = call
             made.results = (call,)
             return
@@ -193,7 +198,7 @@ class Builder:
             module = self._graph_module(self.gm, region, index, made)
         else:
             raise RegionError("A bare graph needs make_module.")
-        for child in self.tree.children[index]:
+        for child in self.tree.children[index] if self.install_children else ():
             inner = self.built[child].module
             if inner is not None:
                 install(module, self.tree.name(child) or "", inner)

@@ -53,7 +53,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
         ['x', 'add', 'relu', 'output']
     """
     nodes = list(gm.graph.nodes)
-    if _is_legal(nodes):
+    if is_legal(nodes):
         return gm
     relink(_sorted(nodes, _compatible(nodes, order_hazards(gm.graph, gm))))
     defer_code(gm)
@@ -70,7 +70,23 @@ def legal_order(graph: Graph) -> list[Node]:
         CycleError: The graph reads its own results in a circle.
     """
     nodes = list(graph.nodes)
-    return nodes if _is_legal(nodes) else topo_sort(nodes)
+    return nodes if is_legal(nodes) else topo_sort(nodes)
+
+
+def is_legal(nodes: Sequence[Node]) -> bool:
+    """Return whether no node stands before, or at, another one of ``nodes`` that it reads.
+
+    Args:
+        nodes: Nodes of one graph, each once; what else they read does not count.
+    """
+    seen: set[Node] = set()
+    add, is_disjoint = seen.add, seen.isdisjoint
+    for node in nodes:
+        add(node)
+        # Readers rather than what is read: torch holds them in a dict, and lists the others anew.
+        if not is_disjoint(node.users):
+            return False
+    return True
 
 
 def relink(nodes: Sequence[Node]) -> None:
@@ -88,18 +104,6 @@ def relink(nodes: Sequence[Node]) -> None:
         if cursor.next is not node:
             cursor.append(node)
         cursor = node
-
-
-def _is_legal(nodes: Sequence[Node]) -> bool:
-    """Return whether no node stands before, or at, one that it reads."""
-    seen: set[Node] = set()
-    add, is_disjoint = seen.add, seen.isdisjoint
-    for node in nodes:
-        add(node)
-        # Readers rather than what is read: torch holds them in a dict, and lists the others anew.
-        if not is_disjoint(node.users):
-            return False
-    return True
 
 
 def _compatible(

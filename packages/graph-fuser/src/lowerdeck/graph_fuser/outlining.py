@@ -32,6 +32,7 @@ def outline(
     order: Iterable[tuple[Node, Node]] = (),
     attribute_name: AttributeName | None = None,
     make_module: MakeModule | None = None,
+    install_children: bool = True,
 ) -> Outline:
     """Turn each region into a module that its parent calls, and return what became of each.
 
@@ -56,8 +57,9 @@ def outline(
             reads that value, which then is no input (None: pass it as an input).
         make_module: Makes each module from its finished graph, children before parents; the
             default makes a ``GraphModule`` whose code is generated at its first use, with the
-            attributes that its graph reads (shared with ``gm``, not copied). Children are
-            installed in what it returns.
+            attributes that its graph reads (shared with ``gm``, not copied).
+        install_children: Install each region's module in its parent's (always with ``in_place``);
+            a caller that builds a hierarchy of its own needs none.
 
     Returns:
         The outermost module, and for each region its module, call, inputs, outputs and node map.
@@ -97,7 +99,16 @@ def outline(
         if module is not None and make_module is None:
             check_attributes(module, tree, boundary)
             check_inner_names(tree, boundary, root_too=not in_place)
-        builder = Builder(graph, module, tree, boundary, plan, attribute_name, make_module)
+        builder = Builder(
+            graph,
+            module,
+            tree,
+            boundary,
+            plan,
+            attribute_name,
+            make_module,
+            install_children=install_children or in_place,
+        )
         for index in range(len(tree.regions) - 1, ROOT, -1):
             builder.build(index)
         if in_place and module is not None:

@@ -18,6 +18,7 @@ from torch.fx import Node
 from lowerdeck.graph_fuser.boundary import Boundary, Item
 from lowerdeck.graph_fuser.cycles import cycle_error, shortest_loop
 from lowerdeck.graph_fuser.errors import CycleError
+from lowerdeck.graph_fuser.ordering import is_legal
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 
@@ -77,6 +78,8 @@ def body_order(tree: RegionTree, plan: Schedule, index: int, nodes: Sequence[Nod
         nodes: The nodes that stand directly in it, in the graph's order.
     """
     body = plan.bodies[index]
+    if not body.key and not body.windows:
+        return list(nodes)
     keyed: list[tuple[int, Item]] = [(tree.position[node] * plan.stride, node) for node in nodes]
     if body.key:
         keyed.extend((key, child) for child, key in body.key.items())
@@ -108,6 +111,8 @@ class _Planner:
 
     def plan(self, index: int) -> Body:
         children = self.tree.children[index]
+        if not children and (index == ROOT or is_legal(self.tree.members[index])):
+            return Body({})
         body = Body(self._anchors(index, children))
         broken = self._broken(index, body)
         for low, high in _merged(broken):
@@ -145,7 +150,7 @@ class _Planner:
             first, second = self._key(source, body.key), self._key(target, body.key)
             if first >= second:
                 yield second, first
-        if index == ROOT:
+        if index == ROOT or is_legal(self.tree.members[index]):
             return
         position, home = self.tree.position, self.tree.home
         for node in self.tree.members[index]:

@@ -80,7 +80,10 @@ def share(
         )
         form = Form(body, _source(body, written))
         number = found.setdefault(paths.canonical(frame.path), Forms()).add(form)
-        cuts[frame].call_node.target = call_target(frame.accessor, number)
+        target = call_target(frame.accessor, number)
+        # torch looks a node up in its graph whenever an attribute of it is set.
+        if cuts[frame].call_node.target != target:
+            cuts[frame].call_node.target = target
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -19,9 +19,8 @@ class Cut(torch.nn.Module):
     """Carries a graph out of the outliner."""
 
     def __init__(self, graph: Graph) -> None:
-        # Thousands are made and thrown away: only what holding children takes.
-        held: dict[str, object] = {name: {} for name in ("_parameters", "_buffers", "_modules")}
-        self.__dict__.update(held, _non_persistent_buffers_set=set(), graph=graph)
+        # Thousands are made and thrown away, and none gets a child: not even a real module.
+        self.__dict__["graph"] = graph
 
 
 def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
@@ -49,14 +48,14 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
                 input_order="first_use",
                 order=order,
                 make_module=lambda _, graph: Cut(graph),
+                install_children=False,
             )
         except CycleError as error:
             if position is None:
                 position = {node: place for place, node in enumerate(working.graph.nodes)}
-            by_name = {region.name: frame for frame, region in regions.items()}
-            # The error names the innermost calls; what gets in each other's way may be around
-            # them.
-            inner = {by_name[name] for name in error.regions if name in by_name}
+            homes = {node: frame for frame in working.tree.frames() for node in frame.nodes}
+            # The path shows the innermost calls; what gets in each other's way may be around them.
+            inner = {homes[node] for node in error.path if node in homes}
             stuck = {outer for frame in inner for outer in frames_around(frame)}
             if not _split_all(working, stuck, position):
                 raise UnsupportedProgramError(
@@ -72,11 +71,11 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
 
 def _regions(working: WorkingGraph) -> dict[Frame, Region]:
     regions: dict[Frame, Region] = {}
-    for number, frame in reversed(list(enumerate(working.tree.frames()))):
+    frames = working.tree.frames()
+    names = {child: name for frame in frames for child, name in _call_names(frame)}
+    for frame in reversed(frames):
         children = [regions[child] for child in frame.children]
-        # Unique among siblings whatever the module is called; calls get their targets later. A
-        # name with dots would be a path, of which the first part may be an attribute.
-        name = f"{frame.accessor.replace('.', '/')}@{number}"
+        name = names.get(frame, "")
         call = working.preserved.get(frame)
         if call is None:
             regions[frame] = Region(name, frame.nodes, children)
@@ -91,6 +90,21 @@ def _regions(working: WorkingGraph) -> dict[Frame, Region]:
             outputs=[node for node in call.nodes(call.outputs) if node not in taken],
         )
     return regions
+
+
+def _call_names(frame: Frame) -> Iterator[tuple[Frame, str]]:
+    """Yield the calls that ``frame`` makes with names of their own, the callee's where it is free.
+
+    Calls of one module get its name as their target later.
+    """
+    used: dict[str, int] = {}
+    for child in frame.children:
+        wanted = name = child.accessor
+        while name in used:
+            used[wanted] += 1
+            name = f"{wanted}@{used[wanted]}"
+        used[name] = 0
+        yield child, name
 
 
 def _split_all(
