@@ -15,6 +15,12 @@ from torch.fx import Graph, Node
 EMPTY_STACK_KEY: str = _EMPTY_NN_MODULE_STACK_KEY
 """Key of the stack that torch's own passes give to nodes whose module they do not know."""
 
+TRACER_ROOT = "_export_root"
+"""Name under which strict export's own wrapper holds the user's module.
+
+Module stacks of nodes inside a custom autograd function start there.
+"""
+
 AUTOCAST_REGION: Any = wrap_with_autocast
 GRAD_MODE_REGION: Any = wrap_with_set_grad_enabled
 """Operators that hold a piece of the graph to be run in another mode."""

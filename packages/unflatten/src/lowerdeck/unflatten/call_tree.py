@@ -107,7 +107,7 @@ def call_homes(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     builder = _Builder(paths, CallTree(root, {}))
     missing: list[Item] = []
     for item in items:
-        steps = module_stack(item.node)
+        steps = module_stack(item.node, paths)
         if steps is None:
             missing.append(item)
         else:
@@ -117,7 +117,7 @@ def call_homes(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     return builder.tree
 
 
-def module_stack(node: Node) -> tuple[Step, ...] | None:
+def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
     """Return the calls around ``node`` without the root, or None if nobody recorded them."""
     stack: Mapping[str, tuple[str, object]] | None = node.meta.get("nn_module_stack")
     if not stack or (len(stack) == 1 and EMPTY_STACK_KEY in stack):
@@ -125,11 +125,11 @@ def module_stack(node: Node) -> tuple[Step, ...] | None:
     return tuple(
         (
             path,
-            _call_index(key, path),
+            _call_index(key, traced),
             type_name if isinstance(type_name, str) else _name(type_name),
         )
-        for key, (path, type_name) in stack.items()
-        if path
+        for key, (traced, type_name) in stack.items()
+        if (path := paths.eager(traced))
     )
 
 

@@ -7,7 +7,7 @@ import linecache
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import FunctionType
@@ -78,12 +78,22 @@ class Source:
 
 def _object_key(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.fx.GraphModule):
-        return ("graph module", value.code, *(_object_key(child) for child in value.children()))
+        return ("graph module", *_graph_key(value))
     try:
         hash(value)
     except TypeError:
         return (id(value),)
     return (type(value), value)
+
+
+def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
+    """Yield what tells two bodies of operators apart, whatever names export gave their nodes."""
+    held = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    children = {name: child for name, child in module.named_modules() if name in held}
+    yield write_source(module.graph, None, children).key
+    for name in sorted(held.difference(children)):
+        parent, _, last = name.rpartition(".")
+        yield name, id(getattr(module.get_submodule(parent), last))
 
 
 def write_source(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch.export import ExportedProgram
 
+from lowerdeck.unflatten._torch_private import TRACER_ROOT
 from lowerdeck.unflatten.flat_items import Item
 
 
@@ -23,6 +24,7 @@ class ModulePaths:
         self._canonical: dict[str, str] = {"": ""}
         for name in names:
             self.add(name)
+        self._tracer_root = None if TRACER_ROOT in self._known else TRACER_ROOT
 
     def add(self, name: str) -> None:
         """Add a name, and those of the modules around it where they are not known yet."""
@@ -35,6 +37,13 @@ class ModulePaths:
             self.add("")
         self._known.add(name)
         self.order.append(name)
+
+    def eager(self, path: str) -> str:
+        """Return eager's name for a path of a stack, which may start at the tracer's root."""
+        root = self._tracer_root
+        if root is None or not path.startswith(root):
+            return path
+        return "" if path == root else path.removeprefix(root + ".")
 
     def __contains__(self, name: object) -> bool:
         return name in self._known
@@ -117,7 +126,8 @@ def note_shared_modules(
     types: dict[str, object] = {}
     by_identity: dict[str, str] = {}
     for item in items:
-        for key, (path, type_name) in item.node.meta.get("nn_module_stack", {}).items():
+        for key, (traced, type_name) in item.node.meta.get("nn_module_stack", {}).items():
+            path = paths.eager(traced)
             if not path or (path in types and key in by_identity):
                 continue
             types.setdefault(path, type_name)
