@@ -33,7 +33,7 @@ class MissingKernelError(EmitterError):
     """
 
     def __init__(self, missing: Sequence[MissingKernel], version: str) -> None:
-        self.missing = tuple(missing)
+        self.missing: tuple[MissingKernel, ...] = tuple(missing)
         lines = [
             f"{len(self.missing)} operator(s) have no kernel in the ExecuTorch runtime {version}:"
         ]

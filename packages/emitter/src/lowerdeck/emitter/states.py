@@ -25,7 +25,7 @@ class StatePool:
         self._zeroed_memory = zeroed_memory
         self._initial: dict[str, int] = {}
         self._places: dict[str, tuple[int, int]] = {}
-        self.size = 0
+        self.size: int = 0
 
     @property
     def buffers(self) -> list[Buffer]:

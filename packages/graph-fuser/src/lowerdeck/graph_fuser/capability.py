@@ -47,8 +47,10 @@ class CapabilityBasedPartitioner:
         allowed_single_node_partition_ops: Sequence[str] | None = None,
         skip_horizontal_fusion: bool = False,
     ) -> None:
-        self.non_compute_ops = list(non_compute_ops or ())
-        self.allowed_single_node_partition_ops = list(allowed_single_node_partition_ops or ())
+        self.non_compute_ops: list[str] = list(non_compute_ops or ())
+        self.allowed_single_node_partition_ops: list[str] = list(
+            allowed_single_node_partition_ops or ()
+        )
         self.skip_horizontal_fusion = skip_horizontal_fusion
         self.allows_single_node_partition = allows_single_node_partition
         self.operator_support = operator_support

@@ -32,10 +32,10 @@ class ResultCache:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.hits = 0
-        self.misses = 0
+        self.hits: int = 0
+        self.misses: int = 0
 
     def get(self, key: str | None) -> PreprocessResult | None:
         """Return the result kept under ``key``, or None.

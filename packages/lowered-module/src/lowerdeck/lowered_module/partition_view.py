@@ -39,10 +39,10 @@ class PartitionView:
 
     def __init__(self, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> None:
         self.program = program
-        self.compile_specs = {spec.key: spec.value for spec in compile_specs}
+        self.compile_specs: dict[str, bytes] = {spec.key: spec.value for spec in compile_specs}
         self.instructions: list[Any] = []
-        self.debug_map = DelegateMappingBuilder()
-        self.named_data = NamedDataStore()
+        self.debug_map: DelegateMappingBuilder = DelegateMappingBuilder()
+        self.named_data: NamedDataStore = NamedDataStore()
         self._numbers: dict[Node, int] = {}
         self._node: Node | None = None
         signature = program.graph_signature

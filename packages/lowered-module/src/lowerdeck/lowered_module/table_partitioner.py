@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -50,7 +50,7 @@ class TablePartitioner(Partitioner):
         self.compile_specs = compile_specs
         self.min_nodes = min_nodes
         self.owns_state = owns_state
-        self.report = WhyNoPartitionReporter()
+        self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with tags.
@@ -73,7 +73,8 @@ class TablePartitioner(Partitioner):
         tag_constant_data(exported_program)
         if self.owns_state:
             tag_mutated_buffer(exported_program)
-        self.refused = {node.name: reason for node, reason in self.report.reasons.items()}
+        reasons = self.report.reasons.items()
+        self.refused: Mapping[str, str] = {node.name: reason for node, reason in reasons}
         return PartitionResult(exported_program, tags)
 
     def _takes(self, node: Node) -> bool:

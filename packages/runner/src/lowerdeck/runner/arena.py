@@ -50,7 +50,7 @@ class Arena:
     def __init__(self, size: int, *, shared: bool = False) -> None:
         require_memory(size, "planned memory")
         try:
-            self.bytes = torch.zeros(size, dtype=torch.uint8)
+            self.bytes: torch.Tensor = torch.zeros(size, dtype=torch.uint8)
         except RuntimeError as error:
             raise ProgramError(f"planned memory of {size} bytes cannot be had: {error}") from error
         self.size = size

@@ -172,7 +172,7 @@ class Delegate:
         self.backend_id = backend_id
         self.runtime = runtime
         try:
-            self.handle = runtime.init(blob, compile_specs, named_data)
+            self.handle: Any = runtime.init(blob, compile_specs, named_data)
         except Exception as error:
             raise ProgramError(
                 f"backend {backend_id!r} refuses its delegate: {type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ class Signature:
         self._inputs = _spec(encoded_inputs, input_count)
         self._outputs = _spec(encoded_outputs, output_count)
         self._count = input_count
-        self.names = [f"inputs[{index}]" for index in range(input_count)]
+        self.names: list[str] = [f"inputs[{index}]" for index in range(input_count)]
         if self._inputs is not None:
             self.names = [_argument_name(path) for path in leaf_paths(self._inputs)]
 

@@ -54,11 +54,11 @@ class LoadedMethod:
         poison: bool,
         debug: DebugMaps | None,
     ) -> None:
-        self.name = plan.name
+        self.name: str = plan.name
         self.plan = plan
         self._places = Places(plan, debug)
         self._checker: MemoryChecker | None = None
-        self.signature = _read_signature(plan)
+        self.signature: Signature = _read_signature(plan)
         with torch.inference_mode():
             # Inference tensors skip autograd's bookkeeping at every call.
             self._frame = Frame(plan, arenas, source)

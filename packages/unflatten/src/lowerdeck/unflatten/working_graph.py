@@ -98,8 +98,8 @@ class WorkingGraphBuilder:
         self.paths = paths
         self.tree = tree
         self.mutations = mutations
-        self.graph = Graph()
-        self.made = WorkingGraph(self.graph, tree)
+        self.graph: Graph = Graph()
+        self.made: WorkingGraph = WorkingGraph(self.graph, tree)
         self._reads: dict[tuple[Frame, str], Node] = {}
         self._values: dict[Node, Any] = {}
         self._clones: dict[Node, Node] = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.export import Dim, ExportedProgram
 
-Values = list[torch.Tensor]
+Values: TypeAlias = list[torch.Tensor]
+Step: TypeAlias = "Callable[[GeneratedModel, Values, tuple[int, int]], torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,15 @@ class GeneratedModel(torch.nn.Module):
         super().__init__()
         rng = random.Random(seed)
         maker = torch.Generator().manual_seed(seed)
-        self.weight = torch.nn.Parameter(torch.randn(4, 4, generator=maker) / 2)
-        self.bias = torch.nn.Parameter(torch.randn(4, generator=maker) / 2)
+        self.weight: torch.nn.Parameter = torch.nn.Parameter(
+            torch.randn(4, 4, generator=maker) / 2
+        )
+        self.bias: torch.nn.Parameter = torch.nn.Parameter(torch.randn(4, generator=maker) / 2)
         self.register_buffer("offset", torch.randn(4, generator=maker))
         self.register_buffer("count", torch.zeros(4))
         self.register_buffer("hidden", torch.zeros(4), persistent=False)
-        self.constant = torch.full((4,), 0.5)
-        steps: list[Callable[[GeneratedModel, Values, tuple[int, int]], torch.Tensor]] = [
+        self.constant: torch.Tensor = torch.full((4,), 0.5)
+        steps: list[Step] = [
             lambda _, v, i: v[i[0]] + v[i[1]],
             lambda _, v, i: v[i[0]] * v[i[1]],
             lambda _, v, i: torch.relu(v[i[0]]),
@@ -78,8 +81,10 @@ class GeneratedModel(torch.nn.Module):
             steps += [_count, _hide]
         if control_flow:
             steps.append(_branch)
-        self.steps = [(rng.choice(steps), _pair(rng, 2 + n)) for n in range(size)]
-        self.chosen = sorted(rng.sample(range(2, 2 + size), min(3, size)))
+        self.steps: list[tuple[Step, tuple[int, int]]] = [
+            (rng.choice(steps), _pair(rng, 2 + n)) for n in range(size)
+        ]
+        self.chosen: list[int] = sorted(rng.sample(range(2, 2 + size), min(3, size)))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
         """Return some of the values that the steps compute, with a None and an int among them."""

@@ -5,5 +5,5 @@ from lowerdeck.runner.commands.running import RunCommand
 
 __all__ = ["run", "backends", "RunCommand", "BackendsCommand"]
 
-run = RunCommand()
-backends = BackendsCommand()
+run: RunCommand = RunCommand()
+backends: BackendsCommand = BackendsCommand()
