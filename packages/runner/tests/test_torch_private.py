@@ -1,5 +1,7 @@
 """What is expected of the private parts of torch that this package uses."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -14,6 +16,26 @@ def test_overloads_are_found_by_name() -> None:
     assert private.find_overload("aten", "no_such", "out") is None
     assert private.find_overload("no_such", "add", "out") is None
     assert private.find_overload("aten", "__class__", "out") is None
+
+
+def test_operators_are_named_by_their_schema() -> None:
+    assert private.operator_name(torch.ops.aten.add.out) == "aten::add"
+    assert private.operator_name(len) is None
+
+
+def test_a_dispatch_mode_sees_every_operator_and_what_it_returns() -> None:
+    seen: list[str | None] = []
+
+    class Watch(private.TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(private.operator_name(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():  # type: ignore[no-untyped-call]
+        (torch.ones(2) + 1).relu()
+    assert seen == ["aten::ones", "aten::add", "aten::relu"]
 
 
 def test_schemas_tell_types_and_what_is_written() -> None:

@@ -9,6 +9,23 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "SchemaArgument",
+    "TorchDispatchMode",
+    "direct_call",
+    "find_overload",
+    "flat_graph_inputs",
+    "flatten_like",
+    "is_pointwise",
+    "leaf_paths",
+    "leaves",
+    "operator_name",
+    "parse_treespec",
+    "schema_arguments",
+    "unflatten",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,12 @@ def find_overload(namespace: str, name: str, overload: str) -> torch._ops.OpOver
     wanted = overload or "default"
     operator = getattr(packet, wanted, None)
     return operator if isinstance(operator, torch._ops.OpOverload) else None
+
+
+def operator_name(target: object) -> str | None:
+    """Return the name of an operator, such as ``aten::add``, or None for anything else."""
+    schema = getattr(target, "_schema", None)
+    return None if schema is None else str(schema.name)
 
 
 def schema_arguments(operator: torch._ops.OpOverload) -> tuple[SchemaArgument, ...]:

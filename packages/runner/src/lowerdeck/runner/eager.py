@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowerdeck.runner._torch_private import flat_graph_inputs
+from lowerdeck.runner._torch_private import TorchDispatchMode, flat_graph_inputs, operator_name
 
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
 
@@ -82,7 +81,8 @@ class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.found.append(EagerOp(str(func._schema.name), _copies(result), _user_line()))
+        name = operator_name(func) or str(func)
+        self.found.append(EagerOp(name, _copies(result), _user_line()))
         return result
 
 
@@ -94,8 +94,7 @@ class _NodeRecorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if n.op == "call_function":
-            schema = getattr(n.target, "_schema", None)
-            name = str(schema.name) if schema is not None else str(n.target)
+            name = operator_name(n.target) or str(n.target)
             handle = n.meta.get("debug_handle")
             self.found.append(EagerOp(name, _copies(result), "", n.name, handle))
         return result
