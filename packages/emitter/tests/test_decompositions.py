@@ -10,13 +10,26 @@ from typing import Any
 import pytest
 import torch
 
+from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
+from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
+from lowerdeck.emitter.decompositions.grids import GRIDS
+from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
 
-RULES: dict[Any, Any] = {**VOLUMES, **POOLS, **ORDERING, **RUNNING, **SCATTER_REDUCTIONS}
+RULES: dict[Any, Any] = {
+    **VOLUMES,
+    **POOLS,
+    **ORDERING,
+    **RUNNING,
+    **SCATTER_REDUCTIONS,
+    **INDEXING,
+    **GRIDS,
+    **ELEMENTWISE,
+}
 ATEN = torch.ops.aten
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
@@ -193,3 +206,96 @@ def test_running_results(target: Any) -> None:
         for dim in range(x.dim()):
             check(target, x, dim)
     check(ATEN.cumprod.default, torch.randint(1, 3, (2, 3)), 1, dtype=torch.float32)
+
+
+ODD = torch.tensor([0.0, -0.0, 1.5, -2.5, math.inf, -math.inf, math.nan, 3e30])
+PAIRS = tuple(torch.stack([*pair]) for pair in zip(*itertools.product(ODD, ODD), strict=True))
+WHOLE = torch.tensor([-3, 0, 4])
+
+
+@pytest.mark.parametrize("name", ["signbit", "exp2", "angle"])
+def test_one_element_at_a_time(name: str) -> None:
+    target = getattr(ATEN, name).default
+    for x in (ODD, ODD.double(), ODD.half(), WHOLE):
+        check(target, x)
+
+
+@pytest.mark.parametrize("name", ["copysign.Tensor", "fmax.default", "fmin.default"])
+def test_two_elements_at_a_time(name: str) -> None:
+    packet, overload = name.split(".")
+    target = getattr(getattr(ATEN, packet), overload)
+    one, two = PAIRS
+    check(target, one, two)
+    check(target, WHOLE, WHOLE.flip(0))
+    check(ATEN.copysign.Scalar, one, -0.0)
+
+
+def test_a_hypotenuse_does_not_overflow() -> None:
+    one, two = PAIRS
+    known = ~(one.isnan() | two.isnan())
+    check(ATEN.hypot.default, one[known], two[known])
+
+
+def test_rounding_to_decimals() -> None:
+    for decimals in (-2, 0, 3):
+        check(ATEN.round.decimals, torch.randn(50) * 300, decimals=decimals)
+
+
+def test_products_of_batches_and_of_three() -> None:
+    for dtype in (torch.float32, torch.int64):
+        x, a, b = (torch.randint(-4, 5, s).to(dtype) for s in ((2, 4), (5, 2, 3), (5, 3, 4)))
+        for beta, alpha in ((1, 1), (0, 2), (0.5, 0.6)):
+            check(ATEN.addbmm.default, x, a, b, beta=beta, alpha=alpha)
+    layer = torch.nn.Bilinear(3, 4, 2)
+    one, two = torch.randn(5, 3), torch.randn(5, 4)
+    found = RULES[ATEN._trilinear.default](one, layer.weight, two, [1, 3], [0], [1, 2], [2, 3])
+    torch.testing.assert_close(found + layer.bias, layer(one, two))
+
+
+def test_writing_and_reading_at_places() -> None:
+    x, index = torch.randn(3, 4), torch.tensor([[0, -1, 5]])
+    check(ATEN.take.default, x, index)
+    check(ATEN.take.default, torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    for accumulate in (False, True):
+        check(ATEN.put.default, x, index, torch.randn(1, 3), accumulate)
+    cube = torch.randn(3, 4, 5)
+    for offset, (one, two) in itertools.product((-2, 0, 1, 3), ((0, 1), (2, 0), (-1, 1))):
+        diagonal = cube.diagonal(offset, one, two)
+        check(ATEN.diagonal_scatter.default, cube, torch.randn(diagonal.shape), offset, one, two)
+
+
+def test_places_of_what_is_not_zero() -> None:
+    for x in (
+        torch.randint(0, 2, (3, 4, 2)),
+        torch.zeros(5),
+        torch.tensor(2.0),
+        torch.zeros(0, 3),
+    ):
+        for size, fill in itertools.product((0, 3, 30), (-1, 7)):
+            check(ATEN.nonzero_static.default, x, size=size, fill_value=fill)
+
+
+def test_counting_in_bins() -> None:
+    for x in (torch.randn(4, 30), torch.randint(0, 6, (40,)).float()):
+        check(ATEN.histc.default, x, 6, 0, 5)
+        check(ATEN.histc.default, x, 4, -1, 1)
+    assert RULES[ATEN.histc.default](torch.randn(4)) is NotImplemented
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_sampling_a_volume(corners: bool) -> None:
+    volume, places = torch.randn(2, 3, 4, 5, 6), torch.randn(2, 3, 2, 4, 3) * 1.5
+    for mode, padding in itertools.product((0, 1), (0, 1, 2)):
+        check(ATEN.grid_sampler_3d.default, volume, places, mode, padding, corners)
+
+
+@pytest.mark.parametrize("rows", [3, 9])
+def test_products_by_group(rows: int) -> None:
+    weight, ends = torch.randn(4, 3, 2), torch.tensor([1, 1, rows - 1, rows - 1])
+    x = torch.randn(rows, 3)
+    wanted = torch.zeros(rows, 2)
+    wanted[:1], wanted[1:-1] = x[:1] @ weight[0], x[1:-1] @ weight[2]
+    torch.testing.assert_close(grouped_product(x, weight, ends), wanted)
+    (rule,) = [r for t, r in expert_rules().items() if t is ATEN._grouped_mm.default]
+    torch.testing.assert_close(rule(x, weight, ends), wanted)
+    assert rule(x, weight[0], None) is NotImplemented

@@ -24,6 +24,10 @@ from lowerdeck.emitter._torch_private import (
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
+from lowerdeck.emitter.decompositions.experts import expert_rules
+from lowerdeck.emitter.decompositions.grids import GRIDS
+from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
@@ -71,23 +75,11 @@ _REFERENCES = (
     _ATEN._native_batch_norm_legit_functional.default,
     _ATEN._batch_norm_with_update_functional.default,
     _ATEN.addmv.default,
-    _ATEN.as_strided_scatter.default,
-    _ATEN.copysign.Tensor,
-    _ATEN.diagonal_scatter.default,
     _ATEN.dist.default,
-    _ATEN.exp2.default,
-    _ATEN.fmax.default,
-    _ATEN.fmin.default,
-    _ATEN.gcd.default,
-    _ATEN.hypot.default,
-    _ATEN.lcm.default,
     _ATEN.ldexp.Tensor,
-    _ATEN.round.decimals,
-    _ATEN.signbit.default,
     _ATEN.tril_indices.default,
     _ATEN.triu_indices.default,
 )
-
 
 # Rules of our own, which come before torch's.
 _RULES: dict[OpOverload, Callable[..., Any]] = {
@@ -97,6 +89,9 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **ORDERING,
     **RUNNING,
     **SCATTER_REDUCTIONS,
+    **INDEXING,
+    **GRIDS,
+    **ELEMENTWISE,
 }
 
 
@@ -125,7 +120,7 @@ def decompositions(
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
-    special = {**_RULES, **quantization_rules()}
+    special = {**_RULES, **quantization_rules(), **expert_rules()}
     composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
         rules.pop(target, None)

@@ -1,0 +1,65 @@
+"""Products with one weight for each group of rows, what mixtures of experts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+
+def expert_rules() -> dict[OpOverload, Callable[..., Any]]:
+    """Return rules for grouped products, of torch and of libraries that are loaded."""
+    rules: dict[OpOverload, Callable[..., Any]] = {}
+    for space, name, rule in (
+        ("aten", "_grouped_mm", _torch_product),
+        ("transformers", "grouped_mm_fallback", grouped_product),
+    ):
+        packet = getattr(getattr(torch.ops, space), name, None)
+        if packet is not None:
+            rules[packet.default] = rule
+    return rules
+
+
+def grouped_product(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    weight: torch.Tensor,
+    offs: torch.Tensor,
+) -> Any:
+    """Return rows times the weight of their group.
+
+    Args:
+        input: The rows, sorted by group, shape (rows, inner).
+        weight: The weights, shape (groups, inner, columns).
+        offs: Where each group ends; rows behind the last end give zeros.
+    """
+    rows, groups = input.size(0), weight.size(0)
+    if not isinstance(groups, int):
+        return NotImplemented
+    # A row belongs to the first group that ends behind it.
+    group = (offs.reshape(1, -1) <= torch.arange(rows).reshape(-1, 1)).to(torch.int64).sum(1)
+    if isinstance(rows, int) and rows <= groups:
+        # Less is copied than all weights together.
+        chosen = torch.index_select(weight, 0, group.clamp(max=groups - 1))
+        made = torch.bmm(input.unsqueeze(1), chosen).squeeze(1)
+        return torch.where((group < groups).unsqueeze(1), made, 0.0)
+    total = torch.zeros((rows, weight.size(2)), dtype=input.dtype)
+    for index in range(groups):
+        part = torch.mm(input, weight[index])
+        total = torch.where((group == index).unsqueeze(1), part, total)
+    return total
+
+
+def _torch_product(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    if offs is None or bias is not None or (self.dim(), mat2.dim()) != (2, 3):
+        return NotImplemented
+    made = grouped_product(self, mat2, offs)
+    return made if made is NotImplemented or out_dtype is None else made.to(out_dtype)

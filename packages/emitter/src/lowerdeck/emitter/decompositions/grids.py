@@ -1,0 +1,88 @@
+"""Sampling of volumes at places between their elements: the kernel knows images only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+# How torch numbers the modes.
+_NEAREST = 1
+_ZEROS, _BORDER = 0, 1
+
+
+def grid_sample(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> torch.Tensor:
+    """Return a volume sampled at places.
+
+    Args:
+        input: The volume, shape (batch, channels, depth, height, width).
+        grid: The places, shape (batch, ..., 3): width, height and depth, from -1 to 1.
+        interpolation_mode: 0 to weigh the eight elements around, 1 to take the nearest.
+        padding_mode: What lies outside: 0 zeros, 1 the edge, 2 the mirrored volume.
+        align_corners: Whether -1 and 1 are the centres of the outermost elements.
+    """
+    batch, channels = input.shape[:2]
+    sizes = [input.size(4), input.size(3), input.size(2)]
+    places = [
+        _unscaled(grid[..., axis], size, padding_mode, align_corners)
+        for axis, size in enumerate(sizes)
+    ]
+    flat, shape = input.reshape(batch, channels, -1), grid.shape[1:4]
+    if interpolation_mode == _NEAREST:
+        found = _elements(flat, [torch.round(place) for place in places], sizes)
+        return found.reshape(batch, channels, *shape)
+    low = [torch.floor(place) for place in places]
+    total = torch.zeros((batch, channels, shape.numel()), dtype=input.dtype)
+    for corner in itertools.product((0, 1), repeat=3):
+        near = [start + step for start, step in zip(low, corner, strict=True)]
+        weight = torch.ones_like(places[0])
+        for place, start, step in zip(places, low, corner, strict=True):
+            weight = weight * (place - start if step else start + 1 - place)
+        total = total + _elements(flat, near, sizes) * weight.reshape(batch, 1, -1)
+    return total.reshape(batch, channels, *shape)
+
+
+def _unscaled(place: torch.Tensor, size: int, padding_mode: int, corners: bool) -> torch.Tensor:
+    """Return places counted in elements, brought inside as the padding asks."""
+    found = (place + 1) * ((size - 1) / 2) if corners else ((place + 1) * size - 1) / 2
+    if padding_mode == _ZEROS:
+        return found
+    if padding_mode != _BORDER:
+        found = _mirrored(found, 0.0, size - 1.0) if corners else _mirrored(found, -0.5, size)
+    return torch.clamp(found, 0, size - 1)
+
+
+def _mirrored(place: torch.Tensor, low: float, span: float) -> torch.Tensor:
+    if span == 0:
+        return torch.zeros_like(place)
+    distance = torch.abs(place - low)
+    rest = torch.fmod(distance, span)
+    turns = torch.floor(distance / span)
+    return torch.where(torch.fmod(turns, 2) == 0, rest + low, span - rest + low)
+
+
+def _elements(flat: torch.Tensor, near: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:
+    """Return the elements at whole places, zero outside; shape (batch, channels, places)."""
+    inside = torch.ones_like(near[0], dtype=torch.bool)
+    place = torch.zeros_like(near[0], dtype=torch.int64)
+    for along, size in zip(near[::-1], sizes[::-1], strict=True):
+        inside = inside & (along >= 0) & (along <= size - 1)
+        place = place * size + torch.clamp(along, 0, size - 1).to(torch.int64)
+    batch = flat.size(0)
+    index = place.reshape(batch, 1, -1).expand(batch, flat.size(1), place.numel() // batch)
+    found = torch.gather(flat, 2, index)
+    return torch.where(inside.reshape(batch, 1, -1), found, 0.0)
+
+
+GRIDS: dict[OpOverload, Callable[..., Any]] = {_ATEN.grid_sampler_3d.default: grid_sample}

@@ -1,0 +1,127 @@
+"""Operators that write, find and count at places, for which the runtime has no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+
+
+def put(
+    self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """Return ``self`` with elements written, counted as if it had one dimension.
+
+    Args:
+        self: What is there before.
+        index: The places.
+        source: The elements.
+        accumulate: Whether they are added to what is there.
+    """
+    places = _from_zero(index.reshape(-1), self.numel())
+    flat = self.reshape(-1).index_put((places,), source.reshape(-1), accumulate)
+    return flat.reshape(self.shape)
+
+
+def take(self: torch.Tensor, index: torch.Tensor) -> Any:
+    """Return elements, counted as if ``self`` had one dimension.
+
+    Args:
+        self: The elements.
+        index: The places.
+    """
+    if self.numel() == 0:
+        return self.new_empty(index.shape)
+    places = _from_zero(index.reshape(-1), self.numel())
+    return torch.index_select(self.reshape(-1), 0, places).reshape(index.shape)
+
+
+def _from_zero(places: torch.Tensor, size: int) -> torch.Tensor:
+    """Return places counted from the start, where some count from the end."""
+    return torch.where(places < 0, places + size, places)
+
+
+def diagonal_scatter(
+    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    """Return ``self`` with a diagonal written.
+
+    Args:
+        self: What is there before.
+        src: The diagonal, along the last dimension.
+        offset: Which diagonal, above the main one when positive.
+        dim1: The dimension of the rows.
+        dim2: The dimension of the columns.
+    """
+    whole = self.movedim((dim1, dim2), (-2, -1))
+    rows, columns = whole.shape[-2:]
+    above = max(-offset, 0)
+    # One element of the diagonal for each row; rows without one read what is not chosen.
+    padded = torch.constant_pad_nd(src, [above, rows - above - src.size(-1)], 0)
+    on_it = torch.arange(rows).reshape(-1, 1) + offset == torch.arange(columns)
+    made = torch.where(on_it, padded.unsqueeze(-1), whole)
+    return made.movedim((-2, -1), (dim1, dim2))
+
+
+def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    """Return the places of the first elements that are not zero.
+
+    Args:
+        self: The elements.
+        size: How many places are returned.
+        fill_value: What stands for places that are not there.
+    """
+    count = self.numel()
+    hit = (self != 0).reshape(-1)
+    rank = hit.to(torch.int64).cumsum(0) - 1
+    # What is not wanted is written behind the end, which is cut off.
+    slot = torch.where(hit & (rank < size), rank, size)
+    found = torch.full((size + 1,), count, dtype=torch.int64)
+    found = torch.scatter(found, 0, slot, torch.arange(count))[:size]
+    columns, inner = [], 1
+    for length in reversed(self.shape):
+        along = torch.div(found, inner, rounding_mode="floor") % max(length, 1)
+        columns.append(torch.where(found < count, along, fill_value))
+        inner *= max(length, 1)
+    if not columns:
+        return torch.zeros((size, 0), dtype=torch.int64)
+    return torch.stack(columns[::-1], 1)
+
+
+def histogram(
+    self: torch.Tensor,
+    bins: int = 100,
+    min: float = 0,  # noqa: A002 - the name in the schema
+    max: float = 0,  # noqa: A002 - the name in the schema
+) -> Any:
+    """Return how many elements lie in each of equal bins.
+
+    Args:
+        self: The elements.
+        bins: How many bins.
+        min: Where the first starts.
+        max: Where the last one ends; it belongs to it.
+    """
+    if min >= max:
+        # The range is that of the elements.
+        return NotImplemented
+    kind = self.dtype if self.is_floating_point() else torch.float32
+    edges = torch.linspace(min, max, bins + 1, dtype=kind)
+    values = self.reshape(-1, 1).to(kind)
+    above, below = values >= edges[:-1], values < edges[1:]
+    last = (values == edges[-1]) & (torch.arange(bins) == bins - 1)
+    return ((above & below) | last).to(self.dtype).sum(0).to(self.dtype)
+
+
+INDEXING: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.put.default: put,
+    _ATEN.take.default: take,
+    _ATEN.diagonal_scatter.default: diagonal_scatter,
+    _ATEN.nonzero_static.default: nonzero_static,
+    _ATEN.histc.default: histogram,
+}
