@@ -188,7 +188,7 @@ def build(session: nox.Session) -> None:
 @nox.session(requires=["build", "torch"], reuse_venv=False)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
-    """Test one built wheel with nothing but what it declares."""
+    """Test one built wheel with nothing but what it declares; its names must be typed."""
     if package not in TORCH_FREE:
         _borrow_torch(session)
     session.install(*TEST_TOOLS, *DEV)
@@ -197,6 +197,11 @@ def alone(session: nox.Session, package: str) -> None:
     check = str(ROOT / "tools/check_installed.py")
     with session.chdir(Path(session.create_tmp())):
         session.run("python", check, package, *sorted(siblings(package)))
+        session.run(
+            *(str(ENVIRONMENTS / "build/bin/pyright"), "--ignoreexternal", "--verifytypes"),
+            f"lowerdeck.{import_name(package)}",
+            external=True,
+        )
     _test_installed(session, package, *session.posargs)
 
 

@@ -1,4 +1,4 @@
-"""Say what still stands between one package and its tag. Run as ``nox -s release -- PACKAGE``."""
+"""Say what still stands between a package and its tag. Run as ``nox -s release -- PACKAGE``."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ def problems_of(package: str) -> list[str]:
     return problems
 
 
-def main(package: str = "") -> None:
+def main(*packages: str) -> None:
     """Print what is left to do, or what to do next when nothing is left.
 
     Raises:
         SystemExit: Something is left to do; the message lists it.
     """
-    if package not in PACKAGES:
-        sys.exit(f"no package {package!r}; there are: {', '.join(PACKAGES)}")
-    problems = problems_of(package)
+    if not packages or not set(packages) <= set(PACKAGES):
+        sys.exit(f"name what to release, of: {', '.join(PACKAGES)}; found: {' '.join(packages)}")
+    problems = [f"- {package}: {line}" for package in packages for line in problems_of(package)]
     if problems:
-        sys.exit("\n".join(f"- {problem}" for problem in problems))
-    print("\n".join(_next_steps(package, str(project(package)["version"]))))
+        sys.exit("\n".join(problems))
+    for package in packages:
+        print("\n".join(_next_steps(package, str(project(package)["version"]))))
 
 
 def record_problems(package: str, version: str) -> list[str]:
