@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -183,27 +183,54 @@ class _Builder:
         return frame
 
 
-def _adopt(tree: CallTree, missing: Iterable[Item]) -> None:
-    """Give items without a stack to the innermost call that holds all their neighbours."""
+def _adopt(tree: CallTree, missing: Sequence[Item]) -> None:
+    """Give items without a stack to the innermost call that holds all their neighbours.
+
+    Neighbours are the next ones whose call is known: a pass may have added several nodes in a row.
+    """
+    lost = {item.node for item in missing if item.role is Role.COMPUTE}
+    before: dict[Node, Frame | None] = {}
     for item in missing:
         if item.role is not Role.COMPUTE:
             tree.home[item] = tree.root
             continue
-        known = item.scope.items
-        homes = [
-            tree.home[known[source]]
-            for source in item.node.all_input_nodes
-            if source in known and known[source] in tree.home
-        ]
-        for user in item.node.users:
-            if user.op == "output":
-                homes.append(tree.root)
-            elif user in known and known[user] in tree.home:
-                homes.append(tree.home[known[user]])
-        home = homes[0] if homes else tree.root
-        for other in homes[1:]:
-            home = common_ancestor(home, other)
-        tree.home[item] = home
+        # Where an attribute is read says nothing about who needs it.
+        sources = (node for node in item.node.all_input_nodes if node.op != "get_attr")
+        before[item.node] = _around(tree, item, sources, lost, before)
+    after: dict[Node, Frame | None] = {}
+    for item in reversed(missing):
+        if item.role is Role.COMPUTE:
+            users = _around(tree, item, item.node.users, lost, after)
+            after[item.node] = users
+            tree.home[item] = _common([before[item.node], users]) or tree.root
+
+
+def _around(
+    tree: CallTree,
+    item: Item,
+    neighbours: Iterable[Node],
+    lost: Container[Node],
+    passed: Mapping[Node, Frame | None],
+) -> Frame | None:
+    """Return the innermost call around the neighbours on one side, or None if there are none."""
+    known = item.scope.items
+    homes: list[Frame | None] = []
+    for node in neighbours:
+        if node.op == "output":
+            homes.append(tree.root)
+        elif node in lost:
+            homes.append(passed.get(node))
+        elif node in known:
+            homes.append(tree.home.get(known[node]))
+    return _common(homes)
+
+
+def _common(frames: Iterable[Frame | None]) -> Frame | None:
+    found: Frame | None = None
+    for frame in frames:
+        if frame is not None:
+            found = frame if found is None else common_ancestor(found, frame)
+    return found
 
 
 def _settle_borders(tree: CallTree, items: Sequence[Item]) -> None:
