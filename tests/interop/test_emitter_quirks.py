@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError, emit
+from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, emit
 from lowerdeck.serializer import KernelCall, Tensor
 from tests.interop import official
 
@@ -115,9 +115,21 @@ def test_a_quirk_is_cured(name: str) -> None:
     check(function, *args)
 
 
-def test_a_convolution_in_three_dimensions_is_refused_with_the_reason() -> None:
-    with pytest.raises(MissingKernelError, match="3 or 4 dimensions"):
-        emitted_of(nn.Conv3d(1, 1, 2), (torch.ones(1, 1, 3, 3, 3),))
+VOLUMES: dict[str, nn.Module] = {
+    "convolution": nn.Conv3d(4, 6, (3, 2, 3), (1, 2, 1), (1, 0, 1), (2, 1, 1), groups=2),
+    "transposed": nn.ConvTranspose3d(4, 6, 3, (2, 1, 2), 1, (1, 0, 1), groups=2),
+    "largest": nn.MaxPool3d((2, 3, 1), (2, 1, 1), (1, 1, 0)),
+    "average": nn.AvgPool3d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "adaptive": nn.AdaptiveAvgPool3d((2, 3, 1)),
+    "norm": nn.BatchNorm3d(4),
+    "group norm": nn.GroupNorm(2, 4),
+    "upsample": nn.Upsample(scale_factor=2, mode="trilinear"),
+}
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_a_volume_gives_eagers_values(name: str) -> None:
+    check(VOLUMES[name].eval(), torch.randn(2, 4, 5, 6, 4))
 
 
 def test_attention_guards_only_rows_that_a_mask_may_hide() -> None:

@@ -42,6 +42,24 @@ def test_kinds_of_operators_are_told_apart() -> None:
     assert isinstance(ATEN.add.Tensor, private.OperatorBase)
 
 
+def test_functions_of_one_number_have_operators() -> None:
+    functions = private.number_functions()
+    assert functions[torch.sym_sqrt] is ATEN.sqrt.default
+    for function, target in functions.items():
+        assert torch.isclose(target(torch.tensor(0.5)), torch.tensor(float(function(0.5))))
+
+
+def test_what_is_known_needs_no_guard() -> None:
+    assert private.is_known(3 > 2)
+    assert not private.is_known(2 > 3)
+    rows = torch.export.Dim("rows", min=2, max=9)
+    exported = export(torch.nn.ReLU(), (torch.ones(3),), dynamic_shapes=({0: rows},))
+    (size,) = next(iter(exported.graph.nodes)).meta["val"].shape
+    assert private.is_known(size >= 2)
+    assert not private.is_known(size >= 3)
+    assert not private.is_known(size < 3)
+
+
 def test_values_of_an_exported_program_are_fake() -> None:
     exported = export(torch.nn.ReLU(), (torch.ones(2),))
     assert isinstance(next(iter(exported.graph.nodes)).meta["val"], private.FakeTensor)

@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import (
     TreeSpec,
     tree_flatten,
@@ -42,6 +43,8 @@ __all__ = [
     "dump_tree_spec",
     "is_composite",
     "is_delegate_call",
+    "is_known",
+    "number_functions",
     "operator_schemas",
     "overload_name",
     "overload_packet",
@@ -87,6 +90,23 @@ def call_delegate_operator() -> Any:
 def is_delegate_call(target: object) -> bool:
     """Return whether ``target`` is the operator that calls a lowered module."""
     return target is executorch_call_delegate
+
+
+def number_functions() -> dict[Callable[..., Any], OpOverload]:
+    """Return torch's functions of one symbolic number, each with the operator on tensors."""
+    aten = torch.ops.aten
+    kernels: dict[Callable[..., Any], OpOverload] = {torch.sym_sqrt: aten.sqrt.default}
+    names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
+    for name in names:
+        function = getattr(torch, f"_sym_{name}", None)
+        if function is not None:
+            kernels[function] = getattr(aten, name).default
+    return kernels
+
+
+def is_known(truth: Any) -> bool:
+    """Return whether ``truth`` is true whatever the sizes are; never asks for a guard."""
+    return bool(statically_known_true(truth))
 
 
 def upper_bound(size: torch.SymInt) -> int | None:

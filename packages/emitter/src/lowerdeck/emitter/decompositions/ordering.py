@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.emitter.decompositions.pairs import fits
 
 _ATEN = torch.ops.aten
-
-# Searching compares everything with everything; above this many pairs it is refused.
-_MOST_PAIRS = 2**26
 
 
 def sort(
@@ -155,7 +153,7 @@ def searchsorted(
         sorter: The order of the elements, if they are not sorted.
     """
     pairs = sorted_sequence.size(-1) * self.numel()
-    if not isinstance(pairs, int) or pairs > _MOST_PAIRS:
+    if not fits(pairs):
         return NotImplemented
     if sorter is not None:
         sorted_sequence = torch.gather(sorted_sequence, -1, sorter)

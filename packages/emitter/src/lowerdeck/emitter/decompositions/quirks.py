@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.emitter._torch_private import OpOverload, is_known
 
 _ATEN = torch.ops.aten
 
@@ -39,17 +39,20 @@ def log_softmax(self: torch.Tensor, dim: int, _half_to_float: bool) -> Any:
 
 def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> Any:
     """Return padding with negative entries as slices: the kernel only grows a tensor."""
-    if all(isinstance(amount, int) and amount >= 0 for amount in pad):
+    cuts = [is_known(amount < 0) for amount in pad]
+    if not any(cuts):
         return NotImplemented
     result, grown = self, list(pad)
     for index in range(0, len(pad), 2):
         dim = self.dim() - 1 - index // 2
-        before, after = pad[index], pad[index + 1]
-        start, stop = max(-before, 0), result.size(dim) - max(-after, 0)
-        if before < 0 or after < 0:
+        start, stop = 0, result.size(dim)
+        if cuts[index]:
+            start, grown[index] = -pad[index], 0
+        if cuts[index + 1]:
+            stop, grown[index + 1] = stop + pad[index + 1], 0
+        if cuts[index] or cuts[index + 1]:
             result = _ATEN.slice.Tensor(result, dim, start, stop)
-        grown[index], grown[index + 1] = max(before, 0), max(after, 0)
-    if any(grown):
+    if not all(is_known(amount == 0) for amount in grown):
         return _ATEN.constant_pad_nd.default(result, grown, value)
     return result.clone()
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.emitter.decompositions.pairs import fits
 
 _ATEN = torch.ops.aten
 
-# Which source element goes to which place is a table of all pairs; above this many it is refused.
-_MOST_PAIRS = 2**26
 # Modes of an embedding bag.
 _AVERAGES, _MAXIMA = 1, 2
 _OLD_NAMES = {"add": "sum", "multiply": "prod"}
@@ -86,7 +85,7 @@ def _compared(
     """Return a reduction that is no sum: over a table with a row for each place."""
     size = self.size(dim)
     pairs = index.numel() * size
-    if not isinstance(pairs, int) or pairs > _MOST_PAIRS:
+    if not fits(pairs):
         return NotImplemented
     # Dimension `dim` of the table counts places, the one behind it elements of the source.
     places = torch.arange(size).reshape(-1, *[1] * (self.dim() - dim))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.graph import Method
+from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.fold_constants import fold_constants
@@ -28,6 +29,7 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     """
     drop_assertions(method)
     drop_dead_code(method)
+    compute_numbers(method)
     fold_constants(method)
     legalize_scalars(method, config.table)
     legalize_operands(method)

@@ -1,0 +1,184 @@
+"""Pass: compute on run-time numbers by the kernels on numbers, or on tensors of no dimension."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload, number_functions, schema_of
+from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.values import ScalarValue, TensorValue, Value
+
+_ATEN = torch.ops.aten
+# A longer chain of products is a power by the kernel on tensors.
+_MOST_FACTORS = 64
+
+Rule = Callable[[Call, list[Operation]], None]
+
+
+def compute_numbers(method: Method) -> None:
+    """Rewrite functions on numbers for which the runtime has no kernel.
+
+    Requires:
+        Nothing.
+
+    Ensures:
+        What is left of Python's operators on numbers has a kernel, or none can compute it.
+    """
+    for block in all_blocks(method.block):
+        body: list[Operation] = []
+        for operation in block.body:
+            if isinstance(operation, Call) and not isinstance(operation.target, OpOverload):
+                rule = _RULES.get(operation.target)
+                if rule is not None:
+                    rule(operation, body)
+            body.append(operation)
+        block.body = body
+
+
+def _number(
+    target: Any, args: list[Any], kind: type, call: Call, before: list[Operation]
+) -> ScalarValue:
+    """Return the result of a function on numbers that is called before ``call``."""
+    name = f"{call.outs[0].name}.{getattr(target, '__name__', 'part')}"
+    made = ScalarValue(name, kind)
+    before.append(Call(target, args, [made], call.origin))
+    return made
+
+
+def _kind(argument: Any) -> type:
+    return argument.kind if isinstance(argument, ScalarValue) else type(argument)
+
+
+def _become(call: Call, target: Any, *args: Any) -> None:
+    call.target, call.args = target, list(args)
+
+
+def _unequal(call: Call, before: list[Operation]) -> None:
+    same = _number(operator.eq, call.args, bool, call, before)
+    _become(call, torch.sym_not, same)
+
+
+def _both(call: Call, _before: list[Operation]) -> None:
+    one, two = call.args
+    if _kind(one) is bool and _kind(two) is bool:
+        _become(call, torch.sym_ite, one, two, False)
+
+
+def _either(call: Call, _before: list[Operation]) -> None:
+    one, two = call.args
+    if _kind(one) is bool and _kind(two) is bool:
+        _become(call, torch.sym_ite, one, True, two)
+
+
+def _size_of_number(call: Call, before: list[Operation]) -> None:
+    (given,) = call.args
+    negative = _number(operator.lt, [given, 0], bool, call, before)
+    turned = _number(operator.neg, [given], _kind(given), call, before)
+    _become(call, torch.sym_ite, negative, turned, given)
+
+
+def _floor(call: Call, before: list[Operation]) -> None:
+    turned = _number(operator.neg, call.args, _kind(call.args[0]), call, before)
+    above = _number(math.ceil, [turned], int, call, before)
+    _become(call, operator.neg, above)
+
+
+def _left(call: Call, _before: list[Operation]) -> None:
+    given, places = call.args
+    if isinstance(places, int):
+        _become(call, operator.mul, given, 1 << places)
+
+
+def _right(call: Call, _before: list[Operation]) -> None:
+    given, places = call.args
+    if isinstance(places, int):
+        _become(call, operator.floordiv, given, 1 << places)
+
+
+def _rounded(call: Call, _before: list[Operation]) -> None:
+    if len(call.args) == 2 and call.args[1] is None:
+        call.args = call.args[:1]
+
+
+def _total(call: Call, before: list[Operation]) -> None:
+    terms = list(call.args[0])
+    while len(terms) > 2:
+        terms[:2] = [_number(operator.add, terms[:2], int, call, before)]
+    _become(call, operator.add, *(terms if len(terms) == 2 else [*terms, 0]))
+
+
+def _power(call: Call, before: list[Operation]) -> None:
+    base, exponent = call.args
+    if isinstance(exponent, int) and 2 <= exponent <= _MOST_FACTORS:
+        product = base
+        for _ in range(exponent - 2):
+            product = _number(operator.mul, [product, base], _kind(base), call, before)
+        _become(call, operator.mul, product, base)
+        return
+    # Numbers have no such kernel, but tensors without dimensions do.
+    if isinstance(exponent, ScalarValue):
+        given: Any = base
+        target: Any = _ATEN.pow.Scalar
+        if isinstance(base, ScalarValue):
+            given, target = _tensor(base, call, before), _ATEN.pow.Tensor_Tensor
+        args = [given, _tensor(exponent, call, before)]
+    else:
+        args, target = [_tensor(base, call, before), exponent], _ATEN.pow.Tensor_Scalar
+    _item(_computed(target, args, call, before), call, before)
+
+
+def _by_kernel(target: OpOverload) -> Rule:
+    """Return the rule that computes a function of a number on a tensor."""
+
+    def rule(call: Call, before: list[Operation]) -> None:
+        args = [_tensor(call.args[0], call, before)]
+        _item(_computed(target, args, call, before), call, before)
+
+    return rule
+
+
+def _tensor(number: Any, call: Call, before: list[Operation]) -> TensorValue:
+    return _computed(_ATEN.scalar_tensor.default, [number, *[None] * 4], call, before)
+
+
+def _computed(
+    target: OpOverload,
+    args: list[Any],
+    call: Call,
+    before: list[Operation],
+    dtype: torch.dtype = torch.float64,
+) -> TensorValue:
+    name = f"{call.outs[0].name}.{schema_of(target).name.partition('::')[2]}"
+    made = TensorValue(name, dtype, (), (), ())
+    outs: list[Value] = [made]
+    before.append(Call(target, args, outs, call.origin))
+    return made
+
+
+def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:
+    """Make ``call`` read the number out of a tensor."""
+    if _kind(call.outs[0]) is int:
+        args = [result, torch.int64, None, None, None, False, None]
+        result = _computed(_ATEN._to_copy.default, args, call, before, torch.int64)
+    _become(call, _ATEN._local_scalar_dense.default, result)
+
+
+_RULES: dict[Any, Rule] = {
+    operator.ne: _unequal,
+    operator.and_: _both,
+    operator.or_: _either,
+    operator.abs: _size_of_number,
+    abs: _size_of_number,
+    math.floor: _floor,
+    operator.lshift: _left,
+    operator.rshift: _right,
+    operator.pow: _power,
+    round: _rounded,
+    torch.sym_sum: _total,
+    **{function: _by_kernel(kernel) for function, kernel in number_functions().items()},
+}
