@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch.export import ExportedProgram
 
-from lowerdeck.unflatten._torch_private import TRACER_ROOT
+from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
 from lowerdeck.unflatten.flat_items import Item
 
 
@@ -113,9 +113,10 @@ def note_shared_modules(
 ) -> None:
     """Note in ``paths`` which names are one module.
 
-    Strict export keys each module by its identity, which is proof. Otherwise two names of modules
-    of
-    one type, whose whole state is the same tensors, are taken for one module.
+    Strict export keys each module that it calls by its identity, which is proof for and against.
+    Otherwise two names of modules of one type, whose whole state is the same tensors, are taken
+    for one module: a program cannot tell a module with two names from two modules that share all
+    their state.
 
     Args:
         paths: The names; changed.
@@ -125,15 +126,17 @@ def note_shared_modules(
     """
     types: dict[str, object] = {}
     by_identity: dict[str, str] = {}
+    identities: dict[str, str] = {}
     for item in items:
         for key, (traced, type_name) in item.node.meta.get("nn_module_stack", {}).items():
             path = paths.eager(traced)
-            if not path or (path in types and key in by_identity):
+            if not path or key == EMPTY_STACK_KEY or (path in types and key in by_identity):
                 continue
             types.setdefault(path, type_name)
             paths.add(path)
             identity = key.partition("@")[0]
             if identity.isdecimal():
+                identities[path] = identity
                 paths.alias(by_identity.setdefault(identity, path), path)
     by_state: dict[tuple[object, ...], str] = {}
     for path in list(paths.order):
@@ -143,5 +146,10 @@ def note_shared_modules(
         other = by_state.setdefault(state, path)
         if other == path:
             continue
+        one, two = identities.get(other), identities.get(path)
+        if one is not None and two is not None and one != two:
+            continue
         if types.get(path, types.get(other)) == types.get(other, types.get(path)):
             paths.alias(other, path)
+            if two is not None:
+                identities[other] = two

@@ -65,12 +65,30 @@ class ProgramState:
             if name not in self.entries:
                 kind = StateKind.TRANSIENT_BUFFER if name in transient else StateKind.CONSTANT
                 self._enter(name, kind, value)
+        self._order_buffers(program)
         self._names: dict[object, list[str]] = {}
         for entry in self.entries.values():
             self._names.setdefault(entry.identity, []).append(entry.name)
 
     def _enter(self, name: str, kind: StateKind, value: Any) -> None:
         self.entries[name] = StateEntry(name, kind, tensor_identity(value), value)
+
+    def _order_buffers(self, program: ExportedProgram) -> None:
+        """Put buffers, persistent or not, in eager's order where the program recorded it.
+
+        Non-strict export lifts all buffers in eager's order. Strict export lifts those that it
+        reads in the order in which it reads them, so that nothing tells where the others stood.
+        """
+        held = {StateKind.BUFFER, StateKind.TRANSIENT_BUFFER}
+        buffers = [name for name, entry in self.entries.items() if entry.kind in held]
+        order = [name for name in program.graph_signature.buffers if name in self.entries]
+        persistent = [name for name in buffers if name in program.state_dict]
+        if len(order) != len(buffers) or persistent != [
+            name for name in order if name in program.state_dict
+        ]:
+            return
+        for name in order:
+            self.entries[name] = self.entries.pop(name)
 
     def names_of(self, placeholder: str) -> list[str]:
         """Return every name of the state that a placeholder stands for, its own name first."""
