@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from fuser_graphs import random_graph
 from torch.fx import Graph, GraphModule, symbolic_trace
@@ -61,6 +63,54 @@ def test_erase_hooks_are_called() -> None:
     gm._register_erase_node_hook(lambda node: seen.append(node.name))
     private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
     assert seen == ["sin"]
+
+
+def test_replace_hooks_are_found() -> None:
+    gm = symbolic_trace(lambda x: x.sin().cos())
+    seen: list[tuple[str, str, str]] = []
+    assert list(private.replace_hooks(gm)) == []
+    assert list(private.replace_hooks(None)) == []
+    with gm._set_replace_hook(lambda old, new, user: seen.append((old.name, new, user.name))):
+        (hook,) = private.replace_hooks(gm)
+        x, sin, cos, _ = gm.graph.nodes
+        hook(old=sin, new=x.name, user=cos)
+        assert seen == [("sin", "x", "cos")]
+        # torch calls it likewise.
+        cos.replace_input_with(sin, x)
+        assert seen == [("sin", "x", "cos")] * 2
+
+
+def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
+    inner = symbolic_trace(lambda x: x.sin())
+    assert not private.is_impure(inner)
+    assert not private.is_impure(None)
+    private.mark_impure(inner)
+    for module in (inner, copy.deepcopy(inner)):
+        assert private.is_impure(module)
+        graph = Graph()
+        x = graph.placeholder("x")
+        graph.call_module("inner", (x,))
+        graph.output(x)
+        gm = GraphModule({"inner": module}, graph)
+        gm.graph.eliminate_dead_code()
+        assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
+
+
+def test_norms_of_batches_and_instances_have_one_base() -> None:
+    for norm in (torch.nn.BatchNorm1d(1), torch.nn.InstanceNorm3d(1), torch.nn.SyncBatchNorm(1)):
+        assert isinstance(norm, private.NormBase)
+    assert not isinstance(torch.nn.LayerNorm(1), private.NormBase)
+
+
+def test_operators_have_kinds_and_overloads_a_schema() -> None:
+    add = torch.ops.aten.add
+    assert isinstance(add.Tensor, private.OpOverload)
+    assert isinstance(add, private.OpOverloadPacket)
+    assert isinstance(torch.ops.higher_order.cond, private.HigherOrderOperator)
+    schema = private.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.name == "aten::add_"
+    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    assert written == [True, False, False]
 
 
 def test_a_lazy_module_is_a_plain_graph_module_after_its_first_use() -> None:

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _illegal_names
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
+from torch.nn.modules.batchnorm import _NormBase
+
+__all__ = [
+    "HigherOrderOperator",
+    "NormBase",
+    "OpOverload",
+    "OpOverloadPacket",
+    "add_node",
+    "copy_node",
+    "defer_code",
+    "erase_nodes_now",
+    "generate_code",
+    "is_impure",
+    "lazy_graph_module",
+    "mark_impure",
+    "replace_hooks",
+    "schema_of",
+    "share_codegen",
+]
+
+NormBase: type[torch.nn.Module] = _NormBase
+"""What batch and instance norms of all dimensions are made from."""
 
 _DEFERRED = ("__reduce__", "__reduce_package__", "__str__", "code", "forward", "recompile")
 
@@ -38,6 +61,23 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
     graph.owning_module = made
     defer_code(made)
     return made
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """Return the schema of one overload of an operator."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
+
+
+def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., object]]:
+    """Return what is to be told, as ``hook(old, new name, user)``, of each input replaced."""
+    hooks: Sequence[Callable[..., object]] = getattr(module, "_replace_hooks", ())
+    return hooks
+
+
+def is_impure(module: object) -> bool:
+    """Return whether dead code elimination keeps calls of ``module``."""
+    return bool(getattr(module, "_is_impure", False))
 
 
 def mark_impure(module: GraphModule) -> None:

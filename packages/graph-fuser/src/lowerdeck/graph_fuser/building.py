@@ -14,6 +14,7 @@ from lowerdeck.graph_fuser._torch_private import (
     add_node,
     copy_node,
     defer_code,
+    is_impure,
     lazy_graph_module,
     mark_impure,
     share_codegen,
@@ -142,9 +143,29 @@ class Builder:
         made = _Built(Graph(), {})
         share_codegen(self.graph, made.graph)
         home = self.tree.home
-        self._fill(ROOT, made, [node for node in self.tree.position if node not in home])
+        nodes = [node for node in self.tree.position if node not in home]
+        nodes = self._replace_placeholders(made, nodes)
+        self._fill(ROOT, made, nodes)
         module = self._module(None, ROOT, made)
         return module, made.env
+
+    def _replace_placeholders(self, made: _Built, nodes: Sequence[Node]) -> list[Node]:
+        """Make the outermost graph read by attribute what the caller has a name for.
+
+        Returns those of ``nodes`` that are still to be copied.
+        """
+        name_of, home = self.attribute_name, self.tree.home
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        names = {node: name_of(None, node) for node in placeholders} if name_of is not None else {}
+        if not any(names.values()):
+            return list(nodes)
+        for node in placeholders:
+            if names[node] is None:
+                made.env[node] = copy_node(made.graph, node, made.env)
+        for node, name in names.items():
+            if name is not None and any(user not in home for user in node.users):
+                self._read(node, name, made)
+        return [node for node in nodes if node not in names]
 
     def collect(self) -> dict[Region, OutlinedRegion]:
         """Return what became of each region, in preorder."""
@@ -187,9 +208,12 @@ class Builder:
 
     def _read_local(self, index: int, made: _Built) -> None:
         for outer, name in self.boundary.local[index].items():
-            read = add_node(made.graph, "get_attr", name, (), outer.name, outer.type)
-            read.meta.update(outer.meta if outer.op == "get_attr" else value_meta(outer.meta))
-            made.env[outer] = read
+            self._read(outer, name, made)
+
+    def _read(self, outer: Node, name: str, made: _Built) -> None:
+        read = add_node(made.graph, "get_attr", name, (), name.replace(".", "_"), outer.type)
+        read.meta.update(outer.meta if outer.op == "get_attr" else value_meta(outer.meta))
+        made.env[outer] = read
 
     def _module(self, region: Region | None, index: int, made: _Built) -> torch.nn.Module:
         if self.make_module is not None:
@@ -208,10 +232,7 @@ class Builder:
         plain, effect = self.behaviours.is_plain, self.behaviours.effect
         return any(
             not plain(node) and effect(node) != Effect.NONE for node in self.tree.members[index]
-        ) or any(
-            getattr(self.built[child].module, "_is_impure", False)
-            for child in self.tree.children[index]
-        )
+        ) or any(is_impure(self.built[child].module) for child in self.tree.children[index])
 
     def _graph_module(
         self, gm: GraphModule, region: Region | None, index: int, made: _Built

@@ -9,8 +9,9 @@ from enum import Flag, auto
 from types import FunctionType
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
+
+from lowerdeck.graph_fuser._torch_private import OpOverload, OpOverloadPacket, schema_of
 
 
 class Effect(Flag):
@@ -75,7 +76,7 @@ def function_behaviour(node: Node) -> Behaviour:
     name = getattr(target, "__name__", "")
     if isinstance(target, OpOverload):
         found = _overload(target)
-        name = target._schema.name.rpartition("::")[2]
+        name = schema_of(target).name.rpartition("::")[2]
     elif target in _INPLACE_OPERATORS:
         found = Behaviour(Effect.WRITES, ((0, "a"),), aliases=True)
     elif target is operator.setitem:
@@ -102,7 +103,7 @@ def function_behaviour(node: Node) -> Behaviour:
 
 
 def _overload(target: OpOverload) -> Behaviour:
-    schema = target._schema
+    schema = schema_of(target)
     effect = Effect.NONE
     writes = tuple(
         (-1 if argument.kwarg_only else place, argument.name)

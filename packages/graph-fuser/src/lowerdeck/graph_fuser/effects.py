@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from lowerdeck.graph_fuser._torch_private import HigherOrderOperator, NormBase, is_impure
 from lowerdeck.graph_fuser.attributes import attribute, has_attribute
 from lowerdeck.graph_fuser.callees import (
     FIRST,
@@ -129,8 +129,8 @@ def _module_effect(module: torch.nn.Module) -> Effect:
             isinstance(inner, torch.nn.RNNBase) and inner.dropout and inner.training
         ):
             effect |= Effect.RANDOM
-        elif isinstance(inner, torch.nn.modules.batchnorm._NormBase) and inner.training:
+        elif isinstance(inner, NormBase) and inner.training:
             effect |= Effect.EFFECT if inner.track_running_stats else Effect.NONE
-        elif getattr(inner, "_is_impure", False):
+        elif is_impure(inner):
             effect |= Effect.EFFECT
     return effect

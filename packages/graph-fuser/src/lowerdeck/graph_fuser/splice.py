@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from lowerdeck.graph_fuser._torch_private import erase_nodes_now
+from lowerdeck.graph_fuser._torch_private import erase_nodes_now, replace_hooks
 from lowerdeck.graph_fuser.boundary import Boundary
 from lowerdeck.graph_fuser.ordering import relink
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
@@ -115,14 +115,11 @@ def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
         user: The node to change.
         replacement: From old inputs to new ones.
     """
-    hooks: Sequence[Callable[..., object]] = getattr(
-        user.graph.owning_module, "_replace_hooks", ()
-    )
     if len(replacement) == 1:
         ((old, new),) = replacement.items()
         user.replace_input_with(old, new)
         return
-    for hook in hooks:
+    for hook in replace_hooks(user.graph.owning_module):
         for old, new in replacement.items():
             hook(old=old, new=new.name, user=user)
     user.args = map_arg(user.args, lambda node: replacement.get(node, node))

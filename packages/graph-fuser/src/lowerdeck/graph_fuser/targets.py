@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
+
+from lowerdeck.graph_fuser._torch_private import OpOverload, OpOverloadPacket
 
 
 def qualified_name(node: Node) -> str:
