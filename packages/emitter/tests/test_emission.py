@@ -273,3 +273,14 @@ def test_the_kernel_table_says_which_runtime_it_was_read_from() -> None:
 
 def test_every_kernel_on_numbers_is_in_the_table() -> None:
     assert {kernel.full_name for kernel in SCALAR_KERNELS.values()} <= OFFICIAL_KERNELS.names
+
+
+def test_weights_carry_their_names_unless_told_otherwise() -> None:
+    def names(config: EmitConfig) -> set[str | None]:
+        emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)), config=config)
+        values = deserialize_pte(emitted.to_bytes()).execution_plan[0].values
+        infos = [v.val.extra_tensor_info for v in values if isinstance(v.val, Tensor)]
+        return {info.fully_qualified_name for info in infos if info is not None}
+
+    assert names(EmitConfig()) == {"weight", "bias"}
+    assert names(EmitConfig(weight_names=False)) == set()

@@ -62,6 +62,7 @@ class PlanBuilder:
         states: The initial values of mutable buffers, added to.
         delegates: The delegates' bytes, added to.
         weights: Takes parameters and buffers that go to a file of their own; None when they stay.
+        names: Whether constants carry the names that they have in the model.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class PlanBuilder:
         states: StatePool,
         delegates: DelegatePool,
         weights: ExternalWeights | None = None,
+        names: bool = True,
     ) -> None:
+        self._names = names
         self._weights = weights
         self._constants = constants
         self._states = states
@@ -204,7 +207,10 @@ class PlanBuilder:
         buffer = self._constants.index_of(data, address + offset)
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order)
         if key not in self._by_key:
-            self._by_key[key] = self._append(_tensor(value, data_buffer_idx=buffer))
+            tensor = _tensor(value, data_buffer_idx=buffer)
+            if self._names and root.key and len(data) == root.nbytes:
+                tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=root.key)
+            self._by_key[key] = self._append(tensor)
         return self._by_key[key]
 
     def _external_index(

@@ -28,6 +28,8 @@ class EmitConfig:
             so that the zeros of a mutable buffer need not stand in the file.
         weights_file: Stem of a `.ptd` file that parameters and buffers go to, None to keep them
             in the `.pte`.
+        weight_names: Whether weights carry their names in the model, for tools such as `lowerdeck
+            inspect`; some 50 bytes for each.
         stack_traces: Whether each instruction carries the stack trace of the user's code.
     """
 
@@ -40,6 +42,7 @@ class EmitConfig:
     plan_outputs: bool = True
     zeroed_memory: bool = True
     weights_file: str | None = None
+    weight_names: bool = True
     stack_traces: bool = False
 
     @property

@@ -91,7 +91,9 @@ class _Emission:
         weights = None
         if settings.weights_file is not None:
             weights = ExternalWeights(self._emitted.named_data, settings.weights_file)
-        builder = PlanBuilder(self._constants, self._states, self._delegates, weights)
+        builder = PlanBuilder(
+            self._constants, self._states, self._delegates, weights, settings.weight_names
+        )
         plan = builder.build(code, memory.sizes)
         plan.container_meta_type = container_metadata(method.in_spec, method.out_spec)
         if settings.stack_traces:
