@@ -9,11 +9,40 @@ from typing import Any
 import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "AUTOCAST_REGION",
+    "EMPTY_STACK_KEY",
+    "ENTER_AUTOCAST",
+    "EXIT_AUTOCAST",
+    "GRAD_MODE_REGION",
+    "NATIVE_FUNCTIONS",
+    "SET_GRAD_MODE",
+    "TRACER_ROOT",
+    "HigherOrderOperator",
+    "OpOverload",
+    "add_node",
+    "buffers_of",
+    "children_of",
+    "is_copy_on_write",
+    "lazy_clone",
+    "negative_view",
+    "overload_name",
+    "packet_name",
+    "parameters_of",
+    "pytree",
+    "schema_of",
+    "storage_key",
+    "unsaved_buffers_of",
+    "without_effect_tokens",
+]
 
 EMPTY_STACK_KEY: str = _EMPTY_NN_MODULE_STACK_KEY
 """Key of the stack that torch's own passes give to nodes whose module they do not know."""
@@ -32,6 +61,52 @@ ENTER_AUTOCAST: Any = _enter_autocast
 EXIT_AUTOCAST: Any = _exit_autocast
 SET_GRAD_MODE: Any = torch._C._set_grad_enabled
 """Functions that change the mode; the code writer turns their pairs into ``with`` blocks."""
+
+NATIVE_FUNCTIONS: Any = torch._C._nn
+"""Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """Return the schema of one overload of an operator."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
+
+
+def packet_name(operator: object) -> str | None:
+    """Return the name that all overloads of an operator share, or None for anything else."""
+    name: str | None = getattr(operator, "_opname", None)
+    return name
+
+
+def overload_name(operator: OpOverload) -> str:
+    """Return the name of an overload, such as ``"Tensor"``; ``"default"`` when it has none."""
+    name: str = operator._overloadname
+    return name
+
+
+def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """Return where ``module`` holds its children, also those whose names are not attributes."""
+    return module._modules
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """Return where ``module`` itself holds its parameters."""
+    return module._parameters
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return where ``module`` itself holds its buffers."""
+    return module._buffers
+
+
+def unsaved_buffers_of(module: torch.nn.Module) -> set[str]:
+    """Return where ``module`` holds the names of its buffers that no state dict has."""
+    return module._non_persistent_buffers_set
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of ``tensor`` that reads as its negative."""
+    return tensor._neg_view()
 
 
 def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:

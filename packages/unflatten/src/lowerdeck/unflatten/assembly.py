@@ -10,6 +10,12 @@ import torch
 from torch.fx import Graph
 
 from lowerdeck.graph_fuser import OutlinedRegion
+from lowerdeck.unflatten._torch_private import (
+    buffers_of,
+    children_of,
+    parameters_of,
+    unsaved_buffers_of,
+)
 from lowerdeck.unflatten.call_targets import call_target
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.code import Source
@@ -154,7 +160,7 @@ def build_hierarchy(
     for name in paths.order:
         if name:
             outer, _, last = name.rpartition(".")
-            made[paths.canonical(outer)]._modules.setdefault(last, made[paths.canonical(name)])
+            children_of(made[paths.canonical(outer)]).setdefault(last, made[paths.canonical(name)])
     return made
 
 
@@ -167,11 +173,11 @@ def install_state(
         module = modules[paths.canonical(outer)]
         match entry.kind:
             case StateKind.PARAMETER:
-                module._parameters[last] = value
+                parameters_of(module)[last] = value
             case StateKind.BUFFER:
-                module._buffers[last] = value
+                buffers_of(module)[last] = value
             case StateKind.TRANSIENT_BUFFER:
-                module._buffers[last] = value
-                module._non_persistent_buffers_set.add(last)
+                buffers_of(module)[last] = value
+                unsaved_buffers_of(module).add(last)
             case StateKind.CONSTANT:
                 module.__dict__[last] = value

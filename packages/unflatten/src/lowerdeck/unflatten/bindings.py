@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowerdeck.unflatten._torch_private import NATIVE_FUNCTIONS
+
 _POINTWISE_UNARY = (
     "abs acos asin atan ceil clone cos cosh erf exp expm1 floor isfinite isinf isnan log log10 "
     "log1p log2 logical_not neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt tan tanh "
@@ -41,10 +43,10 @@ def _aten(name: str) -> Any:
 
 def _table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {
-        _aten("linear"): torch._C._nn.linear,
-        _aten("gelu"): torch._C._nn.gelu,
-        _aten("silu"): torch._C._nn.silu,
-        _aten("scaled_dot_product_attention"): torch._C._nn.scaled_dot_product_attention,
+        _aten("linear"): NATIVE_FUNCTIONS.linear,
+        _aten("gelu"): NATIVE_FUNCTIONS.gelu,
+        _aten("silu"): NATIVE_FUNCTIONS.silu,
+        _aten("scaled_dot_product_attention"): NATIVE_FUNCTIONS.scaled_dot_product_attention,
         _aten("view"): Tensor.view,
         _aten("expand"): Tensor.expand,
     }

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
-from torch.utils import _pytree as pytree
 
-from lowerdeck.unflatten._torch_private import without_effect_tokens
+from lowerdeck.unflatten._torch_private import pytree, without_effect_tokens
 from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
 from lowerdeck.unflatten.call_tree import call_homes
 from lowerdeck.unflatten.cutting import cut

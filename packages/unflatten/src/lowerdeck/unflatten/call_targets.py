@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
+
 _VARIANT = re.compile(r"^(.+)\.(_call_\d+)$")
 
 OWN_NAMES = frozenset(
@@ -50,7 +52,7 @@ def split_call_target(target: str) -> tuple[str, str | None]:
 
 def lookup(module: torch.nn.Module, name: str) -> Any:
     """Return the child, parameter or buffer ``name``, even where a method has that name too."""
-    for held in (module._modules, module._parameters, module._buffers):
+    for held in (children_of(module), parameters_of(module), buffers_of(module)):
         if name in held:
             return held[name]
     return getattr(module, name)

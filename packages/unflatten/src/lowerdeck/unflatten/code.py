@@ -20,6 +20,7 @@ from lowerdeck.unflatten._torch_private import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
     SET_GRAD_MODE,
+    packet_name,
 )
 from lowerdeck.unflatten.bindings import callable_for
 from lowerdeck.unflatten.call_targets import RESERVED_NAMES, lookup, split_call_target
@@ -366,9 +367,7 @@ def _base_name(node: Node) -> str:
         return path.rpartition(".")[2]
     if node.op == "placeholder":
         return node.name
-    return str(
-        getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target)
-    )
+    return str(packet_name(node.target) or getattr(node.target, "__name__", node.target))
 
 
 _LITERALS = {bool, int, str}

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from lowerdeck.unflatten._torch_private import children_of
+
 
 class Container(torch.nn.Module):
     """A module that the program never calls, such as a list of layers.
@@ -34,9 +36,9 @@ def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
         KeyError: There is no such name.
     """
     if isinstance(key, str):
-        found = module._modules[key]
+        found = children_of(module)[key]
     else:
-        children = list(module._modules.values())
+        children = list(children_of(module).values())
         found = children[key]
     if found is None:
         raise KeyError(f"child {key!r} is None")

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.generated_module import PRIVATE, GeneratedModule, give_eager_type
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
@@ -47,12 +48,12 @@ def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
         if id(child) not in made:
             made[id(child)] = factory(name, child)
         parent, _, last = name.rpartition(".")
-        root.get_submodule(parent)._modules[last] = made[id(child)]
+        children_of(root.get_submodule(parent))[last] = made[id(child)]
 
 
 def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
     for part in name.split("."):
-        eager = eager._modules.get(part) if eager is not None else None
+        eager = children_of(eager).get(part) if eager is not None else None
     return eager
 
 

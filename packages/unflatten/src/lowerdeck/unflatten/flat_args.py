@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from torch.utils._pytree import TreeSpec
+from lowerdeck.unflatten._torch_private import pytree
 
 __all__ = ["FlatArgsAdapter"]
 
@@ -31,8 +31,8 @@ class FlatArgsAdapter(ABC):
     @abstractmethod
     def adapt(
         self,
-        target_spec: TreeSpec,
-        input_spec: TreeSpec,
+        target_spec: pytree.TreeSpec,
+        input_spec: pytree.TreeSpec,
         input_args: list[Any],
         metadata: dict[str, Any] | None = None,
         obj: Any | None = None,

@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
+from lowerdeck.unflatten._torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    overload_name,
+    packet_name,
+)
 from lowerdeck.unflatten.errors import UnflattenError
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "closes", "carries")
@@ -100,7 +105,7 @@ def record_graph(graph: Graph) -> GraphRecord:
 
 def _named(item: Any) -> Any:
     if isinstance(item, OpOverload):
-        return OperatorName(item.namespace, item._opname, item._overloadname)
+        return OperatorName(item.namespace, str(packet_name(item)), overload_name(item))
     if isinstance(item, HigherOrderOperator):
-        return OperatorName("higher_order", item._name, None)
+        return OperatorName("higher_order", item.name(), None)
     return item

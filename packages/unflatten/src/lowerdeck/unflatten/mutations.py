@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch._ops import OpOverload
 from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
+from lowerdeck.unflatten._torch_private import OpOverload, schema_of
 from lowerdeck.unflatten.call_tree import CallTree, Frame
 from lowerdeck.unflatten.flat_items import Item
 
@@ -69,7 +69,7 @@ def is_view(target: object) -> bool:
     """Return whether an operator may return a view of an argument that it does not write."""
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None and not result.alias_info.is_write
-        for result in target._schema.returns
+        for result in schema_of(target).returns
     )
 
 
@@ -77,7 +77,7 @@ def is_inplace(target: object) -> bool:
     """Return whether an operator writes its first argument and returns it."""
     if not isinstance(target, OpOverload):
         return False
-    schema = target._schema
+    schema = schema_of(target)
     return (
         len(schema.returns) == 1
         and schema.returns[0].alias_info is not None

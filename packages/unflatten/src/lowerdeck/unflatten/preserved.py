@@ -19,9 +19,9 @@ from typing import Any, cast
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
 from lowerdeck.graph_fuser import OutlinedRegion
+from lowerdeck.unflatten._torch_private import pytree
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES
 from lowerdeck.unflatten.signature import CallSignature, flatten_like, positional_names

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from lowerdeck.unflatten._torch_private import pytree
 from lowerdeck.unflatten.carrying import CARRIED, take_carried
 from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.input_constraints import InputConstraints

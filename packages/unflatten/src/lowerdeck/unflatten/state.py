@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from lowerdeck.unflatten._torch_private import lazy_clone, storage_key
+from lowerdeck.unflatten._torch_private import lazy_clone, negative_view, storage_key
 
 
 class StateKind(Enum):
@@ -196,4 +196,4 @@ class _Cloner:
         view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.is_conj():
             view = view.conj()
-        return view._neg_view() if tensor.is_neg() else view
+        return negative_view(view) if tensor.is_neg() else view

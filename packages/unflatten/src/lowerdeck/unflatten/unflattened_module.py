@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
+from lowerdeck.unflatten._torch_private import pytree
 from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.generated_module import PRIVATE, GeneratedModule

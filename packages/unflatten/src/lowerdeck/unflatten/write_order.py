@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch._ops import OpOverload
 from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD_MODE,
+    OpOverload,
+    schema_of,
+)
 from lowerdeck.unflatten.call_tree import Frame, frames_around
 from lowerdeck.unflatten.working_graph import WorkingGraph
 
@@ -52,9 +57,9 @@ def _state_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
 
 
 def _written(node: Node, working: WorkingGraph) -> Iterator[str]:
-    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
         return
-    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+    for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and isinstance(value, Node) and value in working.reads:
             yield working.reads[value]
