@@ -48,6 +48,63 @@ def test_a_node_is_added_as_torch_adds_it() -> None:
     assert len(fast.find_nodes(op="call_function", target=torch.relu)) == 2
 
 
+def test_operators_have_kinds_names_and_schemas() -> None:
+    add = torch.ops.aten.add
+    assert isinstance(add.Tensor, private.OpOverload)
+    assert not isinstance(add, private.OpOverload)
+    assert isinstance(torch.ops.higher_order.cond, private.HigherOrderOperator)
+    assert torch.ops.higher_order.cond.__name__ == "cond"
+    assert private.packet_name(add.Tensor) == "add"
+    assert private.packet_name(len) is None
+    assert private.overload_name(add.Tensor) == "Tensor"
+    assert private.overload_name(torch.ops.aten.relu.default) == "default"
+    written = private.schema_of(torch.ops.aten.add_.Tensor)
+    assert written.is_mutable
+    assert written.returns[0].alias_info is not None
+    assert written.returns[0].alias_info.is_write
+    view = private.schema_of(torch.ops.aten.view.default).returns[0].alias_info
+    assert view is not None
+    assert not view.is_write
+
+
+def test_native_functions_are_those_of_nn_functional() -> None:
+    for name in ("linear", "gelu", "scaled_dot_product_attention"):
+        assert getattr(private.NATIVE_FUNCTIONS, name) is getattr(torch.nn.functional, name)
+    x = torch.randn(3)
+    torch.testing.assert_close(private.NATIVE_FUNCTIONS.silu(x), torch.nn.functional.silu(x))
+
+
+def test_a_modules_own_registries_are_live() -> None:
+    module = torch.nn.BatchNorm1d(2)
+    module.register_buffer("scratch", torch.zeros(1), persistent=False)
+    module.add_module("child", torch.nn.ReLU())
+    assert list(private.children_of(module)) == ["child"]
+    assert list(private.parameters_of(module)) == ["weight", "bias"]
+    assert "scratch" in private.buffers_of(module)
+    assert private.unsaved_buffers_of(module) == {"scratch"}
+    private.unsaved_buffers_of(module).clear()
+    private.children_of(module)["type"] = torch.nn.Tanh()
+    assert "scratch" in module.state_dict()
+    assert [name for name, _ in module.named_children()] == ["child", "type"]
+
+
+def test_a_negative_view_shares_memory() -> None:
+    tensor = torch.ones(2)
+    view = private.negative_view(tensor)
+    tensor[0] = 5
+    assert view.is_neg()
+    assert view.tolist() == [-5, -1]
+    assert private.storage_key(view) == private.storage_key(tensor)
+
+
+def test_trees_come_apart_and_together() -> None:
+    tree = ((1, [2]), {"k": 3})
+    leaves, spec = private.pytree.tree_flatten(tree)
+    assert leaves == [1, 2, 3]
+    assert private.pytree.tree_unflatten(leaves, spec) == tree
+    assert isinstance(spec, private.pytree.TreeSpec)
+
+
 def test_mode_regions_carry_their_mode_and_body() -> None:
     class Modes(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

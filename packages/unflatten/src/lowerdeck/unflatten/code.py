@@ -367,7 +367,7 @@ def _base_name(node: Node) -> str:
         return path.rpartition(".")[2]
     if node.op == "placeholder":
         return node.name
-    return str(packet_name(node.target) or getattr(node.target, "__name__", node.target))
+    return str(packet_name(node.target) or getattr(node.target, "__name__", str(node.target)))
 
 
 _LITERALS = {bool, int, str}

@@ -107,5 +107,5 @@ def _named(item: Any) -> Any:
     if isinstance(item, OpOverload):
         return OperatorName(item.namespace, str(packet_name(item)), overload_name(item))
     if isinstance(item, HigherOrderOperator):
-        return OperatorName("higher_order", item.name(), None)
+        return OperatorName("higher_order", item.__name__, None)
     return item
