@@ -136,3 +136,61 @@ def test_inputs_are_left_alone(method: Any) -> None:
     given = inputs()
     assert compare(load(method.ends([x], [x])), negate, given).first is None
     assert torch.equal(given[0], inputs()[0])
+
+
+def test_results_that_nothing_reads_are_compared_before_they_are_poisoned(method: Any) -> None:
+    m = method
+    x, most, places, out = (
+        m.tensor([2, 3]),
+        m.tensor([2]),
+        m.tensor([2], torch.int64),
+        m.tensor([2]),
+    )
+    m.call("aten::max.dim_max", x, m.integer(1), m.boolean(False), most, places, m.null())
+    m.call("aten::neg.out", most, out, out)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return -torch.max(x, 1)[0]
+
+    program = load(m.ends([x], [out]), memory="poison")
+    comparison = compare(program, model, (torch.tensor([[1.0, 5.0, 2.0], [0.0, 1.0, 7.0]]),))
+    assert comparison.first is None
+    assert comparison.compared == 4
+
+
+def test_branches_and_loops_of_eager_are_compared(method: Any) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.cond(x.sum() > 0, torch.relu, torch.neg, (x,))
+        loop = torch.ops.higher_order.while_loop
+        result: torch.Tensor
+        (result,) = loop(lambda y: y.sum() < 8, lambda y: (y * 2,), (chosen,), ())
+        return result
+
+    m = method
+    x, y, z, out = (m.tensor([2]) for _ in range(4))
+    two = m.constant(torch.tensor(2.0))
+    m.call("aten::relu.out", x, y, y)
+    m.call("aten::mul.out", y, two, z, z)
+    m.call("aten::mul.out", z, two, out, out)
+    program = load(m.ends([x], [out]))
+    comparison = compare(program, model, (torch.tensor([3.0, -1.0]),))
+    assert comparison.first is None
+    assert comparison.compared == 4
+    assert not comparison.unmatched
+
+
+def test_a_linear_layer_of_three_dimensions_has_a_counterpart(method: Any) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 3)
+    spoiled = layer.bias.detach().clone()
+    spoiled[1] += 0.5
+    m = method
+    x, out, late = m.tensor([2, 5, 4]), m.tensor([2, 5, 3]), m.tensor([2, 5, 3])
+    weights = m.constant(layer.weight.detach()), m.constant(spoiled)
+    m.call("aten::linear.out", x, *weights, out, out)
+    m.call("aten::relu.out", out, late, late)
+    program = load(m.ends([x], [late]))
+    found = compare(program, lambda x: layer(x).relu(), (torch.randn(2, 5, 4),)).first
+    assert found is not None
+    assert found.name == "aten::linear.out"
+    assert found.largest == pytest.approx(0.5, rel=1e-4)

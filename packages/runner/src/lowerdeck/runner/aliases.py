@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from lowerdeck.runner.machine import BoundChain
+from lowerdeck.runner.machine import BoundChain, Instruction
 from lowerdeck.runner.tensors import Origin, TensorSpec
 
 
@@ -41,6 +41,58 @@ def find_aliases(
     return pairs
 
 
+def is_unread_view(
+    index: int,
+    before: Sequence[Instruction],
+    inputs: Sequence[int],
+    needed_later: Collection[int],
+    specs: Sequence[TensorSpec | None],
+) -> bool:
+    """Return whether a value can only be a name for bytes that were written for it to read.
+
+    A result may lie where something that is dead lay, so that the place alone tells nothing. But
+    what was written and never read since is not dead: somebody must read it under another name.
+
+    Args:
+        index: A value that nothing has written.
+        before: What has run, in order.
+        inputs: The values that the caller gives.
+        needed_later: Values that are read after this.
+        specs: What the file says of each value.
+    """
+    alias = specs[index]
+    if alias is None or alias.origin is not Origin.PLANNED or alias.has_state:
+        return False
+    read_since: set[int] = set()
+    for item in [*reversed(before), Instruction("inputs", writes=tuple(inputs))]:
+        if index in item.reads:
+            return True
+        for other in item.writes:
+            spec = specs[other]
+            if spec is not None and _overlap(spec, alias):
+                return _around(spec, alias) and (other in needed_later or other not in read_since)
+        read_since.update(item.reads)
+    return False
+
+
+def _overlap(one: TensorSpec, other: TensorSpec) -> bool:
+    return (
+        one.origin is other.origin is Origin.PLANNED
+        and one.memory_id == other.memory_id
+        and one.offset < other.offset + other.nbytes
+        and other.offset < one.offset + one.nbytes
+    )
+
+
+def _around(outer: TensorSpec, inner: TensorSpec) -> bool:
+    return (
+        outer.origin is Origin.PLANNED
+        and outer.memory_id == inner.memory_id
+        and outer.offset <= inner.offset
+        and inner.offset + inner.nbytes <= outer.offset + outer.nbytes
+    )
+
+
 def _last_around(
     index: int, written: Sequence[int], specs: Sequence[TensorSpec | None]
 ) -> int | None:
@@ -50,12 +102,6 @@ def _last_around(
         return None
     for other in reversed(written):
         spec = specs[other]
-        if (
-            spec is not None
-            and other != index
-            and spec.memory_id == alias.memory_id
-            and spec.offset <= alias.offset
-            and alias.offset + alias.nbytes <= spec.offset + spec.nbytes
-        ):
+        if spec is not None and other != index and _around(spec, alias):
             return other
     return None

@@ -53,6 +53,9 @@ _FAMILIES = {
 }
 """Operators that compute the same thing under several names."""
 
+_FLATTENED = frozenset({"matmul"})
+"""Families that eager computes with outer dimensions flattened, and a kernel may not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -163,8 +166,9 @@ def compare(
         pairs = _by_order(profile.events, ops)
     differences, compared = [], 0
     for event, op in pairs:
-        for found, value in zip(_tensors(event.values), op.values, strict=False):
+        for found, given_by_eager in zip(_tensors(event.values), op.values, strict=False):
             compared += 1
+            value = _in_shape_of(found, given_by_eager)
             largest = _distance(found, value, rtol, atol)
             if largest is not None:
                 place = _place(event.place, op)
@@ -213,8 +217,8 @@ def _by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Eve
     theirs = [op for op in ops if op.values]
     matcher = SequenceMatcher(
         None,
-        [(_family(_operator(event)), *_shapes(_tensors(event.values))[:1]) for event in ours],
-        [(_family(op.name), *_shapes(op.values)[:1]) for op in theirs],
+        [_key(_operator(event), _tensors(event.values)) for event in ours],
+        [_key(op.name, op.values) for op in theirs],
         autojunk=False,
     )
     return [
@@ -222,6 +226,21 @@ def _by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Eve
         for block in matcher.get_matching_blocks()
         for i in range(block.size)
     ]
+
+
+def _key(name: str, values: Sequence[torch.Tensor]) -> tuple[object, ...]:
+    """Return what an event and an operator of eager have in common if they are the same."""
+    family = _family(name)
+    if family in _FLATTENED:
+        return family, values[0].numel()
+    return family, *_shapes(values)[:1]
+
+
+def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return eager's ``value`` in the shape of ``found``, if they only differ in that."""
+    if found.shape == value.shape or found.numel() != value.numel():
+        return value
+    return value.reshape(found.shape)
 
 
 def _finished(events: Sequence[Event]) -> list[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,7 +54,8 @@ class CountsInputs(Protocol):
     """A runtime that tells how many of the values of a call are inputs.
 
     A file lists the inputs and outputs of a call in one row. Without this method the runner takes
-    as outputs the values at the end that nothing has written before the call on every way to it.
+    as outputs the values at the end that nothing has written before the call on every way to it,
+    and that are no views of what was written: a good guess, but a guess. So tell it.
     """
 
     def input_count(self, handle: Any) -> int:
@@ -178,12 +179,15 @@ class Delegate:
                 f"backend {backend_id!r} refuses its delegate: {type(error).__name__}: {error}"
             ) from error
 
-    def input_count(self, args: Sequence[int], written: frozenset[int]) -> int:
+    def input_count(
+        self, args: Sequence[int], written: frozenset[int], is_view: Callable[[int], bool]
+    ) -> int:
         """Return how many of ``args`` are inputs.
 
         Args:
             args: Value indices of the inputs, then of the outputs.
             written: The values that hold something on every way to the call.
+            is_view: Tells whether a value that was not written is another name for one that was.
 
         Raises:
             ProgramError: The runtime half tells a number that cannot be.
@@ -199,6 +203,9 @@ class Delegate:
         count = len(args)
         while count and args[count - 1] not in written:
             count -= 1
+        # Whatever the places are, something is returned.
+        while count < len(args) - 1 and is_view(args[count]):
+            count += 1
         return count
 
 
@@ -229,7 +236,19 @@ class DelegateStep:
     def __call__(self) -> None:
         """Run the delegate."""
         delegate = self._delegate
-        self._store(delegate.runtime.execute(delegate.handle, [get() for get in self._inputs]))
+        inputs = [get() for get in self._inputs]
+        try:
+            produced = delegate.runtime.execute(delegate.handle, inputs)
+        except ExecutionError:
+            raise
+        except Exception as error:
+            if isinstance(delegate.runtime, CountsInputs):
+                raise
+            raise ExecutionError(
+                f"{type(error).__name__}: {error} (it was given {len(inputs)} inputs; if that is "
+                "wrong, let the runtime half tell how many it takes: input_count(handle))"
+            ) from error
+        self._store(produced)
 
     def logged(self, log: DelegateLog) -> None:
         """Run the delegate, with what happens inside going to ``log`` if its runtime tells it.

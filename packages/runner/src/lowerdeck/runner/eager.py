@@ -69,6 +69,8 @@ def record_nodes(
 
 
 class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[EagerOp] = []
@@ -80,10 +82,40 @@ class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in _CONTROL_FLOW:
+            # Torch would run branches and bodies unseen; here they run under this mode again.
+            with self:
+                return _CONTROL_FLOW[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = operator_name(func) or str(func)
         self.found.append(EagerOp(name, _copies(result), _user_line()))
         return result
+
+
+def _cond(
+    predicate: Any,
+    true_branch: Callable[..., Any],
+    false_branch: Callable[..., Any],
+    operands: Sequence[Any],
+) -> Any:
+    return true_branch(*operands) if predicate else false_branch(*operands)
+
+
+def _while_loop(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    carried: Sequence[Any],
+    additional: Sequence[Any],
+) -> tuple[Any, ...]:
+    while condition(*carried, *additional):
+        carried = body(*carried, *additional)
+    return tuple(carried)
+
+
+_CONTROL_FLOW: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.higher_order.cond: _cond,
+    torch.ops.higher_order.while_loop: _while_loop,
+}
 
 
 class _NodeRecorder(fx.Interpreter):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lowerdeck.runner.aliases import is_unread_view
 from lowerdeck.runner.binding import bind_kernel, effects
 from lowerdeck.runner.delegates import Delegate, DelegateStep
 from lowerdeck.runner.errors import ProgramError
@@ -51,6 +52,7 @@ class Linker:
         self._kernels = self._find_kernels()
         self.views: list[tuple[int, int]] = []
         self.moves: list[tuple[int, int]] = []
+        self._bound: list[Instruction] = []
         self._examine()
 
     def link(self) -> list[BoundChain]:
@@ -121,11 +123,12 @@ class Linker:
         for index, item in enumerate(code):
             known = Instruction(self._name(item))
             try:
-                step, known = self._bind(item, held.get(index, frozenset()))
+                step, known = self._bind(item, held.get(index, frozenset()), code[index + 1 :])
             except ProgramError as error:
                 raise ProgramError(f"instruction {index} ({known.name}): {error}") from error
             steps.append(step)
             instructions.append(known)
+            self._bound.append(known)
         return BoundChain(
             tuple(steps),
             tuple(instructions),
@@ -158,7 +161,12 @@ class Linker:
                 given.update(self._may_write(item))
         return given
 
-    def _bind(self, item: InstructionArguments, held: frozenset[int]) -> tuple[Step, Instruction]:
+    def _bind(
+        self,
+        item: InstructionArguments,
+        held: frozenset[int],
+        following: Sequence[InstructionArguments],
+    ) -> tuple[Step, Instruction]:
         registers, name = self._frame.registers, self._name(item)
         match item:
             case KernelCall(op_index, args):
@@ -168,7 +176,9 @@ class Linker:
             case DelegateCall(index, args):
                 if not 0 <= index < len(self._delegates):
                     raise ProgramError(f"there is no delegate {index}")
-                count = self._delegates[index].input_count(args, held)
+                count = self._delegates[index].input_count(
+                    args, held, lambda value: self._is_view(value, following)
+                )
                 inputs, outputs = args[:count], args[count:]
                 call = DelegateStep(self._delegates[index], inputs, outputs, self._frame)
                 reads = tuple(i for value in inputs for i in self._frame.unfolded(value))
@@ -179,6 +189,19 @@ class Linker:
                 return _free(registers, index), Instruction(name)
             case JumpFalseCall(condition, destination):
                 return self._jump(condition, destination), Instruction(name, (condition,))
+
+    def _is_view(self, value: int, following: Sequence[InstructionArguments]) -> bool:
+        needed: set[int] = set()
+        overwritten: set[int] = set()
+        for item in following:
+            if isinstance(item, KernelCall):
+                known = effects(self._kernel(item.op_index), item.args, self._frame)
+                needed.update(set(known.reads) - overwritten)
+                overwritten.update(known.writes)
+            else:
+                needed.update(set(_values_of(item)) - overwritten)
+        needed.update(set(self._plan.outputs) - overwritten)
+        return is_unread_view(value, self._bound, self._plan.inputs, needed, self._frame.specs)
 
     def _jump(self, condition: int, destination: int) -> Step:
         frame = self._frame

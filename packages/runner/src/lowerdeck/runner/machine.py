@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from lowerdeck.runner.errors import ExecutionError
 
@@ -12,6 +13,20 @@ Step = Callable[[], int | None]
 
 Observer = Callable[[int, int, Step], int | None]
 """Runs the step of an instruction, given its chain and its index, and returns what it returns."""
+
+
+@runtime_checkable
+class StepInTwoParts(Protocol):
+    """A step whose results may be looked at before it ends, and not after."""
+
+    @property
+    def body(self) -> Step:
+        """Return what runs the instruction."""
+        ...
+
+    def finish(self) -> None:
+        """Do what comes after the results were looked at."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import torch
 
 from lowerdeck.runner.aliases import find_aliases
 from lowerdeck.runner.arena import POISON, Arena
-from lowerdeck.runner.delegates import DelegateLog, LoggedStep
 from lowerdeck.runner.errors import MemoryPlanError
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.liveness import Bits, Groups, analyse, members
@@ -182,19 +181,16 @@ def _without(one: Range, others: Iterable[Range]) -> list[Range]:
 class _PoisoningStep:
     """Runs a step, then fills what is dead behind it."""
 
-    def __init__(self, step: Step, views: Sequence[torch.Tensor]) -> None:
-        self._step = step
+    def __init__(self, body: Step, views: Sequence[torch.Tensor]) -> None:
+        self.body = body
         self._views = views
 
     def __call__(self) -> int | None:
-        return self._filled(self._step())
+        target = self.body()
+        self.finish()
+        return target
 
-    def logged(self, log: DelegateLog) -> int | None:
-        """Run the step with a log of what happens inside, if it is the call of a delegate."""
-        step = self._step
-        return self._filled(step.logged(log) if isinstance(step, LoggedStep) else step())
-
-    def _filled(self, target: int | None) -> int | None:
+    def finish(self) -> None:
+        """Fill what nothing needs any more."""
         for view in self._views:
             view.fill_(POISON)
-        return target

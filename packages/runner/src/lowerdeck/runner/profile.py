@@ -15,7 +15,7 @@ import torch
 from lowerdeck.runner.debug_info import Place, Places, merged
 from lowerdeck.runner.delegates import LoggedStep
 from lowerdeck.runner.frame import Frame
-from lowerdeck.runner.machine import BoundChain, Step
+from lowerdeck.runner.machine import BoundChain, Step, StepInTwoParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +165,16 @@ class Recorder:
             step: Runs it.
         """
         item = self._chains[chain].instructions[index]
-        run: Callable[[], int | None] = step
-        if isinstance(step, LoggedStep):
-            run = self._logging(step, chain, index, item.name)
+        body = step.body if isinstance(step, StepInTwoParts) else step
+        run: Callable[[], int | None] = body
+        if isinstance(body, LoggedStep):
+            run = self._logging(body, chain, index, item.name)
         start = perf_counter_ns()
         target = run()
         end = perf_counter_ns()
         values = tuple(_copy(self._frame.registers[i]) for i in self._kept(item.writes))
+        if isinstance(step, StepInTwoParts):
+            step.finish()
         place = self._places.of(chain, index)
         self.events.append(
             Event(chain, index, item.name, start - self._origin, end - start, place, values)
