@@ -20,6 +20,7 @@ from lowerdeck.lowered_module import (
     PartitionResult,
     PreprocessResult,
     WhyNoPartitionReporter,
+    delegation_summary,
     register_backend,
     to_backend,
     unregister_backend,
@@ -126,6 +127,30 @@ def test_a_reason_that_the_partitioner_reported_is_shown() -> None:
     WhyNoPartitionReporter().report_reject(node, "it is a sine")
     nodes = data_of(graph_html(program))["nodes"]
     assert [n["reason"] for n in nodes if n["name"] == node.name] == ["it is a sine"]
+
+
+class Refusing(ReluPartitioner):
+    """Says why it leaves the sine."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.refused = {"sin": why}
+
+
+def test_why_partitioners_refused_stays_with_the_lowered_program() -> None:
+    register_backend(PictureBackend)
+    try:
+        program = torch.export.export(Branching(), (torch.ones(4),))
+        lowered = to_backend(program, Refusing("it is a sine"))
+        twice = to_backend(lowered, Refusing("it is no relu"))
+    finally:
+        unregister_backend("PictureBackend")
+    nodes = data_of(graph_html(lowered))["nodes"]
+    assert [n["reason"] for n in nodes if n["name"] == "sin"] == ["it is a sine"]
+    assert delegation_summary(lowered).reasons == {"aten.sin.default": ("it is a sine",)}
+    nodes = data_of(graph_html(twice))["nodes"]
+    assert [n["reason"] for n in nodes if n["name"] == "sin"] == ["it is a sine; it is no relu"]
+    assert not any("lowerdeck.reject" in node.meta for node in program.graph.nodes)
 
 
 def test_tags_are_shown_before_they_are_lowered() -> None:

@@ -25,6 +25,7 @@ from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.preprocess import preprocess_each, preprocess_methods
 from lowerdeck.lowered_module.progress import Progress, shown
+from lowerdeck.lowered_module.rejects import keep_reasons
 from lowerdeck.lowered_module.signature import SubProgram
 from lowerdeck.lowered_module.splice import splice_delegates
 
@@ -246,6 +247,9 @@ def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutP
             f"partitioner {name} changed the graph: {edit}. A partitioner only tags nodes; "
             "transform the program before partitioning, or in preprocess"
         )
+    refused = getattr(partitioner, "refused", None)
+    if isinstance(refused, Mapping):
+        keep_reasons(tagged.graph, refused)
     set_program_parts(
         tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module._torch_private import OpOverload
 
@@ -70,6 +70,24 @@ class WhyNoPartitionReporter:
         """Return the reasons as a table."""
         rows = [(node.name, operator_name(node), why) for node, why in self._reasons.items()]
         return table(("node", "operator", "reason"), rows)
+
+
+def keep_reasons(graph: Graph, refused: Mapping[str, str]) -> None:
+    """Leave on nodes of ``graph`` why a partitioner refused them, in place.
+
+    Summaries and pictures of the lowered program then tell it without the partitioner.
+
+    Args:
+        graph: The graph that was partitioned.
+        refused: Why, by name of node.
+    """
+    for node in graph.nodes:
+        why, before = refused.get(node.name), node.meta.get(REJECT)
+        if why is not None and before is None:
+            node.meta[REJECT] = why
+        elif why is not None and why not in before:
+            # Another partitioner was asked first, and had its own reason.
+            node.meta[REJECT] = f"{before}; {why}"
 
 
 def operator_name(node: Node) -> str:
