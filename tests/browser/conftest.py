@@ -38,6 +38,24 @@ from lowerdeck.serializer import (
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
+# The least contrast of texts and of marks: pairs of names of colours in the page's style.
+_CONTRAST = """
+const [pairs] = arguments;
+const style = getComputedStyle(document.documentElement);
+const curve = (p) => (p <= 0.03928 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
+const light = (name) => {
+  let hex = (name.startsWith("#") ? name : style.getPropertyValue("--" + name).trim()).slice(1);
+  if (hex.length === 3) hex = [...hex].map((digit) => digit + digit).join("");
+  const parts = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
+  const [r, g, b] = parts.map(curve);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+return pairs.map(([one, other]) => {
+  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+  return [one, other, (high + 0.05) / (low + 0.05)];
+});
+"""
+
 _KERNELS = [
     Operator("aten::convolution", "out"),
     Operator("aten::relu", "out"),
@@ -169,12 +187,25 @@ class Page:
         """Return what a piece of JavaScript gives."""
         return self.browser.execute_script(script, *args)
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Show the page in a window of so many pixels, narrower than a real window can be."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.settle()
+
     def settle(self) -> None:
         """Wait until searches and redraws that were started are done."""
         self.browser.execute_async_script(
             "const done = arguments[0];"
             "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 120);"
         )
+
+    def contrast(self, pairs: list[tuple[str, str]], scheme: str) -> dict[tuple[str, str], float]:
+        """Return how colours of the style stand out from each other, in ``light`` or ``dark``."""
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+        self.settle()
+        return {(one, other): ratio for one, other, ratio in self.ask(_CONTRAST, pairs)}
 
     def keys(self, *keys: str) -> None:
         """Press keys where the focus is, one after the other."""
@@ -188,7 +219,7 @@ class Page:
 
 
 @pytest.fixture
-def show(browser: Chrome, tmp_path: Path) -> Callable[[str], Page]:
+def show(browser: Chrome, tmp_path: Path) -> Iterator[Callable[[str], Page]]:
     """Write a page to a file and open it."""
 
     def _show(text: str) -> Page:
@@ -200,4 +231,6 @@ def show(browser: Chrome, tmp_path: Path) -> Callable[[str], Page]:
         page.settle()
         return page
 
-    return _show
+    yield _show
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

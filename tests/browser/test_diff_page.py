@@ -51,3 +51,21 @@ def test_twenty_thousand_rows_draw_only_what_one_can_see(program, show):
     page = show(html_diff(program(20_000), program(20_001)))
     assert page.ask(nodes) < few + 300
     assert page.complaints() == []
+
+
+def test_a_narrow_window_shows_one_side_a_row(program, show):
+    page = show(html_diff(program(20), program(24, marked="2")))
+    page.resize(360)
+    assert page.ask("return document.documentElement.scrollWidth") <= 360
+    shown = page.ask(
+        "return [...document.querySelectorAll('.sides .row')].map((row) =>"
+        " [...row.querySelectorAll('.op')].filter((op) => op.clientWidth > 0).length)"
+    )
+    assert set(shown) == {1}
+
+
+def test_tiny_changes_are_written_as_one_would_say_them(program, show):
+    old, new = program(2000), program(2000)
+    new.execution_plan[0].non_const_buffer_sizes = [0, 720_001]
+    page = show(html_diff(old, new))
+    assert "+1 B (< 0.1 %)" in page.ask("return document.querySelector('#summary').innerText")

@@ -108,3 +108,42 @@ def test_many_nodes_draw_only_what_one_can_see(page_of, show):
     assert page.ask(COUNTER) == "2,002 of 2,002 nodes"
     # The table of partitions holds 500 rows at most, of fifteen elements each.
     assert page.ask(nodes) < few + 16 * 500
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_labels_stand_out_on_every_partition(page_of, show, scheme):
+    page = show(page_of(10))
+    texts = [(f"p{number}", "#fff") for number in range(8)] + [("left-out", "surface")]
+    assert [pair for pair, ratio in page.contrast(texts, scheme).items() if ratio < 4.5] == []
+    marks = [(f"p{number}", "surface") for number in range(8)] + [("edge", "surface")]
+    assert [pair for pair, ratio in page.contrast(marks, scheme).items() if ratio < 3] == []
+
+
+def test_a_chosen_node_is_described_and_nothing_else(page_of, show):
+    page = show(page_of(10))
+    page.ask("document.querySelectorAll('.graph-nodes .row')[1].click()")
+    lines = page.ask(DETAIL).split("\n")
+    assert lines[0] == "relu"
+    assert "null" not in lines
+
+
+def test_the_first_node_is_not_pushed_down_by_choosing_it(page_of, show):
+    page = show(page_of(100))
+    page.ask("document.querySelectorAll('.graph-nodes .row')[0].click()")
+    page.ask(
+        """
+        const canvas = document.querySelector("canvas.graph");
+        const box = canvas.getBoundingClientRect();
+        const at = { clientX: box.left + box.width / 2, clientY: box.top + 22 };
+        canvas.dispatchEvent(new MouseEvent("mousemove", at));
+        """
+    )
+    page.settle()
+    assert page.ask("return document.getElementById('tooltip').innerText").startswith("x")
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(page_of, show):
+    page = show(page_of(10))
+    page.resize(360)
+    assert page.ask("return document.documentElement.scrollWidth") <= 360
+    assert page.ask("return document.querySelector('.graph-nodes .op').clientWidth") > 150

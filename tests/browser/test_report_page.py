@@ -186,37 +186,55 @@ def test_a_program_whose_indices_lead_nowhere_is_shown(program, show):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(program, show, browser, scheme):
+def test_text_stands_out_in_light_and_dark(program, show, scheme):
     page = show(html_report(program(60)))
-    media = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-    page.settle()
-    ratios = page.ask(
-        """
-        const style = getComputedStyle(document.documentElement);
-        const curve = (p) => (p <= 0.03928 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
-        const light = (name) => {
-          const hex = style.getPropertyValue("--" + name).trim().slice(1);
-          const parts = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
-          const [r, g, b] = parts.map(curve);
-          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-        };
-        const contrast = (name) => {
-          const [low, high] = [light(name), light("surface")].sort((a, b) => a - b);
-          return (high + 0.05) / (low + 0.05);
-        };
-        const texts = ["text", "muted", "accent"].map(contrast);
-        const marks = ["input", "output", "intermediate", "state", "delegate"].map(contrast);
-        return [Math.min(...texts), Math.min(...marks)];
-        """
+    grounds = ["surface", "page", "select", "hover", "removed", "added", "changed"]
+    inks = ["program", "constants", "state", "delegate", "named", "unused"]
+    texts = [(text, on) for text in ("text", "muted", "accent", "delegate-text") for on in grounds]
+    texts += [(f"{kind}-ink", kind) for kind in inks]
+    marks = ["input", "output", "intermediate", "state", "delegate", "named", "program", "field"]
+    assert [pair for pair, ratio in page.contrast(texts, scheme).items() if ratio < 4.5] == []
+    pairs = [(mark, "surface") for mark in marks]
+    assert [pair for pair, ratio in page.contrast(pairs, scheme).items() if ratio < 3] == []
+
+
+@pytest.mark.parametrize("width", [360, 500])
+def test_a_narrow_window_needs_no_sideways_scrolling(program, show, width):
+    page = show(html_report(program(60)))
+    page.resize(width)
+    assert page.ask("return document.documentElement.scrollWidth") <= width
+    # What one reads a list for is whole.
+    cut = page.ask(
+        "return [...document.querySelectorAll('.instructions .op')]"
+        ".filter((op) => op.scrollWidth > op.clientWidth).map((op) => op.textContent)"
     )
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    assert ratios[0] >= 4.5, "text"
-    assert ratios[1] >= 3, "marks"
+    assert cut == []
 
 
-def test_a_narrow_window_needs_no_sideways_scrolling(program, show, browser):
-    browser.set_window_size(500, 900)
+def test_an_only_delegate_is_open_and_tells_its_operators(program, show):
+    page = show(html_report(program(6)))
+    assert page.ask("return document.querySelector('#delegates details').open")
+    two = program(6)
+    two.execution_plan[0].delegates *= 2
+    page = show(html_report(two))
+    assert not page.ask("return document.querySelector('#delegates details').open")
+
+
+def test_everything_that_acts_is_reached_by_tab_and_has_a_name(program, show):
     page = show(html_report(program(60)))
-    assert page.ask("return document.documentElement.scrollWidth <= innerWidth")
-    browser.set_window_size(1400, 1000)
+    seen = []
+    for _ in range(40):
+        page.keys(Keys.TAB)
+        focused = page.ask(
+            "const e = document.activeElement; const s = getComputedStyle(e);"
+            "return [e.getAttribute('aria-label') || e.textContent.trim(), s.outlineStyle,"
+            " parseFloat(s.outlineWidth), e === document.body]"
+        )
+        if focused[3]:
+            break
+        seen.append(focused)
+    names = [name for name, *_ in seen]
+    assert all(names)
+    for part in ("Memory", "Search instructions", "Planned memory 1", "Instructions of method"):
+        assert any(name.startswith(part) for name in names), part
+    assert [name for name, style, width, _ in seen if style == "none" or width < 2] == []

@@ -116,7 +116,7 @@ class GraphView {
   }
 
   drawEdges(context, seen) {
-    context.strokeStyle = color("curve");
+    context.strokeStyle = color("edge");
     context.lineWidth = Math.max(1, 0.7 / this.scale);
     context.beginPath();
     const chosen = [];
@@ -214,10 +214,12 @@ class GraphView {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const x = (this.x(node) - this.left) * this.scale;
     const y = (this.y(node) - this.top) * this.scale;
-    if (x < 40 || x > width - 40 || y < 30 || y > height - 30) {
+    if (x < 40 || x > width - 40 || y < 10 || y > height - 10) {
       this.scale = Math.max(this.scale, 0.85);
       this.left = this.x(node) - width / 2 / this.scale;
-      this.top = this.y(node) - height / 2 / this.scale;
+      // In the middle, but no emptiness above the first row or below the last one.
+      const end = this.rows * BOX.rowGap - height / this.scale;
+      this.top = Math.max(0, Math.min(end, this.y(node) - height / 2 / this.scale));
     }
     this.redraw();
     if (tell) this.picked(index);
@@ -261,12 +263,12 @@ function partitionsSection(data) {
     [
       { title: "partition", value: (row) => row.name, show: (row) => h("span", {}, h("i", { class: `swatch p${row.index % 8}` }), named(row.name)) },
       { title: "backend", value: (row) => row.backend },
-      { title: "settings", value: (row) => row.specs.join(", ") },
+      ...(rows.some((row) => row.specs.length) ? [{ title: "settings", value: (row) => row.specs.join(", ") }] : []),
       { title: "nodes", value: (row) => row.count, show: (row) => count(row.count), number: true, bar: true },
       { title: "blob", value: (row) => row.nbytes ?? -1, show: (row) => (row.nbytes === null ? "" : bytes(row.nbytes)), number: true },
     ],
     rows,
-    3,
+    rows.some((row) => row.specs.length) ? 3 : 2,
   );
   return section("partitions", "Partitions", null, rows.length ? table.element : h("p", { class: "none" }, "Nothing is delegated."));
 }
@@ -326,6 +328,7 @@ function showPage(data) {
       graph.choose(index, false);
       explain(index);
     },
+    numbers: data.nodes.length,
   });
 
   function explain(index) {
@@ -339,8 +342,8 @@ function showPage(data) {
       h("p", {}, named(node.label, { class: "op" })),
       h("p", {}, named(node.type, { class: "args" })),
       h("p", {}, h("i", { class: `swatch ${groupClass(node)}` }), named(groupName(data, node))),
-      node.reason ? h("p", { class: "reason" }, named(node.reason)) : null,
-      node.place ? h("p", { class: "none" }, named(node.place)) : null,
+      ...(node.reason ? [h("p", { class: "reason" }, named(node.reason))] : []),
+      ...(node.place ? [h("p", { class: "none" }, named(node.place))] : []),
       ...links("needs", node.needs),
       ...(node.constants.length ? [h("h4", {}, "weights"), h("ul", { class: "values" }, node.constants.map((name) => h("li", {}, named(name))))] : []),
       ...links("read by", graph.readers[index]),

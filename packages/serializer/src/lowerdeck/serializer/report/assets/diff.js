@@ -52,6 +52,7 @@ class PairedInstructions {
       className: "sides",
       render: (row) => this.row(row),
       picked: (row) => this.pick(row),
+      numbers: Math.max(old.length, fresh.length),
     });
     // The colour of a row belongs to the row itself.
     const plain = this.list.row.bind(this.list);
@@ -73,8 +74,12 @@ class PairedInstructions {
   }
 
   side(method, index) {
-    if (index < 0) return [h("span", {}, ""), h("span", {}, "")];
-    return [h("span", { class: "index" }, count(index)), named(`${method.label(index)}  ${method.summary(index)}`, { class: "op" })];
+    const which = method === this.old ? "left" : "right";
+    if (index < 0) return [h("span", { class: which }, ""), h("span", { class: which }, "")];
+    return [
+      h("span", { class: `index ${which}` }, count(index)),
+      named(`${method.label(index)}  ${method.summary(index)}`, { class: `op ${which}` }),
+    ];
   }
 
   row({ left, right, state }) {

@@ -68,8 +68,10 @@ function fileStrip(file) {
     context.clip();
     context.fillStyle = color(`${part.kind}-ink`);
     context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-    context.fillText(part.label, left + 8, 24);
-    context.fillText(bytes(part.nbytes), left + 8, 42);
+    const size = bytes(part.nbytes);
+    const fits = (text) => context.measureText(text).width <= wide - 14;
+    if (fits(part.label)) context.fillText(part.label, left + 8, 24);
+    if (fits(size)) context.fillText(size, left + 8, fits(part.label) ? 42 : 33);
     context.restore();
   }
 

@@ -33,7 +33,8 @@ function change(before, after, format = count) {
   if (before === after) return "=";
   const sign = after > before ? "+" : "−";
   const difference = `${sign}${format(Math.abs(after - before))}`;
-  return before ? `${difference} (${sign}${percent(Math.abs(after - before), before)})` : difference;
+  const share = percent(Math.abs(after - before), before);
+  return before ? `${difference} (${share.startsWith("<") ? share : sign + share})` : difference;
 }
 
 function sum(numbers) {

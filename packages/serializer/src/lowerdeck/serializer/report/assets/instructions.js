@@ -12,6 +12,7 @@ class InstructionsView {
       className: method.hasSources ? "instructions with-sources" : "instructions",
       render: (index) => this.row(index),
       picked: (index) => this.pick(index),
+      numbers: method.length,
     });
     this.element = section(
       "instructions",

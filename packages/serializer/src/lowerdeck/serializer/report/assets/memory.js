@@ -173,9 +173,10 @@ class MemoryView {
     }
     context.textBaseline = "alphabetic";
     context.textAlign = "center";
-    for (const mark of ticks(this.view.from, this.view.to, Math.max(2, area.width / 90))) {
+    const free = area.left + area.width - context.measureText("instruction").width - 8;
+    for (const mark of ticks(this.view.from, this.view.to, Math.max(2, area.width / 60))) {
       const x = this.x(mark, area);
-      if (x < area.left + area.width - 40 || mark === this.view.from) context.fillText(count(mark), x, height - 4);
+      if (x + context.measureText(count(mark)).width / 2 < free) context.fillText(count(mark), x, height - 4);
     }
     context.textAlign = "right";
     context.fillText("instruction", area.left + area.width, height - 4);

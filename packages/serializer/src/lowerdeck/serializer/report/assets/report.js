@@ -31,11 +31,14 @@ function delegatesSection(method) {
       preview ? h("pre", { tabindex: "0" }, preview + (delegate.preview.more ? "\n…" : "")) : null,
     ];
   };
+  const figures = ({ nbytes, calls, ops }) =>
+    [...(ops.length ? [plural(sum(ops.map(([, times]) => times)), "operator")] : []), bytes(nbytes), plural(calls, "call")].join(" · ");
   const items = delegates.slice(0, 500).map((delegate, index) =>
     h(
       "details",
-      {},
-      h("summary", {}, `${index} `, named(delegate.id, { class: "op" }), h("span", { class: "size" }, `${bytes(delegate.nbytes)} · ${plural(delegate.calls, "call")}`)),
+      // What there is but one of need not be asked for.
+      { open: delegates.length === 1 },
+      h("summary", {}, h("span", { class: "index" }, `${index} `), named(delegate.id, { class: "op" }), h("span", { class: "size" }, figures(delegate))),
       ...inside(delegate),
     ),
   );

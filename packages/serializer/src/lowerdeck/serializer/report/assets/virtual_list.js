@@ -1,8 +1,8 @@
 // A list of any length that holds only the rows one can see.
 
 class VirtualList {
-  /** `render(item)` gives the children of a row; `picked(item)` is told of each choice. */
-  constructor({ label, className = "", rowHeight = 26, render, picked, opened }) {
+  /** `render(item)` gives the children of a row; `picked(item)` is told of each choice; `numbers` is the most in its index. */
+  constructor({ label, className = "", rowHeight = 26, render, picked, opened, numbers = 0 }) {
     Object.assign(this, { rowHeight, render, picked, opened });
     this.items = [];
     this.selected = -1;
@@ -22,6 +22,7 @@ class VirtualList {
       },
       this.body,
     );
+    this.element.style.setProperty("--index", `${Math.max(3, count(numbers).length)}ch`);
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
