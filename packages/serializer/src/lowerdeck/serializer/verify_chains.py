@@ -43,7 +43,12 @@ _COMPLEX = {
     ScalarType.COMPLEX_FLOAT,
     ScalarType.COMPLEX_DOUBLE,
 }
-_OF_REAL_AND_COMPLEX = {"aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::abs.out"}
+_OF_REAL_AND_COMPLEX = {
+    "aten::_fft_r2c.out",
+    "aten::_fft_c2r.out",
+    "aten::abs.out",
+    "aten::view_as_real_copy.out",
+}
 # Kernels abort the process on types that they do not know.
 _UNUSABLE = {
     kind
