@@ -1,4 +1,4 @@
-"""``lowerdeck inspect FILE``: what a `.pte` file holds."""
+"""``lowerdeck inspect FILE``: what a `.pte` or `.ptd` file holds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lowerdeck.serializer.commands.external import (
+    external_lines,
+    is_external,
+    summarise_external,
+)
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.errors import SerializerError
+from lowerdeck.serializer.external_read import open_ptd
 from lowerdeck.serializer.read import open_pte
 from lowerdeck.serializer.report.documents import html_report
 
@@ -22,7 +29,7 @@ _MOST_ROWS = 20
 class InspectCommand:
     """Shows methods, operators, delegates, memory, and what fills the file."""
 
-    help = "show what a .pte file holds"
+    help = "show what a .pte or .ptd file holds"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.
@@ -48,8 +55,11 @@ class InspectCommand:
 
         Raises:
             FormatError: The file is malformed.
+            SerializerError: A page was asked for of a `.ptd`.
             OSError: It cannot be opened, or the page cannot be written.
         """
+        if is_external(args.file):
+            return self._external(args)
         with open_pte(args.file) as file:
             if args.html is not None:
                 page = html_report(file, title=args.file.name)
@@ -61,6 +71,21 @@ class InspectCommand:
             print(json.dumps(summary, indent=2))
         else:
             print("\n".join(summary_lines(args.file.name, summary)))
+        return 0
+
+    @staticmethod
+    def _external(args: argparse.Namespace) -> int:
+        if args.html is not None:
+            raise SerializerError(
+                f"found external data in {args.file}, expected a program for a page: leave --html "
+                "away, or take --json"
+            )
+        with open_ptd(args.file) as file:
+            summary = summarise_external(file, args.file.stat().st_size)
+        if args.json:
+            print(json.dumps(summary, indent=2))
+        else:
+            print("\n".join(external_lines(args.file.name, summary)))
         return 0
 
 

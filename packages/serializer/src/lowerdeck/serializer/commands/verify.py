@@ -6,7 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from lowerdeck.serializer.commands.external import is_external
 from lowerdeck.serializer.errors import FormatError
+from lowerdeck.serializer.external_read import open_ptd
+from lowerdeck.serializer.model_files import open_model
 from lowerdeck.serializer.read import open_pte
 from lowerdeck.serializer.verify import verify_pte
 
@@ -14,7 +17,7 @@ from lowerdeck.serializer.verify import verify_pte
 class VerifyCommand:
     """Checks all that the runtime checks, and what it does not."""
 
-    help = "check .pte files beyond what the runtime checks"
+    help = "check .pte and .ptd files beyond what the runtime checks"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.
@@ -23,6 +26,14 @@ class VerifyCommand:
             parser: The parser of this command.
         """
         parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+        parser.add_argument(
+            "--data",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="PTD",
+            help="external data that the .pte files must fit; may be given again",
+        )
         parser.add_argument("-q", "--quiet", action="store_true", help="print refusals only")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -38,10 +49,9 @@ class VerifyCommand:
             OSError: A file cannot be opened.
         """
         status = 0
-        for path in args.files:
+        for path in [*args.data, *args.files]:
             try:
-                with open_pte(path) as file:
-                    verify_pte(file.data)
+                _verify(path, args.data)
             except FormatError as error:
                 print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr)
                 status = 1
@@ -49,3 +59,15 @@ class VerifyCommand:
                 if not args.quiet:
                     print(f"{path}: ok")
         return status
+
+
+def _verify(path: Path, data: list[Path]) -> None:
+    if is_external(path):
+        # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
+        with open_ptd(path):
+            return
+    with open_pte(path) as file:
+        verify_pte(file.data)
+    if data:
+        with open_model(path, data):
+            return
