@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
+import torch._inductor
 from torch import nn
 
 from lowerdeck.demo_backends._torch_private import (
     OpOverload,
+    compile_package,
     data_address,
     is_mutable,
+    load_package,
     returns_alias,
     schema_of,
     upper_bound,
@@ -56,6 +64,27 @@ def test_upper_bounds_come_from_the_range_or_the_example() -> None:
         node = next(one for one in program.graph.nodes if one.op == "call_function")
         sizes.append([upper_bound(size) for size in node.meta["val"].shape])
     assert sizes == [[16, 2], [3, 2]]
+
+
+def test_a_compiler_of_native_code_takes_a_program_and_a_path(tmp_path: Path) -> None:
+    # What it makes of them costs a compiler's run: tests/test_inductor_backend.py pays for it.
+    program = torch.export.export(nn.Linear(2, 2), (torch.ones(3, 2),))
+    seen: dict[str, Any] = {}
+
+    def compiler(given: Any, *, package_path: str) -> str:
+        seen.update(path=package_path, inputs=given.example_inputs)
+        return package_path
+
+    parameters = inspect.signature(torch._inductor.aoti_compile_and_package).parameters
+    assert list(parameters)[0] == "exported_program"
+    assert "package_path" in parameters
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._inductor, "aoti_compile_and_package", compiler)
+        path = tmp_path / "code.pt2"
+        assert compile_package(program, path) == path
+    assert [tuple(one.shape) for one in seen["inputs"][0]] == [(3, 2)]
+    with pytest.raises(Exception, match="code.pt2"):
+        load_package(path)
 
 
 def test_schemas_tell_names_and_defaults() -> None:

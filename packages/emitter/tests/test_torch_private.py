@@ -111,6 +111,20 @@ def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:
     assert ATEN.addmm.default in targets[1]
 
 
+def test_references_take_apart_what_the_core_keeps() -> None:
+    target = ATEN.linalg_vector_norm.default
+    assert target not in private.core_decompositions()
+    rule = private.reference_decompositions([target])[target]
+    assert rule(torch.tensor([3.0, 4.0])).item() == 5
+
+
+def test_the_fake_mode_of_a_program_is_found() -> None:
+    exported = export(torch.nn.ReLU(), (torch.ones(2),))
+    value = next(iter(exported.graph.nodes)).meta["val"]
+    assert private.detect_fake_mode([value]) is value.fake_mode
+    assert private.detect_fake_mode([torch.ones(2)]) is None
+
+
 def test_delegates_are_called_by_torchs_operator() -> None:
     assert private.is_delegate_call(private.call_delegate_operator())
     assert not private.is_delegate_call(ATEN.add.Tensor)

@@ -48,6 +48,7 @@ def test_schemas_tell_types_and_what_is_written() -> None:
     ]
     assert [a.is_out for a in found] == [False, False, False, True]
     assert [a.keyword_only for a in found] == [False, False, False, True]
+    assert found[2] == private.SchemaArgument("dim", "int", False, False, False)
     in_place = private.schema_arguments(torch.ops.aten.copy_.default)[0]
     assert (in_place.is_written, in_place.is_out) == (True, False)
     types = {a.name: a.type for a in private.schema_arguments(torch.ops.aten.sum.IntList_out)}

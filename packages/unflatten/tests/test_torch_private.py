@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy
 import torch
+from torch._export.passes._node_metadata_hook import _node_metadata_hook
 from torch.export import export
 from torch.fx import Graph
 
@@ -86,6 +87,49 @@ def test_a_modules_own_registries_are_live() -> None:
     private.children_of(module)["type"] = torch.nn.Tanh()
     assert "scratch" in module.state_dict()
     assert [name for name, _ in module.named_children()] == ["child", "type"]
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def test_strict_export_writes_its_wrappers_name_into_stacks() -> None:
+    class Doubles(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return _Doubled.apply(x)  # type: ignore[no-untyped-call]
+
+    program = export(Doubles(), (torch.ones(2),), strict=True)
+    stacks = [node.meta.get("nn_module_stack") or {} for node in program.graph.nodes]
+    assert private.TRACER_ROOT in {path for stack in stacks for path, _ in stack.values()}
+
+
+def test_nodes_of_torchs_passes_without_a_module_have_a_stack_of_their_own() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(2)
+    node = graph.call_function(torch.ops.aten.relu.default, (x,))
+    _node_metadata_hook(node)
+    assert list(node.meta["nn_module_stack"]) == [private.EMPTY_STACK_KEY]
+
+
+def test_modes_are_switched_and_restored() -> None:
+    x = torch.ones(2, 2)
+    mode = private.ENTER_AUTOCAST("cpu", torch.bfloat16, True, None)
+    try:
+        assert (x @ x).dtype == torch.bfloat16
+    finally:
+        private.EXIT_AUTOCAST(mode)
+    assert (x @ x).dtype == torch.float32
+    with torch.enable_grad():
+        private.SET_GRAD_MODE(False)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
 
 
 def test_a_negative_view_shares_memory() -> None:
