@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy
+import pytest
 import torch
 from torch._export.passes._node_metadata_hook import _node_metadata_hook
 from torch.export import export
@@ -99,12 +100,17 @@ class _Doubled(torch.autograd.Function):
         return grad * 2
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_strict_export_writes_its_wrappers_name_into_stacks() -> None:
     class Doubles(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> object:
-            return _Doubled.apply(x)  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(4, 4)
 
-    program = export(Doubles(), (torch.ones(2),), strict=True)
+        def forward(self, x: torch.Tensor) -> object:
+            return _Doubled.apply(self.fc(x))  # type: ignore[no-untyped-call]
+
+    program = export(Doubles(), (torch.ones(2, 4),), strict=True)
     stacks = [node.meta.get("nn_module_stack") or {} for node in program.graph.nodes]
     assert private.TRACER_ROOT in {path for stack in stacks for path, _ in stack.values()}
 
