@@ -1,5 +1,6 @@
 """Comparison with eager: the first operator that differs is found and named."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,3 +195,67 @@ def test_a_linear_layer_of_three_dimensions_has_a_counterpart(method: Any) -> No
     assert found is not None
     assert found.name == "aten::linear.out"
     assert found.largest == pytest.approx(0.5, rel=1e-4)
+
+
+class Twins(torch.nn.Module):
+    """Two layers of one shape; a compiler may well compute the second first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(3, 3)
+        self.second = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sub(self.first(x), self.second(x))
+
+
+def twins(m: Any, model: Twins, spoilt: float = 0.0) -> tuple[Any, Maps]:
+    x, one, two, out = (m.tensor([2, 3]) for _ in range(4))
+    for layer, result in ((model.second, two), (model.first, one)):
+        bias = layer.bias.detach() + (spoilt if layer is model.second else 0.0)
+        weights = m.constant(layer.weight.detach()), m.constant(bias)
+        m.call("aten::linear.out", x, *weights, result, result)
+    m.call("aten::sub.out", one, two, m.integer(1), out, out)
+    paths = {0: "second", 1: "first", 2: ""}
+    sources = {at: Source((at,), f"n{at}", "", path) for at, path in paths.items()}
+    return m.ends([x], [out]), Maps({"forward": sources}, {"forward": {}})
+
+
+def test_layers_in_another_order_are_paired_by_their_modules(method: Any) -> None:
+    model = Twins()
+    program, maps = twins(method, model)
+    comparison = compare(load(program, debug=maps), model, (torch.randn(2, 3),))
+    assert comparison.first is None
+    assert comparison.compared == 4
+
+
+def test_the_layer_that_differs_is_named_whatever_the_order(method: Any) -> None:
+    model = Twins()
+    program, maps = twins(method, model, spoilt=0.5)
+    found = compare(load(program, debug=maps), model, (torch.randn(2, 3),)).first
+    assert found is not None
+    assert (found.instruction, found.place.module_path) == (0, "second")
+
+
+def test_what_a_module_does_more_often_in_eager_is_not_compared(method: Any) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(torch.mul(x, 2.0), 3.0)
+
+    m = method
+    x, out = m.tensor([2]), m.tensor([2])
+    m.call("aten::mul.out", x, m.constant(torch.tensor(6.0)), out, out)
+    program = m.ends([x], [out])
+    maps = Maps({"forward": {0: Source((1,), "mul", "", "layer")}}, {"forward": {}})
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return model(x)
+
+    comparison = compare(
+        load(program, debug=maps),
+        torch.nn.Sequential(OrderedDict(layer=Layer())),
+        (torch.ones(2),),
+    )
+    assert comparison.first is None
+    assert [event.name for event in comparison.unmatched] == ["aten::mul.out"]

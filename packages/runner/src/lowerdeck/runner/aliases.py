@@ -51,7 +51,8 @@ def is_unread_view(
     """Return whether a value can only be a name for bytes that were written for it to read.
 
     A result may lie where something that is dead lay, so that the place alone tells nothing. But
-    what was written and never read since is not dead: somebody must read it under another name.
+    bytes that were written and never read since are not dead: somebody must read them under
+    another name.
 
     Args:
         index: A value that nothing has written.
@@ -63,15 +64,18 @@ def is_unread_view(
     alias = specs[index]
     if alias is None or alias.origin is not Origin.PLANNED or alias.has_state:
         return False
-    read_since: set[int] = set()
+    read_since = False
     for item in [*reversed(before), Instruction("inputs", writes=tuple(inputs))]:
         if index in item.reads:
             return True
         for other in item.writes:
             spec = specs[other]
             if spec is not None and _overlap(spec, alias):
-                return _around(spec, alias) and (other in needed_later or other not in read_since)
-        read_since.update(item.reads)
+                return _around(spec, alias) and (other in needed_later or not read_since)
+        read_since = read_since or any(
+            spec is not None and _overlap(spec, alias)
+            for spec in map(specs.__getitem__, item.reads)
+        )
     return False
 
 

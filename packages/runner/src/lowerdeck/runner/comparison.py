@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -14,47 +13,9 @@ from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.debug_info import Place
 from lowerdeck.runner.eager import EagerOp, record_calls, record_nodes
 from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.pairing import by_node, by_order, tensors_of
 from lowerdeck.runner.profile import Event
 from lowerdeck.runner.program import LoadedProgram
-
-_FAMILIES = {
-    "_conv_depthwise2d": "convolution",
-    "_log_softmax_backward_data": "log_softmax_backward",
-    "_native_batch_norm_legit": "batch_norm",
-    "_native_batch_norm_legit_no_training": "batch_norm",
-    "_reshape_alias": "view",
-    "_safe_softmax": "softmax",
-    "_softmax": "softmax",
-    "_log_softmax": "log_softmax",
-    "_unsafe_view": "view",
-    "addmm": "matmul",
-    "bmm": "matmul",
-    "clone_dim_order": "copy",
-    "clone": "copy",
-    "contiguous": "copy",
-    "conv1d": "convolution",
-    "conv2d": "convolution",
-    "empty_dim_order": "empty",
-    "et_view": "view",
-    "flatten": "view",
-    "linear": "matmul",
-    "max_pool2d": "max_pool2d_with_indices",
-    "mkldnn_convolution": "convolution",
-    "mm": "matmul",
-    "native_batch_norm": "batch_norm",
-    "_batch_norm_no_update": "batch_norm",
-    "reshape": "view",
-    "slow_conv2d_forward": "convolution",
-    "t": "permute",
-    "thnn_conv2d": "convolution",
-    "to_copy": "copy",
-    "to_dim_order_copy": "copy",
-    "transpose": "permute",
-}
-"""Operators that compute the same thing under several names."""
-
-_FLATTENED = frozenset({"matmul"})
-"""Families that eager computes with outer dimensions flattened, and a kernel may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +121,13 @@ def compare(
     if isinstance(eager_model, ExportedProgram):
         expected = eager_model.module()(*map(_copied, inputs), **given)
         ops = record_nodes(eager_model, list(map(_copied, inputs)), given)
-        pairs = _by_node(profile.events, ops) or _by_order(profile.events, ops)
+        pairs = by_node(profile.events, ops) or by_order(profile.events, ops)
     else:
         expected, ops = record_calls(eager_model, list(map(_copied, inputs)), given)
-        pairs = _by_order(profile.events, ops)
+        pairs = by_order(profile.events, ops)
     differences, compared = [], 0
     for event, op in pairs:
-        for found, given_by_eager in zip(_tensors(event.values), op.values, strict=False):
+        for found, given_by_eager in zip(tensors_of(event.values), op.values, strict=False):
             compared += 1
             value = _in_shape_of(found, given_by_eager)
             largest = _distance(found, value, rtol, atol)
@@ -180,60 +141,8 @@ def compare(
     compared += len(leaves(profile.result))
     differences += _outputs(profile.result, expected, rtol, atol)
     matched = {id(event) for event, _ in pairs}
-    unmatched = tuple(e for e in profile.events if id(e) not in matched and _tensors(e.values))
+    unmatched = tuple(e for e in profile.events if id(e) not in matched and tensors_of(e.values))
     return Comparison(tuple(differences), compared, unmatched)
-
-
-def _by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Event, EagerOp]]:
-    """Pair each node with the last event that gives its shapes and comes from it."""
-    by_node = {op.node: op for op in ops}
-    by_handle = {op.handle: op for op in ops if op.handle is not None}
-    last: dict[str, int] = {}
-    for number, event in enumerate(events):
-        op = _op_of(event, by_node, by_handle)
-        shapes = _shapes(_tensors(event.values))
-        # A kernel may give more than the operator, such as a layer norm its mean.
-        if op is not None and op.values and shapes[: len(op.values)] == _shapes(op.values):
-            last[op.node] = number
-    found = []
-    for number in sorted(last.values()):
-        op = _op_of(events[number], by_node, by_handle)
-        if op is not None:
-            found.append((events[number], op))
-    return found
-
-
-def _op_of(
-    event: Event, by_node: Mapping[str, EagerOp], by_handle: Mapping[int, EagerOp]
-) -> EagerOp | None:
-    if event.place.node in by_node:
-        return by_node[event.place.node]
-    return next((by_handle[h] for h in event.place.handles[-1:] if h in by_handle), None)
-
-
-def _by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[tuple[Event, EagerOp]]:
-    """Pair events and operators by the longest common runs of operator and shape."""
-    ours = [event for event in _finished(events) if _tensors(event.values)]
-    theirs = [op for op in ops if op.values]
-    matcher = SequenceMatcher(
-        None,
-        [_key(_operator(event), _tensors(event.values)) for event in ours],
-        [_key(op.name, op.values) for op in theirs],
-        autojunk=False,
-    )
-    return [
-        (ours[block.a + i], theirs[block.b + i])
-        for block in matcher.get_matching_blocks()
-        for i in range(block.size)
-    ]
-
-
-def _key(name: str, values: Sequence[torch.Tensor]) -> tuple[object, ...]:
-    """Return what an event and an operator of eager have in common if they are the same."""
-    family = _family(name)
-    if family in _FLATTENED:
-        return family, values[0].numel()
-    return family, *_shapes(values)[:1]
 
 
 def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -241,44 +150,6 @@ def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if found.shape == value.shape or found.numel() != value.numel():
         return value
     return value.reshape(found.shape)
-
-
-def _finished(events: Sequence[Event]) -> list[Event]:
-    """Return ``events`` without the parts of a delegate that only prepare a node's result."""
-    pairs = zip(events, [*events[1:], None], strict=True)
-    return [
-        event
-        for event, following in pairs
-        if event.identifier is None
-        or following is None
-        or (event.instruction, event.place) != (following.instruction, following.place)
-    ]
-
-
-def _operator(event: Event) -> str:
-    """Return the operator behind an event; a part of a delegate tells it through its place."""
-    return event.name if event.identifier is None else event.place.operator
-
-
-def _family(name: str) -> str:
-    """Return one name for all operators that compute the same.
-
-    Args:
-        name: Such as ``aten::add.out``, ``aten::add`` or ``aten.add.Tensor``.
-    """
-    short = name.rpartition("::")[2].removeprefix("aten.").partition(".")[0]
-    if short in _FAMILIES:
-        return _FAMILIES[short]
-    short = short.strip("_").removesuffix("_copy")
-    return _FAMILIES.get(short, short)
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _shapes(values: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in values]
 
 
 def _distance(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lowerdeck.runner._torch_private import TorchDispatchMode, flat_graph_inputs, operator_name
 
@@ -25,6 +27,7 @@ class EagerOp:
         name: Its name, such as ``aten::addmm``.
         values: Copies of its tensor results.
         source_line: The line of the user's code that led to it, empty when unknown.
+        module_path: Path of the module that ran it, empty for the model itself, None when unknown.
         node: Name of the node, where an exported program was run; else empty.
         handle: Debug handle of that node, or None.
     """
@@ -32,6 +35,7 @@ class EagerOp:
     name: str
     values: tuple[torch.Tensor, ...]
     source_line: str = ""
+    module_path: str | None = None
     node: str = ""
     handle: int | None = None
 
@@ -46,10 +50,48 @@ def record_calls(
         args: Its inputs by position.
         kwargs: Its inputs by name.
     """
-    recorder = _CallRecorder()
-    with torch.no_grad(), recorder:
+    modules = _ModulePath(model)
+    recorder = _CallRecorder(modules)
+    # Compiled parts, such as the branches of a torch.cond, would hide what they run.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), modules.followed(), recorder:
         result = model(*args, **kwargs)
     return result, recorder.found
+
+
+class _ModulePath:
+    """The module that runs, followed by hooks.
+
+    Args:
+        model: The model whose modules have the paths.
+    """
+
+    def __init__(self, model: object) -> None:
+        self._names: dict[int, str] = {}
+        self._running: list[str | None] = [None]
+        if isinstance(model, torch.nn.Module):
+            self._names = {id(module): name for name, module in model.named_modules()}
+
+    @property
+    def current(self) -> str | None:
+        return self._running[-1]
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: torch.nn.Module, *_: object) -> None:
+        self._running.append(self._names.get(id(module), self.current))
+
+    def _leave(self, *_: object) -> None:
+        self._running.pop()
 
 
 def record_nodes(
@@ -71,9 +113,10 @@ def record_nodes(
 class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, modules: _ModulePath) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[EagerOp] = []
+        self._modules = modules
 
     def __torch_dispatch__(
         self,
@@ -88,7 +131,7 @@ class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _CONTROL_FLOW[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = operator_name(func) or str(func)
-        self.found.append(EagerOp(name, _copies(result), _user_line()))
+        self.found.append(EagerOp(name, _copies(result), _user_line(), self._modules.current))
         return result
 
 
@@ -128,7 +171,7 @@ class _NodeRecorder(fx.Interpreter):
         if n.op == "call_function":
             name = operator_name(n.target) or str(n.target)
             handle = n.meta.get("debug_handle")
-            self.found.append(EagerOp(name, _copies(result), "", n.name, handle))
+            self.found.append(EagerOp(name, _copies(result), node=n.name, handle=handle))
         return result
 
 
