@@ -21,9 +21,10 @@ from lowerdeck.unflatten.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.flat_items import flat_items
 from lowerdeck.unflatten.generated_module import Body, shadow_own_names
 from lowerdeck.unflatten.input_constraints import InputConstraints, input_constraints
-from lowerdeck.unflatten.module_paths import ModulePaths, module_names, note_shared_modules
+from lowerdeck.unflatten.module_paths import ModulePaths, module_names
 from lowerdeck.unflatten.mutation import plan_mutations
 from lowerdeck.unflatten.mutations import Mutations
+from lowerdeck.unflatten.shared_modules import note_shared_modules
 from lowerdeck.unflatten.signature import CallSignature, positional_names
 from lowerdeck.unflatten.state import ProgramState
 from lowerdeck.unflatten.unflattened_module import UnflattenedModule
@@ -93,7 +94,7 @@ def _built(
     for name in state.entries:
         paths.add(name.rpartition(".")[0])
     items = list(flat_items(program.graph_module))
-    note_shared_modules(paths, items, state.by_module())
+    note_shared_modules(paths, items, state)
     tree = call_homes(items, paths)
     mutations = plan_mutations(program, items, tree, state, paths)
     if not inplace:

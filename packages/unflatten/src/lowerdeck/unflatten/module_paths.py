@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from torch.export import ExportedProgram
 
-from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
-from lowerdeck.unflatten.flat_items import Item
+from lowerdeck.unflatten._torch_private import TRACER_ROOT
 
 
 class ModulePaths:
@@ -106,50 +105,3 @@ def module_names(program: ExportedProgram) -> Iterator[str]:
         is_call = entry.signature is not None and number.isdecimal() and base in names
         if not is_call:
             yield entry.fqn
-
-
-def note_shared_modules(
-    paths: ModulePaths, items: Iterable[Item], same_state: Mapping[str, tuple[object, ...]]
-) -> None:
-    """Note in ``paths`` which names are one module.
-
-    Strict export keys each module that it calls by its identity, which is proof for and against.
-    Otherwise two names of modules of one type, whose whole state is the same tensors, are taken
-    for one module: a program cannot tell a module with two names from two modules that share all
-    their state.
-
-    Args:
-        paths: The names; changed.
-        items: The program's steps, with their module stacks.
-        same_state: For each module name, the identities of all state under it, with relative
-        names.
-    """
-    types: dict[str, object] = {}
-    by_identity: dict[str, str] = {}
-    identities: dict[str, str] = {}
-    for item in items:
-        for key, (traced, type_name) in item.node.meta.get("nn_module_stack", {}).items():
-            path = paths.eager(traced)
-            if not path or key == EMPTY_STACK_KEY or (path in types and key in by_identity):
-                continue
-            types.setdefault(path, type_name)
-            paths.add(path)
-            identity = key.partition("@")[0]
-            if identity.isdecimal():
-                identities[path] = identity
-                paths.alias(by_identity.setdefault(identity, path), path)
-    by_state: dict[tuple[object, ...], str] = {}
-    for path in list(paths.order):
-        state = same_state.get(path)
-        if not state or not path:
-            continue
-        other = by_state.setdefault(state, path)
-        if other == path:
-            continue
-        one, two = identities.get(other), identities.get(path)
-        if one is not None and two is not None and one != two:
-            continue
-        if types.get(path, types.get(other)) == types.get(other, types.get(path)):
-            paths.alias(other, path)
-            if two is not None:
-                identities[other] = two

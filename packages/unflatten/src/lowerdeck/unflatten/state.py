@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -101,17 +101,14 @@ class ProgramState:
             return [target]
         return [target, *(name for name in self._names[entry.identity] if name != target)]
 
-    def by_module(self) -> dict[str, tuple[object, ...]]:
-        """Return, for each module name, relative names and identities of all tensors under it."""
-        found: dict[str, list[object]] = {}
-        for entry in self.entries.values():
-            if not isinstance(entry.value, torch.Tensor):
-                continue
-            owner = entry.name
-            while "." in owner:
-                owner = owner.rpartition(".")[0]
-                found.setdefault(owner, []).append((entry.name[len(owner) :], entry.identity))
-        return {owner: tuple(items) for owner, items in found.items()}
+    def has_aliases(self) -> bool:
+        """Return whether any tensor has two names."""
+        return len(self._names) < len(self.entries)
+
+    def add_name(self, name: str, entry: StateEntry) -> None:
+        """Add a further name of the tensor that ``entry`` names."""
+        self.entries[name] = replace(entry, name=name)
+        self._names[entry.identity].append(name)
 
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:
         """Yield each entry with a value of our own; names of one tensor get one object."""
