@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch.fx import Graph
 
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
 from lowerdeck.unflatten.call_targets import OWN_NAMES, lookup
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.graph_record import GraphRecord, record_graph
@@ -165,7 +166,7 @@ def shadow_own_names(module: torch.nn.Module) -> None:
     """Let a child or state of ``module`` be found under its name though we use that name too."""
     if not isinstance(module, GeneratedModule):
         return
-    held = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
+    held = {*children_of(module), *parameters_of(module), *buffers_of(module)}
     names = tuple(sorted(OWN_NAMES & held))
     if names:
         module.__dict__[PRIVATE].shadowed = names
