@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lowerdeck.serializer import Instruction, JumpFalseCall, KernelCall, html_report
+from lowerdeck.serializer import (
+    AllocationDetails,
+    Instruction,
+    JumpFalseCall,
+    KernelCall,
+    html_report,
+)
 
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")
 Keys = keys.Keys
@@ -111,6 +117,20 @@ def test_values_that_share_their_place_count_once_among_live_bytes(program, show
     # The state (64 bytes), the input at first, and the one place of both results.
     told = page.ask("return document.querySelector('#memory figcaption').textContent")
     assert "98.4 kB live at most, at instruction 0" in told
+
+
+def test_live_bytes_are_the_bytes_that_any_value_covers(program, show):
+    both = program(2, delegate=False)
+    plan = both.execution_plan[0]
+    plan.values[3].val.sizes = [1, 1, 1, 4]
+    # The second result lies half in the first one; the state and the output lie elsewhere.
+    first, second = (plan.values[index].val for index in (6, 7))
+    start = first.allocation_info.memory_offset + first.nbytes // 2
+    second.allocation_info = AllocationDetails.at(1, start)
+    page = show(html_report(both))
+    told = page.ask("return document.querySelector('#memory figcaption').textContent")
+    assert first.nbytes * 1.5 + 64 + 40 == 49_256
+    assert "49.3 kB live at most, at instruction 1" in told
 
 
 def test_a_frame_drawn_with_the_mouse_zooms(program, show, browser):

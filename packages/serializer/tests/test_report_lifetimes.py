@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lowerdeck.serializer import (
     AllocationDetails,
     Bool,
     Chain,
+    DelegateCall,
     EValue,
     ExecutionPlan,
     ExtraTensorInfo,
@@ -20,15 +23,18 @@ from lowerdeck.serializer import (
     Tensor,
     TensorList,
 )
+from lowerdeck.serializer.report.aliases import Memory, Write
 from lowerdeck.serializer.report.lifetimes import planned_blocks
 
 
-def planned(offset: int = 0, name: str | None = None, index: int = 0) -> EValue:
+def planned(
+    offset: int = 0, name: str | None = None, index: int = 0, *, floats: int = 4
+) -> EValue:
     extra = ExtraTensorInfo(fully_qualified_name=name) if name else None
     return EValue(
         Tensor(
             ScalarType.FLOAT,
-            sizes=[4],
+            sizes=[floats],
             dim_order=[0],
             data_buffer_idx=index,
             allocation_info=AllocationDetails.at(1, offset),
@@ -103,3 +109,72 @@ def test_offset_and_size_are_those_of_the_plan() -> None:
     plan = ExecutionPlan("f", values=[planned(2**33 + 16)], inputs=[0], chains=[Chain()])
     (block,) = planned_blocks(plan)
     assert (block.offset, block.nbytes, block.memory_id) == (2**33 + 16, 16, 1)
+
+
+def call(*args: int, out: int) -> KernelCall:
+    return KernelCall(0, [*args, out, out])
+
+
+OTHER = 1024
+"""An offset that nothing else in a test touches."""
+
+
+def test_the_bytes_of_a_view_are_needed_since_its_source_was_written() -> None:
+    # 1 is written at 0; 2 shares its bytes, without an instruction, and is read at 3.
+    values = [planned(OTHER), planned(), planned(), planned(64), planned(128)]
+    steps = [call(0, out=1), call(0, out=3), call(3, out=3), call(2, out=4)]
+    assert spans(values, steps, inputs=(0,))[2] == (0, 3)
+
+
+def test_a_view_of_a_part_keeps_the_part_alone() -> None:
+    values = [planned(OTHER), planned(0, floats=8), planned(16), planned(64)]
+    steps = [call(0, out=1), call(1, out=3), call(3, out=3), call(2, out=3)]
+    found = spans(values, steps, inputs=(0,))
+    assert found[1] == (0, 1)
+    assert found[2] == (0, 3)
+
+
+def test_parts_live_until_the_view_of_them_all_is_read() -> None:
+    values = [planned(OTHER), planned(0), planned(16), planned(0, floats=8), planned(64)]
+    steps = [call(0, out=1), call(0, out=2), call(0, out=4), call(3, out=4)]
+    found = spans(values, steps, inputs=(0,))
+    assert (found[1], found[2], found[3]) == ((0, 3), (1, 3), (3, 3))
+
+
+def test_memory_that_is_used_again_is_no_view() -> None:
+    values = [planned(OTHER), planned(), planned(), planned(64)]
+    steps = [call(0, out=1), call(1, out=3), call(3, out=2), call(2, out=3)]
+    found = spans(values, steps, inputs=(0,))
+    assert (found[1], found[2]) == ((0, 1), (2, 3))
+
+
+def test_a_delegate_makes_what_is_wanted_later_and_reads_the_rest() -> None:
+    values = [planned(OTHER), planned(), planned(), planned(64), planned(0)]
+    steps: list[InstructionArguments] = [
+        call(0, out=1),
+        call(0, out=3),
+        DelegateCall(0, [2, 3, 4]),
+        call(4, out=3),
+    ]
+    found = spans(values, steps, inputs=(0,))
+    assert found[2] == (0, 2), "a view, read by the delegate alone"
+    assert found[4] == (2, 3), "a result, in memory that is free again"
+
+
+def test_indices_that_lead_nowhere_are_no_trouble() -> None:
+    steps: list[InstructionArguments] = [
+        KernelCall(0, [-1, 99, 0]),
+        DelegateCall(0, [77]),
+        KernelCall(0, []),
+    ]
+    assert spans([planned()], steps, inputs=(99,), outputs=(-7,)) == {0: (0, 0)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=40))
+def test_each_byte_tells_who_wrote_it_last(ranges: list[tuple[int, int]]) -> None:
+    memory, naive = Memory(), dict[int, int]()
+    for value, (start, length) in enumerate(ranges):
+        inside = {write.value for write in memory.inside(start, start + length)}
+        assert inside == {naive[byte] for byte in range(start, start + length) if byte in naive}
+        memory.write(Write(start, start + length, value, value))
+        naive |= dict.fromkeys(range(start, start + length), value)

@@ -47,6 +47,7 @@ _OF_REAL_AND_COMPLEX = {
     "aten::_fft_r2c.out",
     "aten::_fft_c2r.out",
     "aten::abs.out",
+    "aten::index_select.out",
     "aten::view_as_real_copy.out",
 }
 # Kernels abort the process on types that they do not know.

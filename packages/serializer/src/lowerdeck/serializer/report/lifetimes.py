@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from lowerdeck.serializer.report.aliases import join_views
 from lowerdeck.serializer.schema import (
     DelegateCall,
     ExecutionPlan,
@@ -29,7 +30,8 @@ class Block:
         memory_id: The memory that it lies in.
         offset: First byte within that memory.
         nbytes: Size in bytes; for a dynamic shape its upper bound.
-        born: First instruction that touches it; 0 for inputs and state.
+        born: First instruction that touches it, or that wrote the bytes of a view; 0 for inputs
+            and state.
         dies: Last instruction that touches it; the last of all for outputs and state.
     """
 
@@ -56,8 +58,9 @@ def planned_blocks(plan: ExecutionPlan) -> list[Block]:
     """Return a rectangle for each tensor of ``plan`` that lies in planned memory.
 
     A lifetime is the run from the first to the last instruction that touches the tensor, itself
-    or through a list or a moved handle. A loop keeps alive what it found when it began. Tensors
-    with a name or an initial value are state and live through the whole method.
+    or through a list or a moved handle; that of a view begins where its bytes were written. A
+    loop keeps alive what it found when it began. Tensors with a name or an initial value are
+    state and live through the whole method.
 
     Args:
         plan: The method.
@@ -121,6 +124,7 @@ class _Uses:
         for source, target in reversed(moves):
             self._touch(source, self._last[target])
         self._spread_lists()
+        join_views(plan, self._first, self._last)
         self._spread_loops(_merged(loops))
 
     def spans(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:

@@ -9,6 +9,7 @@ from typing import Any
 from lowerdeck.serializer.report.delegates import delegate_entry
 from lowerdeck.serializer.report.embed import clip, number
 from lowerdeck.serializer.report.lifetimes import planned_blocks, steps
+from lowerdeck.serializer.report.results import list_members, result_count
 from lowerdeck.serializer.report.texts import Interned
 from lowerdeck.serializer.report.values import values_table
 from lowerdeck.serializer.schema import (
@@ -64,7 +65,7 @@ def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any
         kinds.append(kind)
         targets.append(target)
         args.append(values)
-        outs.append(_results(plan, values) if kind == "k" else 0)
+        outs.append(result_count(plan, values) if kind == "k" else 0)
     stacks = Interned[tuple[int, ...]]()
     stack: list[int] = []
     starts: list[int] = []
@@ -121,41 +122,20 @@ def _bytes_by_operator(plan: ExecutionPlan) -> tuple[Counter[int], Counter[int]]
     for step in steps(plan):
         if not isinstance(step, KernelCall) or not step.args:
             continue
-        outs = _results(plan, step.args)
+        outs = result_count(plan, step.args)
         written[step.op_index] += _at(sizes, step.args[-1])
         read[step.op_index] += sum(_at(sizes, arg) for arg in step.args[: len(step.args) - outs])
     return written, read
 
 
-def _results(plan: ExecutionPlan, args: list[int]) -> int:
-    """Return how many arguments of a kernel, counted from the last, stand for its results.
-
-    The last is the return value. The out arguments before it are the same value again, or the
-    members of a list; a kernel that works in place has none.
-    """
-    if not args:
-        return 0
-    members = list(_members(plan, args[-1])) or [args[-1]]
-    before = args[-1 - len(members) : -1]
-    return 1 + len(members) if before == members else 1
-
-
 def _value_bytes(plan: ExecutionPlan) -> list[int]:
     single = [e.val.nbytes if isinstance(e.val, Tensor) else 0 for e in plan.values]
     return [
-        sum(_at(single, member) for member in _members(plan, index))
+        sum(_at(single, member) for member in list_members(plan, index))
         if isinstance(evalue.val, TensorList | OptionalTensorList)
         else single[index]
         for index, evalue in enumerate(plan.values)
     ]
-
-
-def _members(plan: ExecutionPlan, index: int) -> Sequence[int]:
-    if 0 <= index < len(plan.values):
-        value = plan.values[index].val
-        if isinstance(value, TensorList | OptionalTensorList):
-            return value.items
-    return ()
 
 
 def _at(sizes: Sequence[int], index: int) -> int:

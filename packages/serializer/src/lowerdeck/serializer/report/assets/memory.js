@@ -8,6 +8,36 @@ const MEMORY_LEGEND = [
   ["intermediate", "intermediate"],
 ];
 
+/** How much of a line intervals cover that come and go: a tree of counts over their ends. */
+class CoveredLength {
+  constructor(intervals) {
+    this.ends = [...new Set(intervals.flat())].sort((a, b) => a - b);
+    this.counts = new Int32Array(4 * this.ends.length + 4);
+    this.covered = new Float64Array(4 * this.ends.length + 4);
+    this.places = new Map(this.ends.map((end, index) => [end, index]));
+  }
+
+  get length() {
+    return this.covered[1];
+  }
+
+  add(start, end, by) {
+    if (start < end) this.change(1, 0, this.ends.length - 1, this.places.get(start), this.places.get(end), by);
+  }
+
+  /** Node `at` stands for what lies between the ends `low` and `high`. */
+  change(at, low, high, from, to, by) {
+    if (from <= low && high <= to) this.counts[at] += by;
+    else {
+      const middle = (low + high) >> 1;
+      if (from < middle) this.change(2 * at, low, middle, from, to, by);
+      if (to > middle) this.change(2 * at + 1, middle, high, from, to, by);
+    }
+    if (this.counts[at] > 0) this.covered[at] = this.ends[high] - this.ends[low];
+    else this.covered[at] = high - low > 1 ? this.covered[2 * at] + this.covered[2 * at + 1] : 0;
+  }
+}
+
 class MemoryView {
   constructor(method, arena, opened, height = 380) {
     Object.assign(this, { method, arena, opened, selected: null, cursor: null, matches: null });
@@ -83,26 +113,20 @@ class MemoryView {
     return MEMORY_COLORS[this.method.role(block.value)] ?? "intermediate";
   }
 
-  /** Bytes that are needed at each instruction; values that share their place count once. */
+  /** Bytes that are needed at each instruction; those that values share count once. */
   measure() {
-    const steps = new Float64Array(this.method.length + 2);
-    const open = new Map();
-    const close = ({ born, dies, nbytes }) => {
-      steps[born] += nbytes;
-      steps[dies + 1] -= nbytes;
-    };
-    for (const { offset, born, dies, nbytes } of this.blocks) {
-      const before = open.get(offset);
-      if (before && born <= before.dies) {
-        before.dies = Math.max(before.dies, dies);
-        before.nbytes = Math.max(before.nbytes, nbytes);
-      } else {
-        if (before) close(before);
-        open.set(offset, { born, dies, nbytes });
-      }
+    const union = new CoveredLength(this.blocks.map(({ offset, nbytes }) => [offset, offset + nbytes]));
+    const changes = Array.from({ length: this.method.length + 2 }, () => null);
+    const change = (time, block, by) => (changes[time] ??= []).push([block, by]);
+    for (const block of this.blocks) {
+      change(block.born, block, 1);
+      change(block.dies + 1, block, -1);
     }
-    open.forEach(close);
-    this.live = steps.map(((total) => (step) => (total += step))(0));
+    this.live = new Float64Array(changes.length);
+    changes.forEach((list, time) => {
+      list?.forEach(([{ offset, nbytes }, by]) => union.add(offset, offset + nbytes, by));
+      this.live[time] = union.length;
+    });
     this.peakTime = this.live.reduce((best, value, time) => (value > this.live[best] ? time : best), 0);
     this.peak = this.live[this.peakTime];
   }
