@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,14 +48,14 @@ class SchemaArgument:
     is_written: bool
 
 
-def find_overload(namespace: str, name: str, overload: str) -> torch._ops.OpOverload | None:
+def find_overload(namespace: str, name: str, overload: str) -> OpOverload | None:
     """Return the operator of torch of that name, or None when torch has none."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, OpOverloadPacket):
         return None
     wanted = overload or "default"
     operator = getattr(packet, wanted, None)
-    return operator if isinstance(operator, torch._ops.OpOverload) else None
+    return operator if isinstance(operator, OpOverload) else None
 
 
 def operator_name(target: object) -> str | None:
@@ -63,7 +64,7 @@ def operator_name(target: object) -> str | None:
     return None if schema is None else str(schema.name)
 
 
-def schema_arguments(operator: torch._ops.OpOverload) -> tuple[SchemaArgument, ...]:
+def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
     """Return the arguments of ``operator`` in schema order."""
     return tuple(
         SchemaArgument(
@@ -87,7 +88,7 @@ def is_pointwise(namespace: str, name: str) -> bool:
     return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
 
 
-def direct_call(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+def direct_call(operator: OpOverload) -> Callable[..., Any]:
     """Return the function behind ``operator``, which saves a Python frame at each call."""
     call: Callable[..., Any] = operator._op
     return call

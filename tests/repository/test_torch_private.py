@@ -1,0 +1,102 @@
+"""What is private in torch stands in one module a package, with tests, and in a table."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import torch
+from torch.fx import Graph, symbolic_trace
+
+from tools import torch_private
+from tools.workspace import PACKAGES, ROOT, TORCH_FREE
+
+
+def _torchs_own_attributes():
+    traced = symbolic_trace(lambda x: x)
+    objects = (
+        *(torch.ones(1), torch.nn.Linear(1, 1), torch.export.ExportedProgram),
+        *(traced, Graph(), next(iter(traced.graph.nodes))),
+        *(torch.ops.aten.add.Tensor, torch.ops.aten.add, torch.ops.higher_order.cond),
+    )
+    names = {name for thing in objects for name in dir(thing)}
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_only_one_module_touches_what_is_private_in_torch(package):
+    own, of_torch = torch_private.own_names(package), _torchs_own_attributes()
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in torch_private.sources(package)
+        if path.name != torch_private.MODULE
+        for line, name in torch_private.private_uses(path, own, of_torch)
+    ]
+    assert not found, f"take it from {torch_private.private_module(package)}"
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in TORCH_FREE])
+def test_each_private_use_has_a_test_of_what_is_expected_of_it(package):
+    tree = ast.parse(torch_private.private_module(package).read_text())
+    offered = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    } | {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign | ast.Assign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and not target.id.startswith("_")
+    }
+    listed = next((ast.literal_eval(node.value) for node in tree.body if _is_all(node)), [])
+    tests = (ROOT / f"packages/{package}/tests/test_torch_private.py").read_text()
+    asked = {
+        name
+        for node in ast.walk(ast.parse(tests))
+        for name in ([node.attr] if isinstance(node, ast.Attribute) else [])
+        + ([node.id] if isinstance(node, ast.Name) else [])
+    }
+    bare = sorted((offered | set(listed)) - asked)
+    assert not bare, "say in the package's tests/test_torch_private.py what is expected of these"
+
+
+def test_a_package_without_torch_needs_no_such_module():
+    for package in TORCH_FREE:
+        assert not torch_private.private_module(package).exists()
+
+
+def test_the_page_tells_what_is_touched():
+    text = torch_private.PAGE.read_text()
+    assert text == torch_private.page_with_table(text), "run: python -m tools.torch_private"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import torch._ops", "torch._ops"),
+        ("from torch._ops import OpOverload", "torch._ops.OpOverload"),
+        ("from torch.fx.graph import _illegal_names", "torch.fx.graph._illegal_names"),
+        ("op = torch._C._nn.linear", "torch._C._nn"),
+        ("schema = node.target._schema", "node.target._schema"),
+        ("schema = getattr(op, '_schema', None)", "_schema"),
+        ("program._state_dict = {}", "program._state_dict"),
+        ("self._ours = module._parameters", "module._parameters"),
+        ("ATEN = torch.ops.aten\nop = ATEN._to_copy", None),
+        ("op = torch.ops.aten._to_copy.default", None),
+        ("torch._check(x > 0)", None),
+        ("self._ours = other._ours", None),
+        ("pair._replace(a=1)", None),
+    ],
+)
+def test_private_uses_are_recognised(code, found, tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(code)
+    names = [name for _, name in torch_private.private_uses(path, {"_ours"}, {"_parameters"})]
+    assert (found in names) if found else not names
+
+
+def _is_all(node):
+    return isinstance(node, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
+    )
