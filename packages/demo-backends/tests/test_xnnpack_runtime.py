@@ -67,6 +67,25 @@ def test_each_node_is_logged_under_its_identifier(lowered: LoweredBackendModule)
     assert set(lowered.meta["debug_handle_map"]) <= set(seen)
 
 
+def test_images_are_logged_as_torch_counts_their_dimensions() -> None:
+    torch.manual_seed(0)
+    conv, pool = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.MaxPool2d(2)
+    last = torch.nn.Conv2d(8, 8, 1)
+    model = torch.nn.Sequential(conv, pool, torch.nn.ReLU(), last).eval()
+    x = torch.randn(1, 3, 16, 16)
+    (delegate,) = delegates(lower(model, (x,), XnnpackPartitioner()))
+    handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    seen: dict[int, torch.Tensor] = {}
+    RUNTIME.execute_logged(
+        handle, [x], lambda name, start, end, values: seen.update({name: values[0]})
+    )
+    made = {node.kind: seen[node.debug_handle] for node in handle.graph.nodes}
+    with torch.no_grad():
+        pooled = pool(conv(x))
+        torch.testing.assert_close(made[NodeKind.MAX_POOLING_2D].clamp(min=0), pooled.relu())
+        torch.testing.assert_close(made[NodeKind.STATIC_TRANSPOSE], last(pooled.relu()))
+
+
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_payload_is_refused_or_runs_within_bounds(

@@ -12,6 +12,7 @@ import torch
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.demo_backends.tensor_data import view_tensor
 from lowerdeck.demo_backends.xnnpack.decode import decode
+from lowerdeck.demo_backends.xnnpack.image_order import images
 from lowerdeck.demo_backends.xnnpack.kernels import IGNORE_RANGE, KERNELS
 from lowerdeck.demo_backends.xnnpack.layout import Layout, conversion
 from lowerdeck.demo_backends.xnnpack.schema import (
@@ -39,12 +40,14 @@ class LoadedPayload:
         constants: The tensors of its constant values, by id.
         inputs: The values that the caller fills; ``external_id`` is their position.
         outputs: The values that it returns, in order.
+        images: Ids of the values that lie with channels last.
     """
 
     graph: Graph
     constants: Mapping[int, torch.Tensor]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    images: frozenset[int] = frozenset()
 
     @property
     def input_count(self) -> int:
@@ -90,7 +93,7 @@ class XnnpackRuntime:
             raise BlobError("the outputs are not the last arguments of the call")
         if any(value.external_id >= first for value in inputs):
             raise BlobError("an input stands among the outputs")
-        return LoadedPayload(graph, constants, tuple(inputs), tuple(outputs))
+        return LoadedPayload(graph, constants, tuple(inputs), tuple(outputs), images(graph))
 
     def input_count(self, handle: LoadedPayload) -> int:
         """Return how many inputs a payload takes."""
@@ -121,7 +124,7 @@ class XnnpackRuntime:
             handle: What ``init`` returned.
             inputs: The arguments of the call.
             log: Called with the debug identifier, the start and the end in nanoseconds and the
-                outputs of each node.
+                outputs of each node, their dimensions in torch's order.
 
         Returns:
             New tensors, in order.
@@ -147,8 +150,11 @@ class XnnpackRuntime:
         for node in handle.graph.nodes:
             start = time.perf_counter_ns()
             result = _run(node, values)
-            values[cast("int", node.fields["output_id"])] = result
-            log(node.debug_handle, start, time.perf_counter_ns(), (result,))
+            output = cast("int", node.fields["output_id"])
+            values[output] = result
+            end = time.perf_counter_ns()
+            shown = _arranged(result, Layout.PLAIN) if output in handle.images else result
+            log(node.debug_handle, start, end, (shown,))
         return [
             _arranged(values[value.id], Layout.PLAIN)
             if value.external_id in handle.graph.channels_last
