@@ -8,7 +8,7 @@ running them. A new runtime version changes this file and no other.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 RUNTIME_VERSION = "1.4.1"
 
@@ -107,6 +107,13 @@ _FIRST_OUT_IN_PLACE = "_native_batch_norm_legit_no_training"
 _WRITES_INTO_SELF = "index_put slice_scatter select_scatter scatter"
 
 
+# Kernels that take complex numbers.
+_COMPLEX = """
+    add bmm cat clone div expand_copy index index_select mul permute_copy repeat select_copy
+    slice_copy sub sum view_copy abs view_as_real_copy _fft_c2r _fft_r2c et_view
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelTable:
     """The kernels that a program may call.
@@ -121,6 +128,7 @@ class KernelTable:
         first_out_in_place: Operators with several outputs of which the first may be the memory
             of the first argument.
         version: The runtime version that the table was read from.
+        complex_numbers: Operators whose kernels take complex tensors.
     """
 
     names: frozenset[str]
@@ -131,6 +139,7 @@ class KernelTable:
     writes_into_self: frozenset[str]
     first_out_in_place: frozenset[str]
     version: str = RUNTIME_VERSION
+    complex_numbers: frozenset[str] = frozenset()
 
     def __contains__(self, full_name: object) -> bool:
         return full_name in self.names
@@ -145,16 +154,7 @@ class KernelTable:
         Returns:
             A new table.
         """
-        return KernelTable(
-            self.names | frozenset(names),
-            self.contiguous_only,
-            self.channels_last,
-            self.channels_last_alike,
-            self.in_place_safe,
-            self.writes_into_self,
-            self.first_out_in_place,
-            self.version,
-        )
+        return replace(self, names=self.names | frozenset(names))
 
 
 def _full_names() -> frozenset[str]:
@@ -169,4 +169,5 @@ OFFICIAL_KERNELS = KernelTable(
     frozenset(_IN_PLACE_SAFE.split()),
     frozenset(_WRITES_INTO_SELF.split()),
     frozenset(_FIRST_OUT_IN_PLACE.split()),
+    complex_numbers=frozenset(_COMPLEX.split()),
 )

@@ -21,9 +21,11 @@ from lowerdeck.emitter._torch_private import (
     reference_decompositions,
     retrace,
     schema_of,
+    tree_leaves,
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
@@ -111,16 +113,21 @@ class Decompositions:
 
 
 def decompositions(
-    extra: Mapping[OpOverload, Callable[..., Any]],
+    extra: Mapping[OpOverload, Callable[..., Any]], *, complex_numbers: bool = False
 ) -> Decompositions:
     """Return torch's decompositions, changed where the runtime's kernels want it.
 
     Args:
         extra: Entries of the user, which override all others.
+        complex_numbers: Whether the program has any; the rules for them slow others down.
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
     special = {**_RULES, **quantization_rules(), **expert_rules()}
+    if complex_numbers:
+        for target, rule in COMPLEX_NUMBERS.items():
+            other = special.get(target, rules.get(target))
+            special[target] = rule if other is None else _first_of(rule, other)
     composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
         rules.pop(target, None)
@@ -143,7 +150,7 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     Raises:
         DecompositionError: If torch fails.
     """
-    found = decompositions(settings.decompositions)
+    found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, found, settings.table):
         return TracedProgram.of(exported)
     try:
@@ -196,6 +203,29 @@ def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
     except Exception:
         # What a rule cannot do here it may do while torch traces; then torch's message counts.
         return True
+
+
+def has_complex_numbers(exported: ExportedProgram) -> bool:
+    """Return whether any node of ``exported`` gives a complex tensor.
+
+    Args:
+        exported: The program.
+    """
+    return any(
+        isinstance(value, torch.Tensor) and value.is_complex()
+        for node in (*exported.graph.nodes, *Provenance(exported).nodes)
+        for value in tree_leaves(node.meta.get("val"))
+    )
+
+
+def _first_of(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule that tries one, then another."""
+
+    def tried(*args: Any, **kwargs: Any) -> Any:
+        found = rule(*args, **kwargs)
+        return other(*args, **kwargs) if found is NotImplemented else found
+
+    return tried
 
 
 def _keep(*_: Any, **__: Any) -> Any:

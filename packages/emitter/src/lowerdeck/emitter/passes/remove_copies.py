@@ -22,6 +22,7 @@ _COPIES = """
 """
 _MAY_CHANGE_NOTHING = frozenset(_COPIES.split())
 _PERMUTES = frozenset({"permute", "permute_copy"})
+_TO_PAIRS = frozenset({"view_as_real", "view_as_real_copy"})
 _VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias"})
 
 
@@ -54,6 +55,9 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
             _sweep(inner, replaced, producers)
         if isinstance(operation, Call):
             _join(operation, producers)
+            if (pairs := _pairs_of(operation, producers)) is not None:
+                replaced[operation.outs[0]] = pairs
+                continue
             if _changes_nothing(operation):
                 replaced[operation.outs[0]] = operation.args[0]
                 continue
@@ -79,6 +83,17 @@ def _join(call: Call, producers: dict[Value, Call]) -> None:
         call.args = [before.args[0], [first[dim % max(rank, 1)] for dim in call.args[1]]]
     elif call.outs[0].dtype == before.args[0].dtype:  # type: ignore[union-attr]
         call.args = [before.args[0], *call.args[1:]]
+
+
+def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
+    """Return the pairs of numbers that ``call`` takes complex numbers apart to again."""
+    if call.op_name not in _TO_PAIRS:
+        return None
+    before = producers.get(call.args[0])
+    if before is None or before.op_name != "view_as_complex":
+        return None
+    pairs: Value = before.args[0]
+    return pairs
 
 
 def _changes_nothing(call: Call) -> bool:

@@ -6,8 +6,8 @@ from torch import fx
 
 from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.errors import MissingKernel, MissingKernelError
-from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks
-from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks, values_in
+from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.overloads import out_variant
 from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
 from lowerdeck.emitter.source_code import source_line
@@ -37,7 +37,7 @@ def select_kernels(method: Method, table: KernelTable) -> None:
             if not isinstance(operation, Call) or needs_no_kernel(operation):
                 continue
             kernel, reason = find_kernel(operation.target, table)
-            if kernel is not None and (limit := _beyond_kernel(operation)):
+            if kernel is not None and (limit := _beyond_kernel(operation, kernel, table)):
                 kernel, reason = None, limit
             operation.kernel = kernel
             if kernel is None:
@@ -53,7 +53,7 @@ def select_kernels(method: Method, table: KernelTable) -> None:
         )
 
 
-def _beyond_kernel(call: Call) -> str:
+def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     """Return what the kernel cannot do of ``call``, "" when it can do all of it."""
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
@@ -61,7 +61,9 @@ def _beyond_kernel(call: Call) -> str:
         return "the kernel computes wrong numbers; export the model for inference"
     if call.op_name == "_fft_r2c" and not call.args[3]:
         return "the kernel computes the one-sided transform only"
-    if call.op_name == "_to_copy" and _complex(call):
+    official = kernel.full_name in OFFICIAL_KERNELS
+    takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
+    if official and not takes_complex and _complex(call):
         return "the kernel knows no complex types"
     if call.op_name in ("unfold", "unfold_copy") and call.args[0].rank == 0:
         return "the kernel aborts for a tensor without dimensions"
@@ -71,7 +73,7 @@ def _beyond_kernel(call: Call) -> str:
 def _complex(call: Call) -> bool:
     return any(
         isinstance(value, TensorValue) and value.dtype.is_complex
-        for value in (*call.args, *call.outs)
+        for value in (*values_in(call.args), *call.outs)
     )
 
 

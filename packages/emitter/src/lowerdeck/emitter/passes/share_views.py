@@ -16,6 +16,8 @@ _RESHAPES_NAMES = """
 """
 _RESHAPES = frozenset(_RESHAPES_NAMES.split())
 _VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias"})
+# A complex number is the same bytes as a pair of real ones.
+_PAIRS = frozenset({"view_as_complex", "view_as_real", "view_as_real_copy"})
 _SAME_NAMES = """
     alias alias_copy detach detach_copy clone lift_fresh_copy _to_copy expand expand_copy
 """
@@ -49,6 +51,9 @@ def _share(call: Call) -> None:
     outs = [out for out in call.outs if isinstance(out, TensorValue)]
     if not isinstance(source, TensorValue) or not outs:
         return
+    if call.op_name in _PAIRS:
+        _share_pairs(source, outs[0])
+        return
     if any(out.dtype.itemsize != source.dtype.itemsize for out in outs):
         return
     if any(out.dtype != source.dtype for out in outs) and not _reads_bits(call):
@@ -61,6 +66,12 @@ def _share(call: Call) -> None:
         return
     for out, offset in zip(outs, offsets, strict=True):
         out.base, out.base_offset = source, offset
+
+
+def _share_pairs(source: TensorValue, out: TensorValue) -> None:
+    if _varies(source) or out.dynamic or not (source.contiguous and out.contiguous):
+        return
+    out.base, out.base_offset = source, 0
 
 
 def _reads_bits(call: Call) -> bool:

@@ -1,0 +1,383 @@
+"""Complex numbers by their parts, where no kernel takes them.
+
+The runtime adds, multiplies, copies and joins complex tensors of one kind; all else is done on
+pairs of real numbers. A pair and a complex number are the same bytes, so going from one to the
+other costs nothing where shapes are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+# A transform multiplies by a square matrix of this many rows at most.
+_LONGEST = 4096
+
+
+def _parts(number: Any) -> tuple[Any, Any]:
+    """Return the real and the imaginary part of a tensor or a number."""
+    if not isinstance(number, torch.Tensor):
+        return number.real, number.imag
+    if not number.is_complex():
+        return number, 0.0
+    pairs = torch.view_as_real(number)
+    return pairs.select(-1, 0), pairs.select(-1, 1)
+
+
+def _joined(real: torch.Tensor, imaginary: Any) -> torch.Tensor:
+    if not isinstance(imaginary, torch.Tensor):
+        imaginary = torch.full_like(real, imaginary)
+    if real.shape != imaginary.shape:
+        # A sum broadcasts each part to the shape of both.
+        zeros = torch.zeros_like(real), torch.zeros_like(imaginary)
+        real, imaginary = real + zeros[1], imaginary + zeros[0]
+    return torch.view_as_complex(torch.stack([real, imaginary], -1))
+
+
+def _is_complex(number: Any) -> bool:
+    if isinstance(number, torch.Tensor):
+        return number.is_complex()
+    return isinstance(number, complex)
+
+
+def _runs(one: Any, other: Any) -> bool:
+    """Return whether a kernel takes these two as they are."""
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    if not tensors or one.dtype != other.dtype:
+        return False
+    # A complex tensor that varies in shape cannot be another name for pairs.
+    return all(isinstance(size, int) for size in (*one.shape, *other.shape))
+
+
+def _adds(one: Any, other: Any) -> bool:
+    """Return whether the kernels that add and subtract take these two: they do not broadcast."""
+    return _runs(one, other) and one.shape == other.shape
+
+
+def product(self: torch.Tensor, other: Any) -> Any:
+    """Return a product of which one factor at least is complex.
+
+    Args:
+        self: The one factor.
+        other: The other one.
+    """
+    if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
+        return NotImplemented
+    (a, b), (c, d) = _parts(self), _parts(other)
+    if not _is_complex(self):
+        return _joined(a * c, a * d)
+    if not _is_complex(other):
+        return _joined(a * c, b * c)
+    return _joined(a * c - b * d, a * d + b * c)
+
+
+def quotient(self: torch.Tensor, other: Any) -> Any:
+    """Return a quotient of which one part at least is complex.
+
+    Args:
+        self: What is divided.
+        other: What it is divided by.
+    """
+    if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
+        return NotImplemented
+    (a, b), (c, d) = _parts(self), _parts(other)
+    if not _is_complex(other):
+        return _joined(a / c, b / c)
+    size = c * c + d * d
+    return _joined((a * c + b * d) / size, (b * c - a * d) / size)
+
+
+def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
+    """Return a sum of which one term at least is complex.
+
+    Args:
+        self: The one term.
+        other: The other one.
+        alpha: Factor of the other one.
+    """
+    if not (_is_complex(self) or _is_complex(other)):
+        return NotImplemented
+    if _adds(self, other) and alpha == 1:
+        return NotImplemented
+    (a, b), (c, d) = _parts(self), _parts(other)
+    return _joined(a + c * alpha, b + d * alpha)
+
+
+def difference(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
+    """Return a difference of which one term at least is complex.
+
+    Args:
+        self: What is taken from.
+        other: What is taken away.
+        alpha: Factor of what is taken away.
+    """
+    if _is_complex(self) and _adds(self, other) and alpha == 1:
+        return NotImplemented
+    return total(self, other, alpha=-alpha)
+
+
+def conjugate(self: torch.Tensor) -> Any:
+    """Return numbers with their imaginary parts turned around.
+
+    Args:
+        self: The numbers.
+    """
+    if not self.is_complex():
+        return self.clone()
+    real, imaginary = _parts(self)
+    return _joined(real, -imaginary)
+
+
+def from_parts(real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers.
+
+    Args:
+        real: Their real parts.
+        imag: Their imaginary parts.
+    """
+    return _joined(real, imag)
+
+
+def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
+    """Return complex numbers.
+
+    Args:
+        abs: Their sizes.
+        angle: Their angles.
+    """
+    return _joined(abs * torch.cos(angle), abs * torch.sin(angle))
+
+
+def exponential(self: torch.Tensor) -> Any:
+    """Return e to the power of complex numbers.
+
+    Args:
+        self: The exponents.
+    """
+    if not self.is_complex():
+        return NotImplemented
+    real, imaginary = _parts(self)
+    return polar(torch.exp(real), imaginary)
+
+
+def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    """Return numbers in another type, of which one is complex.
+
+    Args:
+        self: The numbers.
+        dtype: The other type.
+        **options: What :func:`torch.Tensor.to` takes beside it.
+    """
+    wanted = self.dtype if dtype is None else dtype
+    if not (wanted.is_complex or self.is_complex()):
+        return NotImplemented
+    real, imaginary = _parts(self)
+    if not wanted.is_complex:
+        return real.to(wanted, **options)
+    if wanted == self.dtype or wanted not in _REAL:
+        return NotImplemented
+    real = real.to(_REAL[wanted])
+    if not self.is_complex():
+        return _joined(real, torch.zeros_like(real))
+    return _joined(real, imaginary.to(_REAL[wanted]))
+
+
+def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
+    """Return a product of matrices, one of them complex.
+
+    Args:
+        self: The left one.
+        mat2: The right one.
+    """
+    if not (self.is_complex() or mat2.is_complex()):
+        return NotImplemented
+    (a, b), (c, d) = _parts(self), _parts(mat2)
+    if not self.is_complex():
+        return _joined(a @ c, a @ d)
+    if not mat2.is_complex():
+        return _joined(a @ c, b @ c)
+    return _joined(a @ c - b @ d, a @ d + b @ c)
+
+
+def dense(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> Any:
+    """Return a dense layer with complex numbers.
+
+    Args:
+        input: The rows.
+        weight: The weight, shape (outputs, inputs).
+        bias: What is added.
+    """
+    if not (input.is_complex() or weight.is_complex()):
+        return NotImplemented
+    made = torch.matmul(input, weight.t())
+    return made if bias is None else made + bias
+
+
+def angle(self: torch.Tensor) -> Any:
+    """Return the angles of complex numbers.
+
+    Args:
+        self: The numbers.
+    """
+    if not self.is_complex():
+        return NotImplemented
+    real, imaginary = _parts(self)
+    return torch.atan2(imaginary, real)
+
+
+def _on_pairs(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return the rule that does to both parts what ``change`` does."""
+
+    def rule(self: torch.Tensor, *args: Any) -> Any:
+        if not self.is_complex():
+            return NotImplemented
+        real, imaginary = _parts(self)
+        return _joined(change(real, *args), change(imaginary, *args))
+
+    return rule
+
+
+def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> Any:
+    """Return complex numbers chosen from two tensors.
+
+    Args:
+        condition: Whether the first one is taken.
+        self: The first one.
+        other: The second one.
+    """
+    if not (self.is_complex() or other.is_complex()):
+        return NotImplemented
+    (a, b), (c, d) = _parts(self), _parts(other)
+    return _joined(torch.where(condition, a, c), torch.where(condition, b, d))
+
+
+def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """Return complex tensors stacked.
+
+    Args:
+        tensors: The tensors.
+        dim: The new dimension.
+    """
+    if not any(tensor.is_complex() for tensor in tensors):
+        return NotImplemented
+    return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
+def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
+    """Return slices of complex tensors behind each other.
+
+    Args:
+        self: The tensor.
+        split_sizes: The size of each slice.
+        dim: The dimension that is sliced.
+    """
+    if not self.is_complex():
+        return NotImplemented
+    starts = [sum(split_sizes[:index]) for index in range(len(split_sizes))]
+    return [
+        torch.narrow(self, dim, start, size)
+        for start, size in zip(starts, split_sizes, strict=True)
+    ]
+
+
+def unbind(self: torch.Tensor, dim: int = 0) -> Any:
+    """Return the rows of complex tensors.
+
+    Args:
+        self: The tensor.
+        dim: The dimension that is taken apart.
+    """
+    if not self.is_complex():
+        return NotImplemented
+    return [torch.select(self, dim, index) for index in range(self.size(dim))]
+
+
+def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
+    """Return a discrete Fourier transform as products with matrices of roots of one.
+
+    Args:
+        self: The numbers.
+        dim: The dimensions to transform.
+        normalization: 0 for none, 1 to divide by the root of the size, 2 by the size.
+        forward: Whether from samples to frequencies.
+    """
+    if not _transformable(self, dim):
+        return NotImplemented
+    pairs = _parts(self)
+    real, imaginary = pairs
+    size = 1
+    for axis in dim:
+        length = self.size(axis)
+        size *= length
+        steps = torch.arange(length)
+        turns = torch.outer(steps, steps) % length
+        angles = turns.to(real.dtype) * (2 * math.pi / length * (-1 if forward else 1))
+        cosine, sine = torch.cos(angles), torch.sin(angles)
+        real, imaginary = (part.transpose(axis, -1) for part in (real, imaginary))
+        real, imaginary = real @ cosine - imaginary @ sine, real @ sine + imaginary @ cosine
+        real, imaginary = (part.transpose(axis, -1) for part in (real, imaginary))
+    scale = (1.0, 1.0 / math.sqrt(size), 1.0 / size)[normalization]
+    return _joined(real * scale, imaginary * scale)
+
+
+def transform_of_real(
+    self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool
+) -> Any:
+    """Return the Fourier transform of real numbers, both halves of it.
+
+    Args:
+        self: The numbers.
+        dim: The dimensions to transform.
+        normalization: As for :func:`transform`.
+        onesided: Whether only the first half is asked for, which the kernel gives.
+    """
+    if onesided or not _transformable(self, dim):
+        return NotImplemented
+    return transform(_joined(self, torch.zeros_like(self)), dim, normalization, True)
+
+
+def _transformable(self: torch.Tensor, dim: Sequence[int]) -> bool:
+    sizes = [self.size(axis) for axis in dim]
+    return all(isinstance(size, int) and size <= _LONGEST for size in sizes)
+
+
+COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.mul.Tensor: product,
+    _ATEN.mul.Scalar: product,
+    _ATEN.div.Tensor: quotient,
+    _ATEN.div.Scalar: quotient,
+    _ATEN.add.Tensor: total,
+    _ATEN.sub.Tensor: difference,
+    _ATEN._conj.default: conjugate,
+    _ATEN._conj_physical.default: conjugate,
+    _ATEN.complex.default: from_parts,
+    _ATEN.polar.default: polar,
+    _ATEN.exp.default: exponential,
+    _ATEN._to_copy.default: cast,
+    _ATEN.where.self: chosen,
+    _ATEN.stack.default: stacked,
+    _ATEN.mm.default: matrix_product,
+    _ATEN.linear.default: dense,
+    _ATEN.angle.default: angle,
+    _ATEN.mean.default: _on_pairs(torch.mean),
+    _ATEN.mean.dim: _on_pairs(torch.mean),
+    _ATEN.neg.default: _on_pairs(torch.neg),
+    _ATEN.flip.default: _on_pairs(torch.flip),
+    _ATEN.roll.default: _on_pairs(torch.roll),
+    _ATEN.constant_pad_nd.default: _on_pairs(torch.constant_pad_nd),
+    _ATEN.split_with_sizes.default: split,
+    _ATEN.unbind.int: unbind,
+    _ATEN._fft_c2c.default: transform,
+    _ATEN._fft_r2c.default: transform_of_real,
+}

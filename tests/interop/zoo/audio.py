@@ -1,0 +1,129 @@
+"""Models of sound: waveforms, spectra, characters by and by."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
+from torch import nn
+
+from tests.interop.zoo.model import Model, normal
+
+
+class ConvTasNet(nn.Module):
+    """Separates two voices: a learned spectrum, masks by dilated convolutions, overlap and add."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.encode = nn.Conv1d(1, width, 8, stride=4, bias=False)
+        self.norm = nn.GroupNorm(1, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(width, 2 * width, 1),
+                nn.PReLU(),
+                nn.GroupNorm(1, 2 * width),
+                nn.Conv1d(2 * width, 2 * width, 3, padding=2**i, dilation=2**i, groups=2 * width),
+                nn.PReLU(),
+                nn.GroupNorm(1, 2 * width),
+                nn.Conv1d(2 * width, width, 1),
+            )
+            for i in range(3)
+        )
+        self.masks = nn.Conv1d(width, 2 * width, 1)
+        self.decode = nn.ConvTranspose1d(width, 1, 8, stride=4, bias=False)
+
+    def forward(self, wave: torch.Tensor) -> torch.Tensor:
+        spectrum = self.encode(wave.unsqueeze(1))
+        x = self.norm(spectrum)
+        for block in self.blocks:
+            x = x + block(x)
+        masks = torch.sigmoid(self.masks(x)).unflatten(1, (2, -1))
+        parts = masks * spectrum.unsqueeze(1)
+        return self.decode(parts.flatten(0, 1)).view(wave.shape[0], 2, -1)
+
+
+class Wav2Letter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv1d(13, 24, 11, 2, 5),
+            nn.ReLU(),
+            nn.Conv1d(24, 24, 7, 1, 3),
+            nn.ReLU(),
+            nn.Conv1d(24, 28, 1),
+            nn.ReLU(),
+        )
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        letters = F.log_softmax(self.body(features), dim=1)
+        return letters, letters.argmax(1)
+
+
+class Spectrogram(nn.Module):
+    """Power in bands of frequency, and the wave back from its spectrum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(64))
+        self.register_buffer("bands", torch.rand(33, 12))
+
+    def forward(self, wave: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        spectrum = torch.stft(wave, 64, 16, window=self.window, return_complex=True)
+        parts = torch.view_as_real(spectrum)
+        power = parts.pow(2).sum(-1)
+        levels = torch.log(power.transpose(1, 2) @ self.bands + 1e-6)
+        back = torch.fft.irfft(spectrum[:, :, 3], n=64)
+        return levels, back
+
+
+class Tacotron(nn.Module):
+    """Attention that listens to where it was before: location-sensitive, frame by frame."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, width)
+        self.cell = nn.GRUCell(width + 5, width)
+        self.place = nn.Conv1d(1, 4, 5, padding=2)
+        self.query, self.key, self.spot = nn.Linear(width, 8), nn.Linear(width, 8), nn.Linear(4, 8)
+        self.score, self.frame = nn.Linear(8, 1), nn.Linear(2 * width, 5)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        memory = self.words(text)
+        keys = self.key(memory)
+        state = torch.zeros(text.shape[0], memory.shape[-1])
+        frame, seen = torch.zeros(text.shape[0], 5), torch.zeros(text.shape)
+        context = memory.mean(1)
+        frames = []
+        for _ in range(4):
+            state = self.cell(torch.cat([context, frame], -1), state)
+            spots = self.spot(self.place(seen.unsqueeze(1)).transpose(1, 2))
+            hidden = torch.tanh(self.query(state).unsqueeze(1) + keys + spots)
+            weights = self.score(hidden).squeeze(-1).softmax(-1)
+            seen = seen + weights
+            context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+            frame = self.frame(torch.cat([state, context], -1))
+            frames.append(frame)
+        return torch.stack(frames, 1)
+
+
+class StreamingFilter(nn.Module):
+    """A causal convolution that keeps the last samples from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("past", torch.zeros(1, 3, 6))
+        self.first = nn.Conv1d(3, 4, 4, dilation=2)
+        self.gate = nn.Conv1d(4, 8, 1)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([self.past, samples], -1)
+        self.past.copy_(whole[..., -6:])
+        return F.glu(self.gate(self.first(whole)), 1)
+
+
+MODELS = (
+    Model("conv_tasnet", ConvTasNet, normal(2, 120)),
+    Model("wav2letter", Wav2Letter, normal(1, 13, 40)),
+    Model("spectrogram", Spectrogram, normal(2, 200), atol=1e-3),
+    Model("tacotron", Tacotron, lambda: [(torch.randint(0, 30, (2, 7)),) for _ in range(2)]),
+    Model("streaming_filter", StreamingFilter, normal(1, 3, 10, repeat=4)),
+)
