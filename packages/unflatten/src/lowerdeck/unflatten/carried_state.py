@@ -11,6 +11,7 @@ writes, since only its last value is ever seen again.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -111,7 +112,14 @@ def _handed_on(context: _Context, write: Mutation) -> Node | None:
                 context.paths.canonical(frame.path) == name for frame in frames_around(home)
             ):
                 found.add(source)
+    if len(found) > 1:
+        # An operator may hand on several values of one layout: take the one at the same place.
+        found = {source for source in found if _place(source) == _place(write.value)}
     return found.pop() if len(found) == 1 else None
+
+
+def _place(node: Node) -> object:
+    return (node.target, node.args[1:]) if node.target is operator.getitem else node.target
 
 
 def _read_after(plan: Mutations, context: _Context, write: Mutation, end: int) -> bool:

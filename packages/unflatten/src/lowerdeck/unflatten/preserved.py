@@ -9,10 +9,11 @@ is handed over by keyword under a name that only generated modules know.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -57,11 +58,52 @@ class PreservedCall:
 
 def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
     """Return the signature of each call that has one, by the call's name."""
-    return {
+    found = {
         entry.fqn: entry.signature
         for entry in program.module_call_graph
         if entry.fqn and entry.signature is not None and _is_whole(entry.signature)
     }
+    renamed = _misnamed_results(program.graph) if found else {}
+    if renamed:
+        found = {name: _with_names(signature, renamed) for name, signature in found.items()}
+    return found
+
+
+def _misnamed_results(graph: Graph) -> dict[str, str]:
+    """Return the name of the result where decomposing an operator made export take another one.
+
+    What a batch norm became hands on new statistics beside its result; export takes the last.
+    """
+    first: dict[tuple[Node, object], str] = {}
+    others: list[tuple[Node, object, str]] = []
+    for node in graph.find_nodes(op="call_function", target=operator.getitem):
+        history = node.meta.get("from_node")
+        source, place = node.args
+        if history and isinstance(source, Node):
+            if place == 0:
+                first[source, history[-1].name] = node.name
+            else:
+                others.append((source, history[-1].name, node.name))
+    return {
+        name: first[source, origin] for source, origin, name in others if (source, origin) in first
+    }
+
+
+def _with_names(signature: Any, renamed: Mapping[str, str]) -> Any:
+    made = copy.copy(signature)
+    made.inputs, made.outputs = (
+        [_renamed(spec, renamed) for spec in specs]
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return made
+
+
+def _renamed(spec: Any, renamed: Mapping[str, str]) -> Any:
+    if spec.name not in renamed:
+        return spec
+    made = copy.copy(spec)
+    made.name = renamed[spec.name]
+    return made
 
 
 def _is_whole(signature: Any) -> bool:

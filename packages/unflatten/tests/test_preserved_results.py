@@ -1,0 +1,90 @@
+"""A preserved call takes and returns what eager's does, whatever decomposing made of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from unflatten_comparison import FORMS, compare, programs  # type: ignore[import-not-found]
+
+from lowerdeck.unflatten import unflatten
+
+if TYPE_CHECKING:
+
+    class Model(nn.Module):
+        """A module whose attributes may be anything."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Model = nn.Module
+
+
+class Norms(Model):
+    """Statistics of one layout are handed from call to call; one result is another's argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm1d(4)
+        self.layer = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Any:
+        y, z = self.layer(self.batch(x)).float().chunk(2, 1)
+        return self.batch(torch.cat([z, y], 1).contiguous())
+
+
+class Results(Model):
+    """Results that decomposing leaves without a node of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        a, b, c = self.inner(self.fc(x))
+        d, e, f = self.inner(a.clone() + b.float())
+        return d + e + f + c
+
+
+class Inner(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.dropout(x), x.float(), self.fc(self.dropout(x)).contiguous()
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("model", "preserved"),
+    [(Norms, ("batch", "layer")), (Results, ("inner",)), (Results, ("inner.fc", "fc"))],
+)
+def test_preserved_modules_can_be_swapped_in_every_form(
+    model: type[nn.Module], preserved: tuple[str, ...], form: str, train: bool
+) -> None:
+    eager, x = model().train(train), torch.randn(3, 4)
+    options = {"preserve_module_call_signature": preserved}
+    program = programs(eager, (x,), forms=(form,), **options)[form]
+    compare(copy.deepcopy(eager), unflatten(program), (x,), calls=2)
+    swapped = unflatten(program)
+    for name in preserved:
+        swapped.set_submodule(name, copy.deepcopy(eager).get_submodule(name))
+    compare(copy.deepcopy(eager), swapped, (x,), calls=2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_preserved_norm_called_alone_returns_its_result(form: str) -> None:
+    eager: Any = Norms()
+    x = torch.randn(3, 4)
+    options = {"preserve_module_call_signature": ("batch",)}
+    program = programs(eager, (x,), forms=(form,), **options)[form]
+    module: Any = unflatten(program)
+    torch.testing.assert_close(module.batch(x), eager.batch(x))
+    torch.testing.assert_close(module.batch.running_var, eager.batch.running_var)
