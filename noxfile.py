@@ -275,7 +275,11 @@ def release(session: nox.Session) -> None:
 
 @nox.session(requires=["torch"])
 def interop(session: nox.Session) -> None:
-    """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1``: in another)."""
+    """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1``: in another).
+
+    One that needs another torch gets it: ``TORCH=2.15.0 EXECUTORCH=executorch==1.5.1 nox -s
+    interop``. Of executorch nothing is used but its Python binding, whichever name that has.
+    """
     _borrow_torch(session)
     session.install(*TEST_TOOLS, *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
