@@ -78,6 +78,27 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
+def storage_size(storage: ReadableBuffer | FileRange) -> int:
+    """Return the number of bytes of a buffer or a range of a file.
+
+    Args:
+        storage: A buffer, or a range of a file.
+    """
+    return storage.length if isinstance(storage, FileRange) else memoryview(storage).nbytes
+
+
+def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
+    """Return a buffer as a flat view, to look at; a range of a file is left unread: an empty view.
+
+    Args:
+        storage: A buffer, copied if its elements do not lie in one run, or a range of a file.
+    """
+    if isinstance(storage, FileRange):
+        return memoryview(b"")
+    view = memoryview(storage)
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
 _CHUNK = 1 << 18
 
 

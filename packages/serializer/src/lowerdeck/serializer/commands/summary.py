@@ -10,10 +10,10 @@ from typing import Any
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.read import PteFile
-from lowerdeck.serializer.report.delegates import storage_size, storage_view
 from lowerdeck.serializer.report.file_map import Section
 from lowerdeck.serializer.report.placement import placement_of
 from lowerdeck.serializer.report.values import dtype_name, tensor_text
+from lowerdeck.serializer.storage import resident_view, storage_size
 
 SUMMARY_VERSION = 1
 
@@ -53,7 +53,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
                 "location": entry.location.name,
                 "size": len(entry.data),
                 "compile_specs": {
-                    spec.key: bytes(storage_view(spec.value)).decode("utf-8", "backslashreplace")
+                    spec.key: bytes(resident_view(spec.value)).decode("utf-8", "backslashreplace")
                     for spec in entry.compile_specs
                 },
             }

@@ -7,7 +7,6 @@ from collections.abc import Hashable
 from hashlib import blake2b
 from typing import Any
 
-from lowerdeck.serializer.report.delegates import storage_size, storage_view
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Stored, all_stored
 from lowerdeck.serializer.report.lifetimes import steps
@@ -24,7 +23,7 @@ from lowerdeck.serializer.schema import (
     Storage,
     TensorList,
 )
-from lowerdeck.serializer.storage import FileRange
+from lowerdeck.serializer.storage import FileRange, resident_view, storage_size
 
 _MOST_MEMBERS = 16
 
@@ -124,7 +123,7 @@ def _change(
 def _digest(storage: Storage) -> object:
     if isinstance(storage, FileRange):
         return storage
-    return blake2b(storage_view(storage), digest_size=16).digest()
+    return blake2b(resident_view(storage), digest_size=16).digest()
 
 
 def _keys(plan: ExecutionPlan) -> list[Hashable]:

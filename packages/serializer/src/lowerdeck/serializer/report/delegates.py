@@ -7,8 +7,8 @@ from typing import Any
 
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.xnnpack import xnnpack_nodes
-from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program, Storage
-from lowerdeck.serializer.storage import FileRange
+from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program
+from lowerdeck.serializer.storage import resident_view, storage_size
 
 _PREVIEW_TEXT = 4096
 _PREVIEW_BYTES = 256
@@ -29,7 +29,7 @@ def delegate_entry(program: Program, delegate: BackendDelegate, calls: int) -> d
     index = delegate.processed.index
     blobs = program.backend_delegate_data
     blob = blobs[index].data if 0 <= index < len(blobs) else b""
-    view = storage_view(blob)
+    view = resident_view(blob)
     return {
         "id": clip(delegate.id),
         "calls": calls,
@@ -40,27 +40,6 @@ def delegate_entry(program: Program, delegate: BackendDelegate, calls: int) -> d
         "ops": xnnpack_nodes(view),
         "preview": blob_preview(view),
     }
-
-
-def storage_size(storage: Storage) -> int:
-    """Return the number of bytes of a buffer or a range of a file.
-
-    Args:
-        storage: The bytes of a program.
-    """
-    return storage.length if isinstance(storage, FileRange) else memoryview(storage).nbytes
-
-
-def storage_view(storage: Storage) -> memoryview:
-    """Return a buffer as a view of bytes; a range of a file is left unread and gives none.
-
-    Args:
-        storage: The bytes of a program.
-    """
-    if isinstance(storage, FileRange):
-        return memoryview(b"")
-    view = memoryview(storage)
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
 def blob_preview(view: memoryview) -> dict[str, Any]:
@@ -109,7 +88,7 @@ def _text_start(view: memoryview) -> str | None:
 
 
 def _spec_text(spec: CompileSpec) -> str:
-    value = bytes(storage_view(spec.value)[:_PREVIEW_BYTES])
+    value = bytes(resident_view(spec.value)[:_PREVIEW_BYTES])
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowerdeck.serializer.report.delegates import storage_size
 from lowerdeck.serializer.report.embed import clip, number
 from lowerdeck.serializer.report.lifetimes import steps
 from lowerdeck.serializer.report.values import tensor_text
@@ -18,6 +17,7 @@ from lowerdeck.serializer.schema import (
     Storage,
     Tensor,
 )
+from lowerdeck.serializer.storage import storage_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ _BEFORE = ("elements.js", "format.js", "search.js", "virtual_list.js", "tables.j
 _AFTER = ("start.js",)
 _OWN = (
     "model.js",
+    "covered_length.js",
     "memory.js",
     "instructions.js",
     "file_map.js",

@@ -1,0 +1,255 @@
+// The graph of a program as a picture: partitions in colour, what was left out dashed.
+
+const BOX = { width: 150, height: 26, columnGap: 168, rowGap: 52 };
+
+function groupClass(node) {
+  if (node.group >= 0) return `p${node.group % 8}`;
+  return node.kind === "op" ? "left" : "edge";
+}
+
+function groupName(data, node) {
+  if (node.group < 0) return node.kind === "op" ? "left out" : node.kind;
+  const group = data.groups[node.group];
+  return `${group.name}, ${group.backend}`;
+}
+
+class GraphView {
+  constructor(data, picked) {
+    Object.assign(this, { data, picked, selected: -1, matches: null });
+    this.nodes = data.nodes;
+    this.readers = this.nodes.map(() => []);
+    this.nodes.forEach((node, index) => node.needs.forEach((other) => this.readers[other].push(index)));
+    this.columns = this.nodes.reduce((most, node) => Math.max(most, node.x), 0) + 1;
+    this.rows = this.nodes.reduce((most, node) => Math.max(most, node.y), 0) + 1;
+    this.status = h("p", { class: "picked", role: "status" }, "Drag to move, turn the wheel with Ctrl to zoom; arrow keys walk along the edges.");
+    const { canvas, redraw } = sharpCanvas(
+      560,
+      {
+        class: "graph",
+        tabindex: "0",
+        role: "application",
+        "aria-label": `Graph of ${plural(this.nodes.length, "node")}. Arrow up and down walk along edges, left and right along a row, plus and minus zoom, 0 shows all.`,
+        onmousemove: oncePerFrame((event) => this.hover(event)),
+        onmouseleave: () => tooltip.hide(),
+        onpointerdown: (event) => this.press(event),
+        onwheel: (event) => this.wheel(event),
+        onkeydown: (event) => this.key(event),
+      },
+      (context, width, height) => this.draw(context, width, height),
+    );
+    this.canvas = canvas;
+    this.redraw = redraw;
+    const button = (title, text, action) => h("button", { type: "button", title, "aria-label": title, onclick: action }, text);
+    const zoom = h(
+      "span",
+      { class: "zoom" },
+      button("Zoom in", "+", () => this.zoom(1.5)),
+      button("Zoom out", "−", () => this.zoom(1 / 1.5)),
+      button("Show all", "all", () => this.fit(true)),
+    );
+    this.element = h("figure", {}, h("figcaption", {}, h("span", {}, "inputs above, results below"), zoom), canvas, this.status);
+  }
+
+  x(node) {
+    return node.x * BOX.columnGap + BOX.columnGap / 2;
+  }
+
+  y(node) {
+    return node.y * BOX.rowGap + BOX.rowGap / 2;
+  }
+
+  /** Show all, or at first the beginning of a large graph at a size one can read. */
+  fit(whole) {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const scale = Math.min(width / (this.columns * BOX.columnGap), height / (this.rows * BOX.rowGap), 1);
+    this.scale = whole ? scale : Math.max(scale, 0.85);
+    const first = this.nodes[0];
+    this.left = this.scale === scale ? (this.columns * BOX.columnGap * scale - width) / 2 / scale : (first ? this.x(first) : 0) - width / 2 / this.scale;
+    this.top = this.scale === scale ? (this.rows * BOX.rowGap * scale - height) / 2 / scale : 0;
+    this.redraw();
+  }
+
+  draw(context, width, height) {
+    if (this.scale === undefined) this.fit(false);
+    context.scale(this.scale, this.scale);
+    context.translate(-this.left, -this.top);
+    const seen = { left: this.left - BOX.columnGap, right: this.left + width / this.scale + BOX.columnGap, top: this.top - BOX.rowGap, bottom: this.top + height / this.scale + BOX.rowGap };
+    this.drawEdges(context, seen);
+    const shades = new Map();
+    const shade = (name) => shades.get(name) ?? shades.set(name, color(name)).get(name);
+    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    this.nodes.forEach((node, index) => {
+      const x = this.x(node);
+      const y = this.y(node);
+      if (x < seen.left || x > seen.right || y < seen.top || y > seen.bottom) return;
+      context.globalAlpha = this.matches && !this.matches.has(index) ? 0.2 : 1;
+      this.drawNode(context, node, x, y, shade);
+      if (index === this.selected) {
+        context.strokeStyle = shade("text");
+        context.lineWidth = 3;
+        context.strokeRect(x - BOX.width / 2 - 3, y - BOX.height / 2 - 3, BOX.width + 6, BOX.height + 6);
+      }
+    });
+    context.globalAlpha = 1;
+  }
+
+  drawNode(context, node, x, y, shade) {
+    const inPartition = node.group >= 0;
+    context.beginPath();
+    context.roundRect(x - BOX.width / 2, y - BOX.height / 2, BOX.width, BOX.height, node.kind === "op" ? 4 : BOX.height / 2);
+    context.fillStyle = inPartition ? shade(`p${node.group % 8}`) : shade("surface");
+    context.fill();
+    if (!inPartition) {
+      const left = node.kind === "op";
+      context.setLineDash(left ? [4, 3] : []);
+      context.strokeStyle = shade(left ? "left-out" : "muted");
+      context.lineWidth = 1.5;
+      context.stroke();
+      context.setLineDash([]);
+    }
+    if (this.scale < 0.35) return;
+    context.fillStyle = inPartition ? "#fff" : shade("text");
+    const label = node.label.replace(/^aten::/, "");
+    context.fillText(label.length > 23 ? `${label.slice(0, 22)}…` : label, x, y + 0.5);
+  }
+
+  drawEdges(context, seen) {
+    context.strokeStyle = color("edge");
+    context.lineWidth = Math.max(1, 0.7 / this.scale);
+    context.beginPath();
+    const chosen = [];
+    this.nodes.forEach((node, index) => {
+      const y = this.y(node) - BOX.height / 2;
+      if (y < seen.top) return;
+      for (const other of node.needs) {
+        const from = this.nodes[other];
+        const start = this.y(from) + BOX.height / 2;
+        if (start > seen.bottom) continue;
+        if (index === this.selected || other === this.selected) chosen.push([from, start, node, y]);
+        else this.edge(context, from, start, node, y);
+      }
+    });
+    context.stroke();
+    context.strokeStyle = color("accent");
+    context.lineWidth = Math.max(2, 1.5 / this.scale);
+    context.beginPath();
+    chosen.forEach((edge) => this.edge(context, ...edge));
+    context.stroke();
+  }
+
+  /** A curve to the next row; a longer way goes down between two columns, where no node hides it. */
+  edge(context, from, start, to, end) {
+    const gap = BOX.rowGap - BOX.height;
+    const across = this.x(to) - this.x(from);
+    context.moveTo(this.x(from), start);
+    if (to.y - from.y > 1) {
+      const lane = this.x(from) + (BOX.columnGap / 2) * (across < 0 ? -1 : 1);
+      context.bezierCurveTo(this.x(from), start + gap / 2, lane, start + gap / 2, lane, start + gap);
+      context.lineTo(lane, end - gap);
+      context.bezierCurveTo(lane, end - gap / 2, this.x(to), end - gap / 2, this.x(to), end);
+    } else {
+      const middle = (start + end) / 2;
+      context.bezierCurveTo(this.x(from), middle, this.x(to), middle, this.x(to), end);
+    }
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const x = (event.clientX - box.left) / this.scale + this.left;
+    const y = (event.clientY - box.top) / this.scale + this.top;
+    return this.nodes.findIndex((node) => Math.abs(this.x(node) - x) <= BOX.width / 2 && Math.abs(this.y(node) - y) <= BOX.height / 2);
+  }
+
+  hover(event) {
+    if (event.buttons) return tooltip.hide();
+    const index = this.at(event);
+    return index < 0 ? tooltip.hide() : tooltip.show(event.clientX, event.clientY, this.describe(index));
+  }
+
+  describe(index) {
+    const node = this.nodes[index];
+    return [`${node.name}  ${node.label === node.name ? "" : node.label}`, groupName(this.data, node), node.type, node.place, node.reason].filter(Boolean);
+  }
+
+  press(event) {
+    this.canvas.setPointerCapture(event.pointerId);
+    this.canvas.focus();
+    const start = { x: event.clientX, y: event.clientY, left: this.left, top: this.top };
+    tooltip.hide();
+    const move = (next) => {
+      this.left = start.left - (next.clientX - start.x) / this.scale;
+      this.top = start.top - (next.clientY - start.y) / this.scale;
+      this.redraw();
+    };
+    const release = (last) => {
+      this.canvas.removeEventListener("pointermove", move);
+      this.canvas.removeEventListener("pointerup", release);
+      if (Math.hypot(last.clientX - start.x, last.clientY - start.y) < 4 && this.at(last) >= 0) this.choose(this.at(last));
+    };
+    this.canvas.addEventListener("pointermove", move);
+    this.canvas.addEventListener("pointerup", release);
+  }
+
+  zoom(factor, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
+    const next = Math.min(2.5, Math.max(0.005, this.scale * factor));
+    this.left += x / this.scale - x / next;
+    this.top += y / this.scale - y / next;
+    this.scale = next;
+    this.redraw();
+  }
+
+  wheel(event) {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    const box = this.canvas.getBoundingClientRect();
+    this.zoom(1.2 ** (-event.deltaY / 60), event.clientX - box.left, event.clientY - box.top);
+  }
+
+  choose(index, tell = true) {
+    this.selected = index;
+    const node = this.nodes[index];
+    this.status.replaceChildren(...this.describe(index).flatMap((line) => [named(line), " · "]).slice(0, -1));
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const x = (this.x(node) - this.left) * this.scale;
+    const y = (this.y(node) - this.top) * this.scale;
+    if (x < 40 || x > width - 40 || y < 10 || y > height - 10) {
+      this.scale = Math.max(this.scale, 0.85);
+      this.left = this.x(node) - width / 2 / this.scale;
+      // In the middle, but no emptiness above the first row or below the last one.
+      const end = this.rows * BOX.rowGap - height / this.scale;
+      this.top = Math.max(0, Math.min(end, this.y(node) - height / 2 / this.scale));
+    }
+    this.redraw();
+    if (tell) this.picked(index);
+  }
+
+  highlight(indices) {
+    this.matches = indices;
+    this.redraw();
+  }
+
+  neighbour(key) {
+    if (this.selected < 0) return 0;
+    if (key === "ArrowUp") return this.nodes[this.selected].needs[0] ?? this.selected;
+    if (key === "ArrowDown") return this.readers[this.selected][0] ?? this.selected;
+    const here = this.nodes[this.selected];
+    const way = key === "ArrowRight" ? 1 : -1;
+    let best = this.selected;
+    this.nodes.forEach((node, index) => {
+      if (node.y !== here.y || (node.x - here.x) * way <= 0) return;
+      if (best === this.selected || (node.x - this.nodes[best].x) * way < 0) best = index;
+    });
+    return best;
+  }
+
+  key(event) {
+    if (event.key.startsWith("Arrow") && this.nodes.length) this.choose(this.neighbour(event.key));
+    else if (event.key === "+" || event.key === "=") this.zoom(1.5);
+    else if (event.key === "-") this.zoom(1 / 1.5);
+    else if (event.key === "0") this.fit(true);
+    else return;
+    event.preventDefault();
+  }
+}
