@@ -383,12 +383,16 @@ def test_without_in_place_the_input_stays_as_it_is() -> None:
     torch.testing.assert_close(done.module(x), gm(x))
 
 
-def test_a_bare_graph_is_outlined_with_the_callers_modules() -> None:
-    class Shell(torch.nn.Module):
-        def __init__(self, graph: Graph) -> None:
-            super().__init__()
-            self.size = len(graph.nodes)
+class Shell(torch.nn.Module):
+    """Carries a graph out of the outliner."""
 
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.size = len(graph.nodes)
+        self.held = [graph]
+
+
+def test_a_bare_graph_is_outlined_with_the_callers_modules() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     sin = graph.call_function(torch.sin, (x,))
@@ -419,6 +423,53 @@ def test_attribute_name_lets_a_region_read_parameters_by_its_own_names() -> None
     assert done.regions[region].inputs == (x,)
     assert done.regions[region].module.get_buffer("weight") is root.block_weight
     torch.testing.assert_close(gm(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_attribute_name_takes_placeholders_out_of_the_outermost_graph() -> None:
+    graph = Graph()
+    unused, weight, bias = (graph.placeholder(name) for name in ("unused", "weight", "bias"))
+    mul = graph.call_function(aten.mul.Tensor, (weight, bias))
+    x = graph.placeholder("x")
+    add = graph.call_function(aten.add.Tensor, (mul, x))
+    more = graph.call_function(aten.add.Tensor, (add, bias))
+    graph.output((more, weight))
+    before = str(graph)
+    region = Region("block", [mul])
+    done = outline(
+        graph,
+        [region],
+        in_place=False,
+        attribute_name=lambda _, node: None if node is x else f"held.{node.name}",
+        make_module=lambda _, inner: Shell(inner),
+    )
+    assert str(graph) == before
+    assert done.regions[region].inputs == ()
+    inner, whole = done.regions[region].module, done.module
+    assert isinstance(inner, Shell)
+    assert isinstance(whole, Shell)
+    block, outer = inner.held[0], whole.held[0]
+    assert [node.op for node in block.nodes] == ["get_attr", "get_attr", "call_function", "output"]
+    # The region needs its own reads; nobody needs "unused".
+    assert [node.name for node in outer.nodes if node.op == "placeholder"] == ["x"]
+    reads = [node.target for node in outer.nodes if node.op == "get_attr"]
+    assert reads == ["held.weight", "held.bias"]
+    assert unused not in done.node_map
+    for made in (block, outer):
+        made.lint()
+
+
+def test_children_are_left_out_for_a_caller_that_installs_its_own() -> None:
+    gm, n = chain()
+    region = Region("p", [n["sin"]])
+    done = outline(
+        gm,
+        [region],
+        in_place=False,
+        make_module=lambda _, inner: Shell(inner),
+        install_children=False,
+    )
+    assert not list(done.module.children())
+    assert isinstance(done.regions[region].module, Shell)
 
 
 def test_a_placeholder_read_by_name_needs_the_callers_modules() -> None:

@@ -171,3 +171,15 @@ def test_mode_regions_carry_their_mode_and_body() -> None:
 def test_a_program_without_tokens_is_not_copied() -> None:
     program = export(torch.nn.ReLU(), (torch.ones(2),))
     assert private.without_effect_tokens(program) is program
+
+
+def test_module_state_is_what_the_constructor_sets() -> None:
+    made, other, plain = private.module_state(), private.module_state(), vars(torch.nn.Module())
+    assert list(made) == list(plain)
+    for name, value in plain.items():
+        assert type(made[name]) is type(value)
+        assert made[name] == value
+        if isinstance(value, (dict, list, set)):
+            assert made[name] is not other[name]
+        else:
+            assert value is None or isinstance(value, (bool, int, str))

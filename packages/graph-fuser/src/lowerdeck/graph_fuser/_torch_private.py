@@ -225,7 +225,10 @@ def _free_name(graph: Graph, name: str) -> str:
 def _append(graph: Graph, node: Node) -> Node:
     graph._graph_namespace._obj_to_name[node] = node.name
     graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
+    # Graph.find_nodes looks functions up by what they call, other nodes by their kind alone.
+    op = node.op
+    key = (op, node.target if op == "call_function" else None)
+    graph._find_nodes_lookup_table.table[key][node] = None
     graph._len += 1
     return node
 

@@ -109,7 +109,9 @@ class Builder:
         arguments = tuple(env[outer] for outer in self.boundary.inputs[index])
         bare = self.is_bare(index)
         type_expr = outputs[0].type if bare else None
-        call = add_node(graph, "call_module", name, arguments, name.replace(".", "_"), type_expr)
+        label = name.replace(".", "_")
+        label = label if label.isidentifier() else f"_{label}"
+        call = add_node(graph, "call_module", name, arguments, label, type_expr)
         call.meta.update(made.meta)
         made.call_node = call
         if bare:

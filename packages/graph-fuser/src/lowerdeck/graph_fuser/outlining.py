@@ -54,7 +54,8 @@ def outline(
             and a node. For a ``get_attr`` or ``call_module`` node of the region it returns the
             target to use in the region's module (None: as it is). For a ``get_attr`` or
             ``placeholder`` node outside it returns the attribute by which the region's module
-            reads that value, which then is no input (None: pass it as an input).
+            reads that value, which then is no input (None: pass it as an input). For a placeholder
+            and the root it returns the attribute that takes its place in the outermost graph.
         make_module: Makes each module from its finished graph, children before parents; the
             default makes a ``GraphModule`` whose code is generated at its first use, with the
             attributes that its graph reads (shared with ``gm``, not copied).

@@ -33,6 +33,7 @@ __all__ = [
     "children_of",
     "is_copy_on_write",
     "lazy_clone",
+    "module_state",
     "negative_view",
     "overload_name",
     "packet_name",

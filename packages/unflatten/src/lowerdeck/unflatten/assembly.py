@@ -129,13 +129,16 @@ class ModuleBuilder:
         """Return the module with these forms; one that is never called has none."""
         if forms is None:
             return Container()
-        functions = tuple(self.function(form.source) for form in forms.found)
         first, *others = (form.body for form in forms.found)
         first.others = others
         kind = InterpreterModuleDispatcher if others else InterpreterModule
-        made = self._classes.get((kind, functions))
+        # The sources live as long as the forms do.
+        sources = tuple(id(form.source) for form in forms.found)
+        made = self._classes.get(sources)
         if made is None:
-            made = self._classes[kind, functions] = class_with(kind, functions)
+            functions = tuple(self.function(form.source) for form in forms.found)
+            made = self._classes.get(functions) or class_with(kind, functions)
+            self._classes[functions] = self._classes[sources] = made
         return kind(first, made)
 
     def function(self, source: Source) -> Callable[..., Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -13,8 +11,10 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.unflatten._torch_private import pytree, without_effect_tokens
 from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
-from lowerdeck.unflatten.call_tree import call_homes
+from lowerdeck.unflatten.call_tree import call_homes, release
+from lowerdeck.unflatten.collector import collector_held
 from lowerdeck.unflatten.cutting import cut
+from lowerdeck.unflatten.direct import direct_graph
 from lowerdeck.unflatten.eager_types import ModuleFactory, replace_children, restore
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.flat_args import FlatArgsAdapter
@@ -29,6 +29,8 @@ from lowerdeck.unflatten.signature import CallSignature, positional_names
 from lowerdeck.unflatten.state import ProgramState
 from lowerdeck.unflatten.unflattened_module import UnflattenedModule
 from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder, attribute_modules
+
+T = TypeVar("T")
 
 
 def unflatten(
@@ -75,9 +77,11 @@ def unflatten(
             "expected none. "
             "Export the forward pass alone."
         )
-    with _collector_paused():
+    with collector_held() as promote:
         program = without_effect_tokens(module)
-        made, modules = _built(program, flat_args_adapter, inplace)
+        made, modules, is_clean = _built(program, flat_args_adapter, inplace)
+        if is_clean:
+            promote()
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
         restore(modules, eager)
@@ -88,7 +92,8 @@ def unflatten(
 
 def _built(
     program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None, inplace: bool
-) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module]]:
+) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module], bool]:
+    """Return the root, all modules by name, and whether nothing is left for the collector."""
     state = ProgramState(program)
     paths = ModulePaths(module_names(program))
     for name in state.entries:
@@ -99,7 +104,8 @@ def _built(
     mutations = plan_mutations(program, items, tree, state, paths)
     if not inplace:
         mutations.keep_functional()
-    working = WorkingGraphBuilder(program, items, state, paths, tree, mutations).build()
+    parts = (program, items, state, paths, tree, mutations)
+    working = direct_graph(*parts) or WorkingGraphBuilder(*parts).build()
     graph, cuts = cut(working)
     forms = share(in_call_order(tree.root), cuts, working, paths)
     body = Body(
@@ -111,7 +117,7 @@ def _built(
     root = UnflattenedModule(body)
     root.__dict__.update(
         graph_signature=_copied(program.graph_signature),
-        module_call_graph=[copy.copy(entry) for entry in program.module_call_graph],
+        module_call_graph=[_twin(entry) for entry in program.module_call_graph],
         range_constraints=dict(program.range_constraints),
         flat_args_adapter=flat_args_adapter,
         check_input_constraints=True,
@@ -121,27 +127,23 @@ def _built(
     install_state(modules, state, paths)
     for made in modules.values():
         shadow_own_names(made)
-    return root, modules
+    release(tree)
+    return root, modules, working.graph is program.graph
 
 
 def _copied(signature: ExportGraphSignature) -> ExportGraphSignature:
     """Return a copy that later changes of the program's signature do not reach."""
     return ExportGraphSignature(
-        [copy.copy(spec) for spec in signature.input_specs],
-        [copy.copy(spec) for spec in signature.output_specs],
+        [_twin(spec) for spec in signature.input_specs],
+        [_twin(spec) for spec in signature.output_specs],
     )
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Hold back the garbage collector, which would walk all nodes many times to find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def _twin(plain: T) -> T:
+    """Return a shallow copy, as ``copy.copy`` does in eight times the time."""
+    made = object.__new__(type(plain))
+    made.__dict__.update(vars(plain))
+    return made
 
 
 def _signature(

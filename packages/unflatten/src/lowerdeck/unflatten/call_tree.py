@@ -117,6 +117,15 @@ def call_homes(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     return builder.tree
 
 
+def release(tree: CallTree) -> None:
+    """Take apart what refers to itself, and to the program, so that no collector need come."""
+    for scope in {item.scope for item in tree.home}:
+        scope.items.clear()
+    for frame in tree.frames():
+        frame.parent = None
+    tree.home.clear()
+
+
 def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
     """Return the calls around ``node`` without the root, or None if nobody recorded them."""
     stack: Mapping[str, tuple[str, object]] | None = node.meta.get("nn_module_stack")

@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -43,16 +43,17 @@ class Source:
         lines: The lines of the function, without comments.
         comments: For each line the model's own source line, or an empty string.
         names: The objects that the lines name.
+        key: What tells two functions apart: their lines and the objects in them by identity.
     """
 
     lines: tuple[str, ...]
     comments: tuple[str, ...]
     names: Mapping[str, object]
+    key: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What tells two functions apart: their lines and the objects in them by identity."""
-        return (self.lines, *((name, *_object_key(value)) for name, value in self.names.items()))
+    def __post_init__(self) -> None:
+        objects = ((name, *_object_key(value)) for name, value in self.names.items())
+        object.__setattr__(self, "key", (self.lines, *objects))
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -47,6 +47,7 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
                 in_place=False,
                 input_order="first_use",
                 order=order,
+                attribute_name=_local_reads(working, regions) if working.local else None,
                 make_module=lambda _, graph: Cut(graph),
                 install_children=False,
             )
@@ -67,6 +68,16 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
                 frame: done.regions[region] for frame, region in regions.items() if frame.parent
             }
             return root, cuts
+
+
+def _local_reads(
+    working: WorkingGraph, regions: Mapping[Frame, Region]
+) -> Callable[[Region | None, Node], str | None]:
+    """Return what tells the attribute by which a region reads a placeholder of state."""
+    paths: dict[Region | None, str] = {region: frame.path for frame, region in regions.items()}
+    paths[None] = ""
+    local = working.local
+    return lambda region, node: local.get((paths[region], node))
 
 
 def _regions(working: WorkingGraph) -> dict[Frame, Region]:

@@ -10,10 +10,20 @@ from typing import Any, Self
 import torch
 from torch.fx import Graph
 
-from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
+from lowerdeck.unflatten._torch_private import (
+    buffers_of,
+    children_of,
+    module_state,
+    parameters_of,
+)
 from lowerdeck.unflatten.call_targets import OWN_NAMES, lookup
 from lowerdeck.unflatten.code import Source, write_source
-from lowerdeck.unflatten.graph_record import GraphRecord, record_graph
+from lowerdeck.unflatten.graph_record import (
+    GraphRecord,
+    ModuleRecord,
+    record_graph,
+    record_module,
+)
 from lowerdeck.unflatten.signature import CallSignature
 
 PRIVATE = "_lowerdeck"
@@ -66,7 +76,8 @@ class Body:
         others = [other.record() for other in self.others]
         graph = record_graph(self.graph)
         names = (self.type_name, self.shadowed, self.eager_type)
-        return (graph, self.signature, self.attributes, others, names)
+        held = {name: record_module(module) for name, module in self.attributes.items()}
+        return (graph, self.signature, held, others, names)
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
@@ -74,7 +85,11 @@ def body_of(record: tuple[Any, ...]) -> Body:
     graph, signature, attributes, others, (type_name, shadowed, eager_type) = record
     if not isinstance(graph, GraphRecord):
         raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
-    made = Body(graph.graph(), signature, attributes, type_name)
+    held = {
+        name: value.module() if isinstance(value, ModuleRecord) else value
+        for name, value in attributes.items()
+    }
+    made = Body(graph.graph(), signature, held, type_name)
     made.shadowed, made.eager_type = shadowed, eager_type
     made.others = [body_of(other) for other in others]
     return made
@@ -89,7 +104,8 @@ class GeneratedModule(torch.nn.Module):
     _lowerdeck_generated = True
 
     def __init__(self, body: Body, made_class: type | None = None) -> None:
-        super().__init__()
+        # Not by torch.nn.Module.__init__, which takes several times as long for the same.
+        self.__dict__.update(module_state())
         self.__dict__[PRIVATE] = body
         if made_class is not None:
             self.__class__ = made_class
@@ -166,10 +182,11 @@ def shadow_own_names(module: torch.nn.Module) -> None:
     """Let a child or state of ``module`` be found under its name though we use that name too."""
     if not isinstance(module, GeneratedModule):
         return
-    held = {*children_of(module), *parameters_of(module), *buffers_of(module)}
-    names = tuple(sorted(OWN_NAMES & held))
+    names: set[str] = set()
+    for held in (children_of(module), parameters_of(module), buffers_of(module)):
+        names.update(OWN_NAMES.intersection(held))
     if names:
-        module.__dict__[PRIVATE].shadowed = names
+        module.__dict__[PRIVATE].shadowed = tuple(sorted(names))
         GeneratedModule.recompile(module)
 
 

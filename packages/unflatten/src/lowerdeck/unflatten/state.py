@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -58,20 +59,29 @@ class ProgramState:
                 if spec.kind is InputKind.BUFFER and not spec.persistent:
                     transient.add(spec.target)
         buffers = set(program.graph_signature.buffers)
+        found: dict[str, tuple[StateKind, Any]] = {}
         for name, value in program.state_dict.items():
             is_parameter = isinstance(value, torch.nn.Parameter) and name not in buffers
-            self._enter(name, StateKind.PARAMETER if is_parameter else StateKind.BUFFER, value)
+            found[name] = (StateKind.PARAMETER if is_parameter else StateKind.BUFFER, value)
         for name, value in program.constants.items():
-            if name not in self.entries:
+            if name not in found:
                 kind = StateKind.TRANSIENT_BUFFER if name in transient else StateKind.CONSTANT
-                self._enter(name, kind, value)
+                found[name] = (kind, value)
+        self._enter(found)
         self._order_buffers(program)
         self._names: dict[object, list[str]] = {}
         for entry in self.entries.values():
             self._names.setdefault(entry.identity, []).append(entry.name)
 
-    def _enter(self, name: str, kind: StateKind, value: Any) -> None:
-        self.entries[name] = StateEntry(name, kind, tensor_identity(value), value)
+    def _enter(self, found: Mapping[str, tuple[StateKind, Any]]) -> None:
+        memories = {name: _memory(value) for name, (_, value) in found.items()}
+        readers = Counter(memories.values())
+        for name, (kind, value) in found.items():
+            memory = memories[name]
+            # A tensor that has its memory to itself is known by that.
+            alone = memory is not None and readers[memory] == 1
+            identity = memory if alone else tensor_identity(value)
+            self.entries[name] = StateEntry(name, kind, identity, value)
 
     def _order_buffers(self, program: ExportedProgram) -> None:
         """Put buffers, persistent or not, in eager's order where the program recorded it.
@@ -134,11 +144,8 @@ def tensor_identity(value: Any) -> object:
     A loaded program holds two objects where the saved one held one tensor under two names, so the
     object alone does not tell.
     """
-    if not _is_plain(value):
-        return id(value)
-    try:
-        memory = storage_key(value)
-    except NotImplementedError:
+    memory = _memory(value)
+    if memory is None:
         return id(value)
     return (
         memory,
@@ -155,13 +162,21 @@ def tensor_identity(value: Any) -> object:
     )
 
 
+def _memory(value: Any) -> int | None:
+    """Return a key of the memory that a plain tensor reads, or None for any other value."""
+    if not _is_plain(value):
+        return None
+    try:
+        return storage_key(value)
+    except NotImplementedError:
+        return None
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
 def _is_plain(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and type(value) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
-        and value.layout is torch.strided
-        and not value.is_quantized
-    )
+    return type(value) in _PLAIN and value.layout is torch.strided and not value.is_quantized
 
 
 class _Cloner:

@@ -54,6 +54,8 @@ class WorkingGraph:
         preserved: The calls whose signatures the user asked to preserve.
         attributes: Graph modules by the attribute that ``get_attr`` nodes name.
         reads: The placeholder of the state that each other ``get_attr`` node reads.
+        local: Where the graph is the program's own: for the name of a module and a placeholder of
+            state the attribute by which calls of that module read it.
     """
 
     graph: Graph
@@ -62,6 +64,7 @@ class WorkingGraph:
     preserved: dict[Frame, PreservedCall] = field(default_factory=dict)
     attributes: dict[str, torch.nn.Module] = field(default_factory=dict)
     reads: dict[Node, str] = field(default_factory=dict)
+    local: Mapping[tuple[str, Node], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +384,8 @@ def attribute_modules(
     graph: Graph, held: Mapping[str, torch.nn.Module]
 ) -> dict[str, torch.nn.Module]:
     """Return the entries of ``held`` that ``graph`` reads."""
+    if not held:
+        return {}
     return {
         str(node.target): held[str(node.target)]
         for node in graph.find_nodes(op="get_attr")
