@@ -42,7 +42,8 @@ def test_each_instruction_knows_its_line_and_module() -> None:
     ]
     assert sources[0].module_path == "block.linear"
     assert sources[1].module_path == "block"
-    assert "test_debug_map.py" in sources[1].source_line
+    # Also for a layer of torch's own: where it was called, and not where torch computes it.
+    assert all("test_debug_map.py" in source.source_line for source in sources.values())
     # What one node was taken apart to has that node's handle.
     assert sources[1].handles == sources[2].handles
     assert len({source.handles for source in sources.values()}) == 3

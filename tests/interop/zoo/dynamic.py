@@ -54,6 +54,19 @@ def _item(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return x[:n] * 2
 
 
+def _filled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Memory that is made empty and filled piece by piece, its shape known at run time."""
+    rows = x.shape[0]
+    order = torch.argsort(x[:, 0])
+    back = torch.empty_like(order)
+    back[order] = torch.arange(rows)
+    halves = x.new_empty(rows * 2)
+    halves[:rows], halves[rows:] = x[:, 0], x[:, 1]
+    table = torch.empty(rows, 2)
+    table[:, 0], table[:, 1] = x[:, 1], x[:, 0]
+    return x[order][back], halves, table
+
+
 _BATCH = Dim("batch", min=1, max=8)
 
 MODELS = (
@@ -87,6 +100,12 @@ MODELS = (
         lambda: Of(_expand),
         lambda: [(torch.randn(n), torch.randn(m)) for n, m in ((3, 4), (5, 2))],
         (({0: Dim("n", min=2, max=6)}, {0: Dim("m", min=2, max=6)}),),
+    ),
+    Model(
+        "filled_piece_by_piece",
+        lambda: Of(_filled),
+        lambda: [(torch.randn(n, 3),) for n in (4, 1, 8)],
+        (({0: _BATCH},),),
     ),
     Model("nonzero", lambda: Of(_nonzero), lambda: [(torch.randn(4, 5),) for _ in range(3)]),
     Model("masked_select", lambda: Of(_select), lambda: [(torch.randn(4, 5),) for _ in range(3)]),

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import torch
 from torch import fx
 
 from lowerdeck.serializer import Frame, FrameList
 
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
 
 def source_line(node: fx.Node) -> str:
-    """Return the innermost line of the user's code that made ``node``, "" when unknown."""
+    """Return the innermost line outside torch that made ``node``, "" when unknown.
+
+    Torch's own line, such as that of ``Linear.forward``, is told only where there is no other.
+    """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     places = [line for line in lines if line.startswith("File ")]
-    return places[-1] if places else ""
+    own = [place for place in places if _TORCH not in place]
+    return (own or places or [""])[-1]
 
 
 def module_path(node: fx.Node) -> str:

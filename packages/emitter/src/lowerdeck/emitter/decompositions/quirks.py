@@ -90,6 +90,13 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
+def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> Any:
+    """Return memory whose shape varies, by the one kernel that sets the shape."""
+    if all(isinstance(length, int) for length in size):
+        return NotImplemented
+    return torch.empty(size, dtype=options.get("dtype"))
+
+
 QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.remainder.Tensor: remainder,
     _ATEN.remainder.Scalar: remainder_scalar,
@@ -99,6 +106,8 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.bmm.default: matrix_product,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
+    _ATEN.empty_permuted.default: empty,
+    _ATEN.empty_strided.default: empty,
     _ATEN.__lshift__.Tensor: left_shift,
     _ATEN.__lshift__.Scalar: left_shift,
     _ATEN.__rshift__.Tensor: right_shift,

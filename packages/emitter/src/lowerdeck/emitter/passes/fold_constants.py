@@ -21,7 +21,12 @@ from lowerdeck.emitter.values import Role, ScalarValue, TensorValue, Value
 
 # A folded result stands in the file, so it must be small, or smaller than what it is made of.
 _ALWAYS_UP_TO = 1024
-_RANDOM = frozenset({"rand", "randn", "randint", "randperm", "bernoulli", "native_dropout"})
+# What gives other values each time; uninitialised memory would make each file another one.
+_RANDOM_NAMES = """
+    rand randn randint randperm bernoulli native_dropout
+    empty new_empty empty_like empty_permuted empty_strided
+"""
+_RANDOM = frozenset(_RANDOM_NAMES.split())
 
 
 def fold_constants(method: Method) -> None:

@@ -14,7 +14,9 @@ from lowerdeck.emitter.source_code import source_line
 from lowerdeck.emitter.values import TensorValue
 
 # The memory is all that they make.
-_NO_KERNEL_NEEDED = frozenset({"empty", "new_empty", "empty_like", "empty_permuted"})
+_NO_KERNEL_NEEDED = frozenset(
+    {"empty", "new_empty", "empty_like", "empty_permuted", "empty_strided"}
+)
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
 _SHOWN = 5
 
@@ -84,7 +86,9 @@ def needs_no_kernel(call: Call) -> bool:
         return False
     if outs and all(isinstance(out, TensorValue) and out.base is not None for out in outs):
         return True
-    return call.op_name in _NO_KERNEL_NEEDED
+    # Where a shape varies, only a kernel can set it.
+    varies = any(isinstance(out, TensorValue) and out.dynamic for out in outs)
+    return call.op_name in _NO_KERNEL_NEEDED and not varies
 
 
 def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]:
