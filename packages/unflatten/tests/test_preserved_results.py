@@ -88,3 +88,13 @@ def test_a_preserved_norm_called_alone_returns_its_result(form: str) -> None:
     module: Any = unflatten(program)
     torch.testing.assert_close(module.batch(x), eager.batch(x))
     torch.testing.assert_close(module.batch.running_var, eager.batch.running_var)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_preserved_children_with_numbers_for_names_keep_their_place(form: str) -> None:
+    eager, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
+    options = {"preserve_module_call_signature": ("0", "1", "2")}
+    program = programs(eager, (x,), forms=(form,), **options)[form]
+    module = unflatten(program)
+    assert [name for name, _ in module.named_modules()] == ["", "0", "1", "2"]
+    compare(eager, module, (x,))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lowerdeck.unflatten._torch_private import NATIVE_FUNCTIONS
+from lowerdeck.unflatten.dtype_check import CHECK, warn_of_other_dtype
 
 _POINTWISE_UNARY = (
     "abs acos asin atan ceil clone cos cosh erf exp expm1 floor isfinite isinf isnan log log10 "
@@ -74,6 +75,8 @@ KEYWORDS = frozenset({"alpha", "rounding_mode", "dtype", "approximate", "memory_
 
 def callable_for(target: Any, keywords: Any) -> Any:
     """Return what generated code calls to run ``target`` with these keyword names."""
+    if target is CHECK:
+        return warn_of_other_dtype
     if keywords and not KEYWORDS.issuperset(keywords):
         return target
     return FAST.get(target, target)

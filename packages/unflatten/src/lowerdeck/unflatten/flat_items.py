@@ -8,18 +8,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, GRAD_MODE_REGION
+from lowerdeck.unflatten.dtype_check import CHECK, is_needless
 
 _MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
 """From operator to the number of its arguments that describe the mode."""
-
-
-# Export's own check that types are as traced: eager has none, and it would forbid
-# ``module.to(dtype)``.
-_EXPORT_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 class Role(Enum):
@@ -87,7 +82,9 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                 yield enter
                 stack.append((inner, iter(inner.module.graph.nodes), enter))
                 break
-            if unpacks_region(node) or _only_names_a_body(node) or node.target is _EXPORT_CHECK:
+            if unpacks_region(node) or _only_names_a_body(node):
+                continue
+            if node.target is CHECK and is_needless(node):
                 continue
             item = Item(node, scope)
             scope.items[node] = item

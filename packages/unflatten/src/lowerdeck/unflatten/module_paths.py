@@ -100,8 +100,8 @@ def module_names(program: ExportedProgram) -> Iterator[str]:
     """Yield the names of all modules of a program, without its further calls of preserved ones."""
     names = {entry.fqn for entry in program.module_call_graph}
     for entry in program.module_call_graph:
-        base, _, number = entry.fqn.rpartition("@")
+        base, at, number = entry.fqn.rpartition("@")
         # A module may be named "n@1" itself.
-        is_call = entry.signature is not None and number.isdecimal() and base in names
+        is_call = at and entry.signature is not None and number.isdecimal() and base in names
         if not is_call:
             yield entry.fqn
