@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from lowerdeck.unflatten._torch_private import (
@@ -79,6 +81,39 @@ class GraphRecord:
             node.meta.update(meta)
             made.append(node)
         return graph
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """A graph module, such as a branch of a cond.
+
+    Attributes:
+        graph: Its graph.
+        held: What the graph reads by attribute.
+    """
+
+    graph: GraphRecord
+    held: Mapping[str, Any]
+
+    def module(self) -> GraphModule:
+        """Return a new graph module equal to the recorded one."""
+        held = {
+            name: value.module() if isinstance(value, ModuleRecord) else value
+            for name, value in self.held.items()
+        }
+        return GraphModule(held, self.graph.graph())
+
+
+def record_module(module: Any) -> Any:
+    """Return a graph module as plain data, anything else as it is.
+
+    torch pickles it by the tracer that made it, which may not be one that it can make again.
+    """
+    if not isinstance(module, GraphModule):
+        return module
+    names = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+    held = {name: record_module(attrgetter(name)(module)) for name in names}
+    return ModuleRecord(record_graph(module.graph), held)
 
 
 def record_graph(graph: Graph) -> GraphRecord:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import Node
 
@@ -153,7 +154,7 @@ def _foreign_reads(
     }
     if not wanted:
         return
-    outside: dict[Node, object] = {}
+    outside: dict[Node, Any] = {}
     for item in items:
         if item.role is Role.ENTER and item.inner is not None:
             inner = [node for node in item.inner.module.graph.nodes if node.op == "placeholder"]

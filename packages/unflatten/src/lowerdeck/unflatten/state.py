@@ -92,10 +92,13 @@ class ProgramState:
         held = {StateKind.BUFFER, StateKind.TRANSIENT_BUFFER}
         buffers = [name for name, entry in self.entries.items() if entry.kind in held]
         order = [name for name in program.graph_signature.buffers if name in self.entries]
-        persistent = [name for name in buffers if name in program.state_dict]
-        if len(order) != len(buffers) or persistent != [
-            name for name in order if name in program.state_dict
-        ]:
+        saved = program.state_dict
+        # Modules need not stand in eager's order there.
+        one, two = (
+            sorted((name for name in names if name in saved), key=lambda x: x.rpartition(".")[0])
+            for names in (buffers, order)
+        )
+        if len(order) != len(buffers) or one != two:
             return
         for name in order:
             self.entries[name] = self.entries.pop(name)
