@@ -172,7 +172,7 @@ def _growth(quick: bool) -> Row:
     sizes = (1000, 2000, 4000) if quick else (3125, 6250, 12500, 25000, 50000)
     programs = [chain_graph(size) for size in sizes]
     emissions = [partial(emit, program) for program in programs]
-    costs = in_rounds([partial(cpu_seconds, each, repeat=1) for each in emissions], repeat=2)
+    costs = in_rounds([partial(cpu_seconds, each, repeat=1) for each in emissions])
     series = [(float(size), cost) for size, cost in zip(sizes, costs, strict=True)]
     exponent = growth_exponent(series)
     return Row(

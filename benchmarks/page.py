@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 from benchmarks.harness import Row
 from benchmarks.records import Record
 
+OVERVIEW = "overview.svg"
 
-def page(records: Sequence[Record], plots: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of the results page.
+
+def page(records: Sequence[Record]) -> Iterator[str]:
+    """Yield the lines of the results page, which shows the plots in the folder beside it.
 
     Args:
         records: What was measured, one of each package.
-        plots: File name of a plot by the title of its row (see ``title``), and ``"overview"``.
     """
     yield "# Benchmark results"
     yield ""
@@ -27,16 +29,21 @@ def page(records: Sequence[Record], plots: Mapping[str, str]) -> Iterator[str]:
     met = [row.met for row in rows if row.met is not None]
     yield f"{sum(met)} of {len(met)} goals are met; the others are marked **no**."
     yield ""
-    if "overview" in plots:
-        yield f"![How many times better than the peer, by package](plots/{plots['overview']})"
+    if any(row.ratio for row in rows):
+        yield f"![How many times better than the peer, by package](plots/{OVERVIEW})"
         yield ""
     yield from table(rows)
-    yield from _growth(rows, plots)
+    yield from _growth(rows)
 
 
 def title(row: Row) -> str:
     """Return the words over a row's plot."""
     return f"{row.package}: {row.case}"
+
+
+def plot_name(row: Row) -> str:
+    """Return the file name of a row's plot."""
+    return "-".join(re.findall(r"[a-z0-9]+", title(row).lower())[:12]) + ".svg"
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -87,7 +94,7 @@ def _circumstances(records: Sequence[Record]) -> Iterator[str]:
     yield ""
 
 
-def _growth(rows: Sequence[Row], plots: Mapping[str, str]) -> Iterator[str]:
+def _growth(rows: Sequence[Row]) -> Iterator[str]:
     series = [row for row in rows if row.series]
     if not series:
         return
@@ -100,9 +107,8 @@ def _growth(rows: Sequence[Row], plots: Mapping[str, str]) -> Iterator[str]:
         yield ""
         yield f"### {title(row)}"
         yield ""
-        if title(row) in plots:
-            yield f"![{cost} over {size}](plots/{plots[title(row)]})"
-            yield ""
+        yield f"![{cost} over {size}](plots/{plot_name(row)})"
+        yield ""
         yield f"| {size} | ours: {cost} | peer |"
         yield "|---:|---:|---:|"
         for x, ours, peer in row.series:

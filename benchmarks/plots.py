@@ -6,7 +6,6 @@ the ground is a light grey, so that they can be read on a dark page too.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from benchmarks.harness import Row
-from benchmarks.page import title
+from benchmarks.page import OVERVIEW, plot_name, title
 from benchmarks.records import Record
 
 GROUND, TEXT, LINES = "#f6f6f3", "#1c1c1a", "#c9c9c4"
@@ -40,10 +39,8 @@ _STYLE = {
 }
 
 
-def draw(records: Sequence[Record], folder: Path) -> dict[str, str]:
-    """Write all plots as SVG; return each one's file name by its row's title.
-
-    Plots that no row has any more are removed.
+def draw(records: Sequence[Record], folder: Path) -> None:
+    """Write all plots as SVG, and remove those that no row has any more.
 
     Args:
         records: What was measured.
@@ -51,24 +48,16 @@ def draw(records: Sequence[Record], folder: Path) -> dict[str, str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row for record in records for row in record.rows]
-    names: dict[str, str] = {}
     with mpl.rc_context(_STYLE):
-        for row in rows:
-            if len(row.series) > 1:
-                names[title(row)] = _save(_growth(row), folder, title(row))
+        figures = {plot_name(row): _growth(row) for row in rows if row.series}
         if any(row.ratio for row in rows):
-            names["overview"] = _save(_overview(rows), folder, "overview")
+            figures[OVERVIEW] = _overview(rows)
+        for name, figure in figures.items():
+            # No date and no version of matplotlib, so that a new file means new figures.
+            figure.savefig(folder / name, format="svg", metadata={"Date": None, "Creator": None})
     for path in folder.glob("*.svg"):
-        if path.name not in names.values():
+        if path.name not in figures:
             path.unlink()
-    return names
-
-
-def _save(figure: Figure, folder: Path, words: str) -> str:
-    name = "-".join(re.findall(r"[a-z0-9]+", words.lower())[:12]) + ".svg"
-    # No date and no version of matplotlib, so that a new file means new figures.
-    figure.savefig(folder / name, format="svg", metadata={"Date": None, "Creator": None})
-    return name
 
 
 def _growth(row: Row) -> Figure:

@@ -59,8 +59,8 @@ def _write(output: Path, paths: dict[str, Path]) -> None:
     """Write the page and plots of all records there are."""
     records = [Record.load(path) for path in paths.values() if path.exists()]
     if records:
-        plots = draw(records, output / "plots")
-        (output / "RESULTS.md").write_text("\n".join(page(records, plots)) + "\n")
+        draw(records, output / "plots")
+        (output / "RESULTS.md").write_text("\n".join(page(records)) + "\n")
 
 
 def _is_current(path: Path, name: str, quick: bool) -> bool:

@@ -1,0 +1,69 @@
+"""The results that the README links are those that were measured, as they were measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Row, count_calls, growth_exponent, in_rounds
+from benchmarks.page import page, plot_name
+from benchmarks.records import Record, state_of
+
+HERE = Path(__file__).resolve().parents[2] / "benchmarks"
+RECORDS = sorted((HERE / "records").glob("*.json"))
+ROWS = [
+    Row("serializer", "write", 1.0, 4.0, "s", ">= 2x", True, "peer: theirs"),
+    Row("serializer", "growth", 1.5, unit="exponent", goal="<= 1.1", met=False,
+        series=((10.0, 1.0, None), (20.0, 2.5, 9.0)), axes=("nodes", "CPU time (s)")),
+]  # fmt: skip
+
+
+def record(**changes: object) -> Record:
+    fields = {"finished": True, "rows": ROWS, "wall": 90.0, "started": "2026-11-20 12:00"}
+    return Record("serializer", "nox -s bench", False, "0" * 12, **(fields | changes))
+
+
+def test_a_record_comes_back_as_it_was_saved(tmp_path):
+    saved = record()
+    saved.save(tmp_path / "records" / "serializer.json")
+    assert Record.load(tmp_path / "records" / "serializer.json") == saved
+
+
+def test_the_page_tells_when_how_and_what_was_missed():
+    text = "\n".join(page([record(load_before=0.5, cores=2)]))
+    assert "Made by `nox -s bench`, in 2 minutes" in text
+    assert "| serializer | 2026-11-20 12:00 | 1.5 | 0.5 | 0.0 | `nox -s bench` |" in text
+    assert "1 of 2 goals are met" in text
+    assert "| serializer | write (peer: theirs) | 1 s | 4 s | 4x | >= 2x | yes |" in text
+    assert f"![CPU time (s) over nodes](plots/{plot_name(ROWS[1])})" in text
+    broken = "\n".join(page([record(finished=False, error="KeyError: 1")]))
+    assert "**serializer did not finish (KeyError: 1): not all its rows are here.**" in broken
+
+
+def test_a_record_is_out_of_date_when_a_source_changes(monkeypatch, tmp_path):
+    before = state_of("serializer")
+    assert before == state_of("serializer")
+    assert before != state_of("runner")
+
+
+def test_figures_that_load_cannot_change():
+    numbers = iter([3.0, 9.0, 2.0, 8.0, 5.0, 1.0])
+    assert in_rounds([lambda: next(numbers)] * 2) == [2.0, 1.0]
+    calls = [(n, count_calls(lambda n=n: [repr(i) for i in range(n)])) for n in (100, 1000)]
+    assert growth_exponent(calls) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.skipif(not RECORDS, reason="benchmarks/records is empty: run nox -s bench")
+def test_the_page_and_plots_are_those_of_the_records():
+    text = (HERE / "RESULTS.md").read_text()
+    assert text == "\n".join(page([Record.load(path) for path in RECORDS])) + "\n", (
+        "run nox -s bench -- --redraw"
+    )
+    shown = set(re.findall(r"\(plots/(\S+\.svg)\)", text))
+    assert shown == {path.name for path in (HERE / "plots").iterdir()}
+    for name in shown:
+        plot = (HERE / "plots" / name).read_text()
+        assert len(plot) < 48_000, name
+        assert "<dc:date>" not in plot
