@@ -15,12 +15,15 @@ from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
     DeclarativeBackend,
+    LoweringError,
+    PartitionError,
     PartitionView,
     PreprocessError,
     PreprocessResult,
     SupportedOp,
     delegation_summary,
     get_lowered_backend_modules,
+    graph_html,
     to_backend,
     visits,
 )
@@ -203,3 +206,124 @@ def test_the_table_says_why_not(op: SupportedOp, reason: str | None) -> None:
     partitioner = Tried.partitioner()
     to_backend(export(Sine(), torch.ones(2)), partitioner)
     assert list(partitioner.refused.values()) == ([] if reason is None else [reason])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("aten.rellu", "torch has no operator 'aten.rellu'"),
+        ("aten.add", r"it has .*aten\.add\.Tensor"),
+        ("aten.add.tensor", r"it has .*aten\.add\.Tensor"),
+        ("relu", "expected 'aten.relu'"),
+        (torch.ops.aten.relu.default, "expected its name"),
+    ],
+)
+def test_a_name_that_no_node_can_have_is_refused(name: Any, message: str) -> None:
+    with pytest.raises(LoweringError, match=message):
+        SupportedOp(name)
+    with pytest.raises(LoweringError, match=message):
+        visits(name)
+
+
+def test_names_of_other_libraries_and_of_functions_are_taken() -> None:
+    for name in ("mine.not_registered_yet", "mine.nor.this", "cond", "getitem", "add"):
+        assert SupportedOp(name).name == name
+
+
+@pytest.mark.parametrize("dtypes", [torch.float32, {"float32"}])
+def test_dtypes_that_are_none_are_refused(dtypes: Any) -> None:
+    with pytest.raises(LoweringError, match="expected a set such as"):
+        SupportedOp("aten.relu", dtypes)
+
+
+def test_a_table_of_names_is_refused() -> None:
+    class Names(Pocket):
+        supported = ("aten.relu",)  # type: ignore[assignment]
+
+    with pytest.raises(PartitionError, match=r"'aten\.relu' in the table of Names"):
+        Names.partitioner()
+
+
+def test_operators_of_the_table_stay_whole_where_it_is_asked() -> None:
+    class Whole(Pocket):
+        supported = (SupportedOp("aten.linear"), SupportedOp("aten.relu"), SupportedOp("cond"))
+
+    kept, wanted = Whole.partitioner().ops_to_not_decompose(None)  # type: ignore[arg-type]
+    assert kept == [torch.ops.aten.linear.default, torch.ops.aten.relu.default]
+    assert wanted is None
+
+
+class Normed(torch.nn.Module):
+    """Its batch norm counts batches that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.scale = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(self.norm(x), self.scale)
+
+
+def test_a_backend_sees_the_constants_that_its_partition_reads_and_stores_their_bytes() -> None:
+    class Storing(Pocket):
+        def compile(self, part: PartitionView) -> bytes:
+            for node, tensor in part.constants.items():
+                part.store(f"storing/{node.name}", tensor)
+            return b"stored"
+
+    program = torch.export.export(Normed().eval(), (torch.ones(2, 3),))
+    (delegate,) = get_lowered_backend_modules(
+        to_backend(program, Storing.partitioner()).graph_module
+    )
+    data = delegate.named_data_store_output
+    assert data is not None
+    (key,) = data.pte_data
+    assert key == "storing/p_scale"
+    stored = memoryview(data.buffers[data.pte_data[key].buffer_index])  # type: ignore[arg-type]
+    assert stored.cast("B").cast("f").tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_error_names_the_user_s_line_and_not_torch_s() -> None:
+    class Failing(DeclarativeBackend):
+        supported = (SupportedOp("aten.linear"),)
+
+        def compile(self, part: PartitionView) -> bytes:
+            return b""
+
+    program = torch.export.export(torch.nn.Sequential(Layer()), (torch.ones(1, 3),))
+    with pytest.raises(PreprocessError, match=r"test_declarative\.py.*") as caught:
+        to_backend(program, Failing.partitioner())
+    assert "linear.py" not in str(caught.value)
+
+
+class Layer(torch.nn.Module):
+    """Calls a layer of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Pocket, r"the class Pocket .*give Pocket\.partitioner\(\)"),
+        (RunPartitioner, r"the class RunPartitioner .*give RunPartitioner\(\)"),
+        (Pocket.partitioner, "call it"),
+        ([Pocket.partitioner()], "once for each"),
+    ],
+)
+def test_what_is_no_partitioner_is_refused_with_what_to_give(given: Any, message: str) -> None:
+    program = torch.export.export(torch.nn.Tanh(), (torch.ones(2),))
+    with pytest.raises(PartitionError, match=message):
+        to_backend(program, given)
+
+
+def test_a_module_is_no_program_to_tell_of() -> None:
+    for tell in (delegation_summary, graph_html):
+        with pytest.raises(LoweringError, match="found a Tanh, expected an exported program"):
+            tell(torch.nn.Tanh())  # type: ignore[arg-type]

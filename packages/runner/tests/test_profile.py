@@ -101,6 +101,7 @@ def test_places_come_from_the_maps_of_the_emission(method: Any) -> None:
 def test_places_come_from_the_stack_traces_of_the_file_otherwise(method: Any) -> None:
     program = two_instructions(method)
     frames = [Frame("a.py", 1, "outer", ""), Frame("b.py", 2, "inner", "")]
+    frames.append(Frame("/any/site-packages/torch/nn/modules/linear.py", 134, "forward", ""))
     method.plan.chains[0].stacktrace = [FrameList(frames), FrameList([])]
     loaded = load(program, backends={"TwoSteps": TwoSteps()})
     events = loaded.run("forward", torch.ones(2), profile=True).events

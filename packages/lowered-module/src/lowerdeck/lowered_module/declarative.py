@@ -16,7 +16,8 @@ from lowerdeck.lowered_module.graphs import is_getitem
 from lowerdeck.lowered_module.partition_view import PartitionView
 from lowerdeck.lowered_module.registry import backend_name
 from lowerdeck.lowered_module.rejects import operator_name
-from lowerdeck.lowered_module.supported import SupportedOp, full_name
+from lowerdeck.lowered_module.source_code import source_of
+from lowerdeck.lowered_module.supported import SupportedOp, full_name, require_operator_name
 from lowerdeck.lowered_module.table_partitioner import TablePartitioner
 
 Visitor = TypeVar("Visitor", bound=Callable[..., Any])
@@ -30,7 +31,12 @@ def visits(*operators: str) -> Callable[[Visitor], Visitor]:
     Args:
         *operators: Names such as ``"aten.add.Tensor"``; ``"aten.relu"`` is
             ``"aten.relu.default"``.
+
+    Raises:
+        LoweringError: A name is no name of an operator.
     """
+    for operator in operators:
+        require_operator_name(operator)
 
     def mark(function: Visitor) -> Visitor:
         setattr(function, _VISITS, tuple(full_name(name) for name in operators))
@@ -148,9 +154,9 @@ def unsupported(backend: str, node: Node, known: Any) -> UnsupportedOperatorErro
         node: The node.
         known: Names of the operators that it can compile.
     """
-    source = (node.meta.get("stack_trace") or "unknown source").strip().splitlines()
+    source = (source_of(node) or "unknown source").splitlines()
     return UnsupportedOperatorError(
         f"backend {backend!r} cannot compile {operator_name(node)} (node {node.name!r}, from "
-        f"{' '.join(line.strip() for line in source[-2:])}); it knows "
+        f"{' '.join(line.strip() for line in source)}); it knows "
         f"{', '.join(sorted(known)) or 'nothing'}: leave it out of the table, or visit it"
     )

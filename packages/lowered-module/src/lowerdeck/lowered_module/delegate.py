@@ -12,6 +12,7 @@ from lowerdeck.lowered_module.cut import Cut
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.prepared import own_mutable_state
+from lowerdeck.lowered_module.source_code import source_of
 
 
 def make_delegate(
@@ -95,9 +96,9 @@ def source_lines(program: ExportedProgram, limit: int = 5) -> str:
     """
     found: dict[str, None] = {}
     for node in program.graph.nodes:
-        trace = (node.meta.get("stack_trace") or "").strip()
-        if node.op == "call_function" and trace and len(found) < limit:
-            found["\n".join(trace.splitlines()[-2:])] = None
+        place = source_of(node) if node.op == "call_function" and len(found) < limit else ""
+        if place:
+            found[place] = None
     return "\n".join(found)
 
 

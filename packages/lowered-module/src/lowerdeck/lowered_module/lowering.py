@@ -23,6 +23,7 @@ from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.module import LoweredBackendModule
+from lowerdeck.lowered_module.partitioner import Partitioner
 from lowerdeck.lowered_module.preprocess import preprocess_each, preprocess_methods
 from lowerdeck.lowered_module.progress import Progress, shown
 from lowerdeck.lowered_module.rejects import keep_reasons
@@ -223,18 +224,37 @@ def _spliced(cut: CutProgram, results: list[Any]) -> ExportedProgram:
         return splice_delegates(cut, delegates)
 
 
+def _require_partitioner(given: object) -> None:
+    if isinstance(given, type):
+        made_by = ".partitioner" if hasattr(given, "partitioner") else ""
+        raise PartitionError(
+            f"found the class {given.__name__} as partitioner, expected an object: give "
+            f"{given.__name__}{made_by}()"
+        )
+    if isinstance(given, list | tuple):
+        raise PartitionError(
+            f"found a {type(given).__name__} as partitioner, expected one Partitioner: call "
+            "to_backend once for each; the first chooses first"
+        )
+    if not callable(given):
+        raise PartitionError(
+            f"found a {type(given).__name__} as partitioner, expected a Partitioner"
+        )
+
+
 def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it."""
-    if not callable(partitioner):
-        raise PartitionError(
-            f"found a {type(partitioner).__name__} as partitioner, expected a Partitioner"
-        )
+    _require_partitioner(partitioner)
     with collector_held():
         copied = partitioner_copy(program)
     result = partitioner(copied)
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)
     name = type(partitioner).__name__
+    if isinstance(result, Partitioner):
+        raise PartitionError(
+            "found a function that returns a partitioner, expected the partitioner: call it"
+        )
     if not isinstance(tagged, ExportedProgram) or not isinstance(tags, Mapping):
         raise PartitionError(
             f"partitioner {name} returned a {type(result).__name__} with a "

@@ -15,6 +15,7 @@ from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.signature import MUTATIONS
+from lowerdeck.lowered_module.tensor_bytes import bytes_of
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
 
 
@@ -29,7 +30,7 @@ class PartitionView:
         program: The partition as a program.
         compile_specs: What the partitioner wanted the backend to know, by key.
         inputs: The placeholders of what the delegate is called with, in order.
-        constants: The tensor behind each placeholder that the partition owns.
+        constants: The tensor behind each placeholder that the partition owns and reads or changes.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each owned placeholder that changes, the node of its new value.
         instructions: What visitors emitted.
@@ -66,6 +67,9 @@ class PartitionView:
             else:
                 self.outputs.append(value)
         self.mutations: Mapping[Node, Node] = mutations
+        for node in [n for n in self.constants if not n.users and n not in mutations]:
+            # What nobody in the program reads was given to some partition all the same.
+            del self.constants[node]
 
     def index(self, value: Node) -> int:
         """Return the number of a node's value: 0, 1, ... in the order of asking.
@@ -98,6 +102,17 @@ class PartitionView:
         if self._node is not None and HANDLE in self._node.meta:
             self.debug_map.insert_delegate_mapping_entry(nodes=self._node, identifier=number)
         return number
+
+    def store(self, key: str, tensor: torch.Tensor, *, alignment: int = 16) -> None:
+        """Put the elements of a tensor, in row-major order, beside the blob.
+
+        Args:
+            key: Under which the runtime half finds them; partitions that store the same bytes
+                under the same key share them.
+            tensor: A dense tensor, such as one of ``constants``; it is not copied.
+            alignment: The bytes start at a multiple of this many bytes of the file.
+        """
+        self.named_data.add_named_data(key, bytes_of(tensor), alignment=alignment)
 
     def named_data_output(self) -> NamedDataStoreOutput | None:
         """Return the named data, or None where there is none."""

@@ -10,6 +10,7 @@ from typing import cast
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.graphs import (
     computing_nodes,
     delegate_calls,
@@ -63,7 +64,14 @@ def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSumm
 
     Args:
         program: A lowered program, or its graph module.
+
+    Raises:
+        LoweringError: It is something else.
     """
+    if not isinstance(program, ExportedProgram | GraphModule):
+        raise LoweringError(
+            f"found a {type(program).__name__}, expected an exported program or its graph module"
+        )
     top = program.graph_module if isinstance(program, ExportedProgram) else program
     count: Counter[str] = Counter()
     size: Counter[str] = Counter()

@@ -8,7 +8,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.graph_fuser import propose_partitions
+from lowerdeck.lowered_module._torch_private import OpOverload
 from lowerdeck.lowered_module.compile_spec import CompileSpec
+from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.graphs import graphs_of
 from lowerdeck.lowered_module.partitioner import (
     DELEGATION_TAG,
@@ -17,7 +19,7 @@ from lowerdeck.lowered_module.partitioner import (
     PartitionResult,
 )
 from lowerdeck.lowered_module.rejects import WhyNoPartitionReporter
-from lowerdeck.lowered_module.supported import SupportedOp, objection_of
+from lowerdeck.lowered_module.supported import SupportedOp, objection_of, overload_of
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
 
 
@@ -30,6 +32,9 @@ class TablePartitioner(Partitioner):
         compile_specs: What the backend is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change.
+
+    Raises:
+        PartitionError: The table holds something else than ``SupportedOp``.
 
     Attributes:
         report: Why nodes of the last program were left to it.
@@ -45,6 +50,11 @@ class TablePartitioner(Partitioner):
         owns_state: bool = True,
     ) -> None:
         super().__init__()
+        for entry in table:
+            if not isinstance(entry, SupportedOp):
+                raise PartitionError(
+                    f"found {entry!r} in the table of {backend_id}, expected a SupportedOp"
+                )
         self.backend_id = backend_id
         self.table = table
         self.compile_specs = compile_specs
@@ -76,6 +86,18 @@ class TablePartitioner(Partitioner):
         reasons = self.report.reasons.items()
         self.refused: Mapping[str, str] = {node.name: reason for node, reason in reasons}
         return PartitionResult(exported_program, tags)
+
+    def ops_to_not_decompose(
+        self,
+        ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
+    ) -> tuple[list[OpOverload], None]:
+        """Return the operators of the table, which are of no use in pieces.
+
+        Args:
+            ep: The program before decomposition.
+        """
+        found = (overload_of(entry.name) for entry in self.table)
+        return [one for one in found if one is not None], None
 
     def _takes(self, node: Node) -> bool:
         if node.op != "call_function":

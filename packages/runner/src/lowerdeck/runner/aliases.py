@@ -71,12 +71,20 @@ def is_unread_view(
         for other in item.writes:
             spec = specs[other]
             if spec is not None and _overlap(spec, alias):
-                return _around(spec, alias) and (other in needed_later or not read_since)
+                renamed = _around(spec, alias) and _differ(spec, alias, other in inputs)
+                return renamed and (other in needed_later or not read_since)
         read_since = read_since or any(
             spec is not None and _overlap(spec, alias)
             for spec in map(specs.__getitem__, item.reads)
         )
     return False
+
+
+def _differ(base: TensorSpec, alias: TensorSpec, given: bool) -> bool:
+    """Return whether another name is of any use: for another shape, or for a part."""
+    if given and base.nbytes != alias.nbytes:
+        return False  # rather a result in the place of an input that nobody reads
+    return (base.sizes, base.dtype, base.dim_order) != (alias.sizes, alias.dtype, alias.dim_order)
 
 
 def _overlap(one: TensorSpec, other: TensorSpec) -> bool:

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from lowerdeck.serializer import ExecutionPlan
 
+_TORCH = "-packages/torch/"
+"""Part of the path of torch's own files, on whatever machine the file was made."""
+
 
 class InstructionSource(Protocol):
     """Where one instruction comes from, as the emitter tells it."""
@@ -95,7 +98,8 @@ class Places:
         traces = self._plan.chains[chain].stacktrace
         if not traces or instruction >= len(traces) or not traces[instruction].items:
             return Place()
-        frame = traces[instruction].items[-1]
+        frames = traces[instruction].items
+        frame = next((f for f in reversed(frames) if _TORCH not in f.filename), frames[-1])
         return Place(source_line=f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
 
     def inside(self, instruction: int, identifier: int | str) -> list[Place]:

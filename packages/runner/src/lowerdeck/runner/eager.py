@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from lowerdeck.runner._torch_private import TorchDispatchMode, flat_graph_inputs, operator_name
 
-_TORCH_FOLDER = str(Path(torch.__file__).parent)
+_TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 @dataclass(frozen=True, slots=True)
