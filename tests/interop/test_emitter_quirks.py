@@ -100,6 +100,10 @@ QUIRKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a copy that need not block": (lambda x: x.to(F64, non_blocking=True), (torch.randn(3),)),
     "the window of a single number": (lambda x: x.unfold(0, 1, 1), (torch.tensor(2.0),)),
     "a shift by an operator": (lambda x: (x << 2) + (x >> 1), (INTS.abs(),)),
+    "the number in a narrow tensor": (
+        lambda x, y: x.sum() * y.sum().item(),
+        (torch.ones(2), torch.ones(3).half()),
+    ),
     "vector norm": (lambda x: torch.linalg.vector_norm(x, dim=-1), (torch.randn(3, 4),)),
     "layer norm": (lambda x: torch.nn.functional.layer_norm(x, (4,)), (torch.randn(3, 4),)),
     "a number made of a tensor": (

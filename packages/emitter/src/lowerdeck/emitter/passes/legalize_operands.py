@@ -77,6 +77,13 @@ def _float_scalar(call: Call, before: list[Operation]) -> None:
         call.args[0] = _cast_to(tensor, out.dtype, before)
 
 
+def _wide_number(call: Call, before: list[Operation]) -> None:
+    """Cast first: the kernel that reads a number out of a tensor knows no narrow floats."""
+    tensor = call.args[0]
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        call.args[0] = _cast_to(tensor, torch.float32, before)
+
+
 def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
     """Copy: a reduction or scan of a single number is the number, but the kernel aborts."""
     source, out = call.args[0], call.outs[0]
@@ -135,6 +142,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.rsub.Scalar: _float_scalar,
     _ATEN.sum.dim_IntList: _rank_zero,
     _ATEN.cumsum.default: _rank_zero,
+    _ATEN._local_scalar_dense.default: _wide_number,
     _ATEN.linear.default: _linear,
     _ATEN.unfold.default: _unfold,
     _ATEN.unfold_copy.default: _unfold,
