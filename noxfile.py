@@ -331,12 +331,16 @@ def torch_matrix(session: nox.Session) -> None:
         session.error("name a version of torch first: nox -s torch-matrix -- 2.15.0")
     options = [argument for argument in arguments if argument not in known]
     failed = []
+    installed: set[str] = set()
     for suite in [argument for argument in arguments if argument in known] or known:
-        chosen = ["interop", "--"] if suite == "interop" else ["tests", "--", suite]
+        chosen = "interop" if suite == "interop" else "tests"
+        # Installing the same once more takes longer than some of the suites.
+        again = ["-R"] if chosen in installed else []
+        installed.add(chosen)
         try:
             session.run(
-                *(sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", *chosen),
-                *options,
+                *(sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), *again),
+                *("-s", chosen, "--", *([suite] if suite in PACKAGES else []), *options),
                 env={"TORCH": version},
                 external=True,
             )
