@@ -118,6 +118,9 @@ class _Emission:
 
 
 def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) -> None:
+    given: object = settings
+    if not isinstance(given, EmitConfig):
+        raise EmitterError(f"config: found a {type(given).__name__}, expected an EmitConfig")
     if not programs:
         raise EmitterError("no method to emit: found an empty mapping, expected at least one")
     twice = sorted(set(programs) & set(settings.constant_methods))
@@ -126,8 +129,16 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
             f"found {twice} both as methods and as constant methods; rename one of each pair"
         )
     for name, exported in programs.items():
+        method: object = name
+        if not isinstance(method, str):
+            raise EmitterError(f"found {method!r} as the name of a method, expected text")
         if not isinstance(exported, ExportedProgram):
             raise EmitterError(
                 f"method {name!r}: found a {type(exported).__name__}, expected an "
                 "ExportedProgram: call torch.export.export first"
+            )
+        if exported.dialect == "EDGE":
+            raise EmitterError(
+                f"method {name!r}: found a program in ExecuTorch's Edge dialect, expected what "
+                "torch.export.export gives: leave out to_edge"
             )

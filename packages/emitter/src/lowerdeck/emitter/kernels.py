@@ -114,7 +114,7 @@ _COMPLEX = """
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KernelTable:
     """The kernels that a program may call.
 
@@ -140,6 +140,10 @@ class KernelTable:
     first_out_in_place: frozenset[str]
     version: str = RUNTIME_VERSION
     complex_numbers: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        """Return the version and the number of kernels; their names are in ``names``."""
+        return f"<KernelTable of runtime {self.version}, {len(self.names)} kernels>"
 
     def __contains__(self, full_name: object) -> bool:
         return full_name in self.names

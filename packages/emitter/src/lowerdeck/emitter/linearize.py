@@ -132,7 +132,7 @@ class _Linearizer:
 
     def _call(self, call: Call) -> None:
         if call.kernel is None:
-            # A value that shares its base's memory, or memory that needs no filling.
+            # A value that shares its base's memory.
             return
         self._kernel(call.kernel, _boxed(call), call.outs, call.origin)
 

@@ -20,7 +20,7 @@ from lowerdeck.serializer import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EmittedProgram:
     """A program for the runtime, with what tools need beside it.
 
@@ -38,6 +38,14 @@ class EmittedProgram:
     delegate_debug_maps: dict[str, dict[int, DelegateSource]] = field(default_factory=dict)
     memory_plans: dict[str, MemoryPlan] = field(default_factory=dict)
     named_data: NamedDataStore = field(default_factory=NamedDataStore)
+
+    def __repr__(self) -> str:
+        """Return the methods with their numbers of instructions; weights are not for reading."""
+        told = [
+            f"{plan.name}: {sum(len(chain.instructions) for chain in plan.chains)} instructions"
+            for plan in self.program.execution_plan
+        ]
+        return f"<EmittedProgram {', '.join(told)}>"
 
     def to_bytes(self, **options: Any) -> bytes:
         """Return the `.pte` file as bytes.

@@ -90,10 +90,11 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
-def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> Any:
-    """Return memory whose shape varies, by the one kernel that sets the shape."""
-    if all(isinstance(length, int) for length in size):
-        return NotImplemented
+def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
+    """Return memory by the kernel that sets its shape, where that varies.
+
+    It fills nothing, but tells whoever checks a memory plan that nothing older is read.
+    """
     return torch.empty(size, dtype=options.get("dtype"))
 
 

@@ -67,9 +67,6 @@ _ATTENTION = _ATEN.scaled_dot_product_attention.default
 
 # Regions of the user's code that a retrace dissolves into their contents.
 _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph"})
-# Operators that are done by planning memory.
-_SHAPE_ONLY = frozenset({_ATEN.empty.memory_format, _ATEN.empty_like.default})
-
 # Operators without a kernel that torch leaves whole, but knows how to take apart.
 _REFERENCES = (
     _ATEN.linalg_vector_norm.default,
@@ -190,7 +187,7 @@ def _must_go(node: fx.Node, found: Decompositions, kernels: KernelTable) -> bool
     rule = found.required.get(target)
     if rule is not None and _applies(rule, node):
         return True
-    return find_kernel(target, kernels)[0] is None and target not in _SHAPE_ONLY
+    return find_kernel(target, kernels)[0] is None
 
 
 def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:

@@ -13,11 +13,10 @@ from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
 from lowerdeck.emitter.source_code import source_line
 from lowerdeck.emitter.values import TensorValue
 
-# The memory is all that they make.
-_NO_KERNEL_NEEDED = frozenset(
-    {"empty", "new_empty", "empty_like", "empty_permuted", "empty_strided"}
-)
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
+_TRAINING = frozenset(
+    {"aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional"}
+)
 _SHOWN = 5
 
 
@@ -28,7 +27,7 @@ def select_kernels(method: Method, table: KernelTable) -> None:
         No assertions; layouts and arguments are what the kernels accept.
 
     Ensures:
-        Every call has a kernel of the table, or shares memory, or only provides memory.
+        Every call has a kernel of the table, or shares memory.
 
     Raises:
         MissingKernelError: If any call has no kernel; it names all of them.
@@ -82,13 +81,9 @@ def _complex(call: Call) -> bool:
 def needs_no_kernel(call: Call) -> bool:
     """Return whether ``call`` is done by planning memory alone."""
     outs = call.outs
-    if isinstance(call.target, Kernel):
+    if isinstance(call.target, Kernel) or not outs:
         return False
-    if outs and all(isinstance(out, TensorValue) and out.base is not None for out in outs):
-        return True
-    # Where a shape varies, only a kernel can set it.
-    varies = any(isinstance(out, TensorValue) and out.dynamic for out in outs)
-    return call.op_name in _NO_KERNEL_NEEDED and not varies
+    return all(isinstance(out, TensorValue) and out.base is not None for out in outs)
 
 
 def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]:
@@ -109,10 +104,21 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
         return Kernel(schema.name, schema.overload_name), ""
     variant = out_variant(target)
     if variant is None:
-        return None, "the operator has no out-variant"
+        return None, _why_no_variant(str(schema.name))
     if variant.full_name not in table:
         return None, f"no kernel {variant.full_name}"
     return Kernel(variant.name, variant.overload, variant.list_out), ""
+
+
+def _why_no_variant(name: str) -> str:
+    if name in _TRAINING:
+        return "it updates running statistics: call model.eval() before torch.export.export"
+    if not name.startswith("aten::"):
+        return (
+            f"the operator has no out-variant; register one ({name}.out) with torch.library, and "
+            "name it in EmitConfig.custom_kernels"
+        )
+    return "the operator has no out-variant"
 
 
 def source_of(node: fx.Node | None) -> str:
