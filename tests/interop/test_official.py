@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
 from torch import nn
 
-from lowerdeck.emitter import emit
+from lowerdeck.emitter import OFFICIAL_KERNELS, emit
 from tests.interop import official
 
 needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
@@ -74,3 +76,15 @@ def test_a_worker_that_dies_is_told_and_started_again(tmp_path):
             assert isinstance(outcome, official.Crash), outcome
             assert outcome.signal == "SIGABRT"
             assert runtime.restarts == times
+
+
+@needs_runtime
+def test_the_emitters_table_of_kernels_is_what_this_runtime_has():
+    code = (
+        f"import torch, {official.binding_name()} as binding\n"
+        "print(*binding._get_operator_names(), sep='\\n')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert set(found.stdout.split()) == set(OFFICIAL_KERNELS.names)
