@@ -284,3 +284,36 @@ def test_weights_carry_their_names_unless_told_otherwise() -> None:
 
     assert names(EmitConfig()) == {"weight", "bias"}
     assert names(EmitConfig(weight_names=False)) == set()
+
+
+def test_an_operator_of_one_s_own_without_out_variant_is_told_to_get_one() -> None:
+    with torch.library._scoped_library("lowerdeck_test", "FRAGMENT") as library:
+        library.define("half(Tensor x) -> Tensor")
+        library.impl("half", lambda x: x / 2, "CompositeExplicitAutograd")
+
+        class Half(nn.Module):
+            def forward(self, x: torch.Tensor) -> Any:
+                return torch.ops.lowerdeck_test.half(x)
+
+        exported = export(Half(), (torch.ones(2),))
+        with pytest.raises(
+            MissingKernelError, match=r"register one \(lowerdeck_test::half\.out\)"
+        ):
+            emit(exported)
+
+
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = export(nn.ReLU(), (torch.ones(2),))
+    with pytest.raises(EmitterError, match="found a dict, expected an EmitConfig"):
+        emit(exported, config={"plan_inputs": False})  # type: ignore[arg-type]
+    with pytest.raises(EmitterError, match="found 3 as the name of a method"):
+        emit({3: exported})  # type: ignore[dict-item]
+    monkeypatch.setattr(torch.export.ExportedProgram, "dialect", "EDGE")
+    with pytest.raises(EmitterError, match=r"Edge dialect.*leave out to_edge"):
+        emit(exported)
+
+
+def test_what_is_shown_of_an_emission_is_short() -> None:
+    emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)))
+    assert repr(emitted) == "<EmittedProgram forward: 1 instructions>"
+    assert len(repr(EmitConfig())) < 600

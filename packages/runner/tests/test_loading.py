@@ -141,3 +141,38 @@ def test_loading_leaves_the_garbage_collector_as_it_was(method: Any) -> None:
             assert gc.isenabled() is enabled
         finally:
             gc.enable()
+
+
+def test_what_is_no_program_is_refused_with_what_to_give() -> None:
+    class Emitted:
+        def to_bytes(self) -> bytes:
+            return b""
+
+    with pytest.raises(ProgramError, match=r"found a Emitted.*give its \.to_bytes\(\)"):
+        load(Emitted())  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match="found a NoneType"):
+        load(None)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("these are notes")
+    with pytest.raises(ProgramError, match=r"notes\.txt cannot be used: file identifier"):
+        load(path)
+
+
+def test_wrong_backends_and_debug_maps_are_refused(method: Any) -> None:
+    program = method.ends([], [])
+    with pytest.raises(ProgramError, match="found a list as backends"):
+        load(program, backends=[])  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match=r"found the class Path .*give Path\(\)"):
+        load(program, backends={"B": Path})  # type: ignore[dict-item]
+    with pytest.raises(ProgramError, match="found a str as debug"):
+        load(program, debug="x")  # type: ignore[arg-type]
+
+
+def test_inputs_without_the_name_of_the_method_are_refused_briefly(method: Any) -> None:
+    program = load(method.ends([], []))
+    assert repr(program) == "<LoadedProgram forward>"
+    with pytest.raises(ProgramError, match="found a Tensor as the name of a method"):
+        program.run(torch.zeros(1000))  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from lowerdeck.serializer import (
     MagicError,
     NamedData,
     Program,
+    ProgramError,
     PteFile,
     SegmentError,
     TruncatedError,
@@ -209,3 +210,22 @@ def test_a_memory_map_can_be_read(tmp_path: Path) -> None:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     assert deserialize_pte(mapped) == deserialize_pte(path.read_bytes())
+
+
+def test_a_path_in_place_of_bytes_is_refused_with_what_to_call(tmp_path: Path) -> None:
+    for path in ("model.pte", tmp_path / "model.pte"):
+        for read in (deserialize_pte, verify_pte):
+            with pytest.raises(ProgramError, match=r"model\.pte', expected bytes.*open_pte"):
+                read(path)  # type: ignore[arg-type]
+
+
+def test_a_file_says_its_size_and_that_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    size = write_pte(add_program(), path)
+    with open_pte(path) as file:
+        assert repr(file) == f"<PteFile {size} bytes>"
+        with pytest.raises(AttributeError, match="no attribute 'metod'"):
+            file.metod  # noqa: B018
+    assert repr(file) == "<PteFile closed>"
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.method("forward")

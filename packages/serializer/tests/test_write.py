@@ -309,3 +309,17 @@ def test_a_program_that_the_runtime_will_refuse_for_its_size_gets_a_warning() ->
     plan.values += [plan.values[2]] * 499_999
     with pytest.warns(TableLimitWarning, match="stops at 1000000"):
         serialize_pte(program)
+
+
+@pytest.mark.parametrize("given", [None, {}, b"ET12"])
+def test_what_is_no_program_is_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="expected a Program"):
+        serialize_pte(given)
+    with pytest.raises(ProgramError, match="expected a Program"):
+        write_pte(given, tmp_path / "a.pte")
+
+
+def test_a_missing_folder_is_named_and_not_our_temporary_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_pte(add_program(), tmp_path / "missing" / "a.pte")
+    assert caught.value.filename == str(tmp_path / "missing")

@@ -105,7 +105,8 @@ def compare(
         atol: Absolute tolerance.
 
     Raises:
-        InputError: The model and the method return different numbers of results.
+        InputError: The model and the method return different numbers of results, or an argument
+            is of the wrong kind.
         ExecutionError: An instruction failed.
 
     Example:
@@ -113,6 +114,7 @@ def compare(
         >>> print(comparison.first)  # doctest: +SKIP
         instruction 17 (aten::addmm.out) differs from eager's aten::linear by up to 0.25 ...
     """
+    _require(program, eager_model, inputs)
     given = kwargs or {}
     # The program runs on copies, so that neither sees what the other writes into its inputs.
     copies = [_copied(value) for value in inputs]
@@ -143,6 +145,22 @@ def compare(
     matched = {id(event) for event, _ in pairs}
     unmatched = tuple(e for e in profile.events if id(e) not in matched and tensors_of(e.values))
     return Comparison(tuple(differences), compared, unmatched)
+
+
+def _require(program: object, eager_model: object, inputs: object) -> None:
+    if not isinstance(program, LoadedProgram):
+        raise InputError(
+            f"found a {type(program).__name__} as the program, expected what load returned"
+        )
+    if not isinstance(eager_model, ExportedProgram) and not callable(eager_model):
+        raise InputError(
+            f"found a {type(eager_model).__name__} as the model, expected a module, a function or "
+            "an exported program"
+        )
+    if not isinstance(inputs, list | tuple):
+        raise InputError(
+            f"found a {type(inputs).__name__} as the inputs, expected a tuple of them, as in (x,)"
+        )
 
 
 def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ def load(
         debug: Where instructions come from, such as the emitter's ``EmittedProgram``.
 
     Raises:
-        ProgramError: The file is malformed.
+        ProgramError: The file is malformed, or an argument is of the wrong kind.
         OSError: The file cannot be read.
 
     Example:
@@ -51,6 +51,11 @@ def load(
     """
     if memory not in ("strict", "poison"):
         raise ValueError(f"memory is {memory!r}; 'strict' or 'poison' was expected")
+    _require_mapping(backends)
+    if debug is not None and not hasattr(debug, "debug_handle_map"):
+        raise ProgramError(
+            f"found a {type(debug).__name__} as debug, expected what emit returned, or None"
+        )
     return LoadedProgram(
         program if isinstance(program, Program) else _read(program),
         external=_external(data),
@@ -61,10 +66,33 @@ def load(
 
 
 def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
+    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | mmap.mmap):
+        cure = ": give its .to_bytes()" if hasattr(source, "to_bytes") else ""
+        raise ProgramError(
+            f"found a {type(source).__name__}, expected the path of a .pte, its bytes or a "
+            f"serializer.Program{cure}"
+        )
+    name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the program"
     try:
         return verify_pte(_mapped(source))
     except SerializerError as error:
-        raise ProgramError(f"the program cannot be used: {error}") from error
+        raise ProgramError(f"{name} cannot be used: {error}") from error
+
+
+def _require_mapping(backends: object) -> None:
+    if backends is None:
+        return
+    if not isinstance(backends, Mapping):
+        raise ProgramError(
+            f"found a {type(backends).__name__} as backends, expected a mapping from backend ids "
+            "to runtime halves"
+        )
+    for name, runtime in backends.items():
+        if isinstance(runtime, type):
+            raise ProgramError(
+                f"found the class {runtime.__name__} for backend {name!r}, expected an object: "
+                f"give {runtime.__name__}()"
+            )
 
 
 def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:

@@ -54,6 +54,10 @@ class LoadedProgram:
         self._state = _state_memories(program.execution_plan)
         self._shared: dict[int, Arena] = {}
 
+    def __repr__(self) -> str:
+        """Return the names of the methods."""
+        return f"<LoadedProgram {', '.join(self.methods)}>"
+
     @property
     def methods(self) -> list[str]:
         """Return the names of the methods, in the order of the file."""
@@ -68,6 +72,12 @@ class LoadedProgram:
         Raises:
             ProgramError: There is no such method, or it needs what is not here.
         """
+        given: object = name
+        if not isinstance(given, str):
+            raise ProgramError(
+                f"found a {type(given).__name__} as the name of a method, which comes before the "
+                f"inputs; the program has {', '.join(self.methods)}"
+            )
         if name not in self._plans:
             raise ProgramError(
                 f"there is no method {name!r}; the program has {', '.join(self.methods)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.container import open_container
@@ -139,6 +139,17 @@ class PteFile:
         self.decoder: ProgramDecoder = ProgramDecoder(self._container.program, strict=strict)
         self._resolver = SegmentResolver(self._container, self.decoder)
         self._methods: dict[int, schema.ExecutionPlan] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Say that the file is closed, which took all attributes away."""
+        if not self.__dict__ and not name.startswith("__"):
+            raise ValueError("the file is closed; use it inside its with block")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        """Return the kind and the size of the file."""
+        told = f"{self.data.nbytes} bytes" if self.__dict__ else "closed"
+        return f"<{type(self).__name__} {told}>"
 
     def __enter__(self) -> PteFile:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from os import PathLike, fstat
+from os import PathLike, fspath, fstat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,11 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
     try:
         view = memoryview(storage)
     except TypeError:
+        if isinstance(storage, str | PathLike):
+            raise ProgramError(
+                f"{what}: found {fspath(storage)!r}, expected bytes; to use a file by its path "
+                "call open_pte or open_ptd"
+            ) from None
         raise ProgramError(
             f"{what}: found a {type(storage).__name__}, which has no buffer; expected bytes, a "
             "memoryview, an array or a FileRange (for a torch tensor give tensor.numpy())"

@@ -79,4 +79,8 @@ def _new_file(path: Path) -> tuple[int, str]:
     while True:
         name = str(path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp"))
         with suppress(FileExistsError):
-            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), name
+            try:
+                return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), name
+            except FileNotFoundError as error:
+                # The name is ours; what is missing is the folder that the caller named.
+                raise FileNotFoundError(error.errno, error.strerror, str(path.parent)) from None

@@ -60,6 +60,7 @@ def serialize_pte(
         >>> deserialize_pte(data).execution_plan[0].name
         'forward'
     """
+    require_program(program)
     layout = chosen_layout(
         program.layout,
         segment_alignment,
@@ -101,6 +102,7 @@ def write_pte(
         ProgramError: The program or an option cannot be written; nothing was touched.
         OSError: The file cannot be written; the old one is as it was.
     """
+    require_program(program)
     layout = chosen_layout(
         program.layout,
         segment_alignment,
@@ -109,6 +111,19 @@ def write_pte(
         extract_delegate_segments,
     )
     return write_pieces(pte_pieces(program, layout, named_data), path_or_file)
+
+
+def require_program(given: object) -> None:
+    """Raise unless ``given`` is a program.
+
+    Args:
+        given: What a caller wants to write.
+
+    Raises:
+        ProgramError: It is something else.
+    """
+    if not isinstance(given, Program):
+        raise ProgramError(f"found a {type(given).__name__}, expected a Program")
 
 
 def pte_pieces(

@@ -14,9 +14,6 @@ from lowerdeck.emitter.source_code import source_line
 from lowerdeck.emitter.values import TensorValue
 
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
-_TRAINING = frozenset(
-    {"aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional"}
-)
 _SHOWN = 5
 
 
@@ -111,8 +108,6 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
 
 
 def _why_no_variant(name: str) -> str:
-    if name in _TRAINING:
-        return "it updates running statistics: call model.eval() before torch.export.export"
     if not name.startswith("aten::"):
         return (
             f"the operator has no out-variant; register one ({name}.out) with torch.library, and "
