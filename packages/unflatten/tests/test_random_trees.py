@@ -12,7 +12,10 @@ from unflatten_comparison import FORMS, compare, programs  # type: ignore[import
 from lowerdeck.unflatten import unflatten
 
 # torch.cond compiles itself when eager runs it, and looks at gradients of what is no leaf.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Decomposing this program lost:UserWarning"),
+]
 
 
 def _check(seed: int) -> None:

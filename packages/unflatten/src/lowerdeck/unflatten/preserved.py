@@ -13,16 +13,19 @@ import copy
 import inspect
 import operator
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinedRegion
-from lowerdeck.unflatten._torch_private import pytree
+from lowerdeck.unflatten._torch_private import OpOverload, pytree, schema_of
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES
 from lowerdeck.unflatten.signature import CallSignature, flatten_like, positional_names
@@ -57,13 +60,29 @@ class PreservedCall:
 
 
 def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
-    """Return the signature of each call that has one, by the call's name."""
-    found = {
+    """Return the signature of each call that has one, by the call's name.
+
+    Decomposing can lose what the arguments or results of a call were; it is then left out.
+    """
+    asked = {
         entry.fqn: entry.signature
         for entry in program.module_call_graph
-        if entry.fqn and entry.signature is not None and _is_whole(entry.signature)
+        if entry.fqn and entry.signature is not None
     }
-    renamed = _misnamed_results(program.graph) if found else {}
+    if not asked:
+        return {}
+    nodes = {node.name: node for node in program.graph.nodes}
+    found = {name: signature for name, signature in asked.items() if _is_whole(signature, nodes)}
+    if len(found) < len(asked):
+        lost = ", ".join(sorted(asked.keys() - found.keys()))
+        warnings.warn(
+            f"Decomposing this program lost the arguments or results of {lost}, whose signatures "
+            "were to be preserved: these calls take and return flat values. Unflatten the program "
+            "before it is decomposed to swap these modules.",
+            UserWarning,
+            stacklevel=2,
+        )
+    renamed = _misnamed_results(program.graph)
     if renamed:
         found = {name: _with_names(signature, renamed) for name, signature in found.items()}
     return found
@@ -79,7 +98,7 @@ def _misnamed_results(graph: Graph) -> dict[str, str]:
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         history = node.meta.get("from_node")
         source, place = node.args
-        if history and isinstance(source, Node):
+        if history and isinstance(source, Node) and _results_of(str(history[-1].target)) == 1:
             if place == 0:
                 first[source, history[-1].name] = node.name
             else:
@@ -87,6 +106,22 @@ def _misnamed_results(graph: Graph) -> dict[str, str]:
     return {
         name: first[source, origin] for source, origin, name in others if (source, origin) in first
     }
+
+
+@cache
+def _results_of(target: str) -> int:
+    """Return how many results the operator has that is written so, or 0 if it is none.
+
+    Args:
+        target: Such as ``aten.relu.default``.
+    """
+    parts = target.split(".")
+    if len(parts) != 3 or not all(part.isidentifier() for part in parts):
+        return 0
+    found: Any = torch.ops
+    for part in parts:
+        found = getattr(found, part, None)
+    return len(schema_of(found).returns) if isinstance(found, OpOverload) else 0
 
 
 def _with_names(signature: Any, renamed: Mapping[str, str]) -> Any:
@@ -106,10 +141,22 @@ def _renamed(spec: Any, renamed: Mapping[str, str]) -> Any:
     return made
 
 
-def _is_whole(signature: Any) -> bool:
-    # Decomposing a module called in several ways can lose what its arguments were.
+def _is_whole(signature: Any, nodes: Mapping[str, Node]) -> bool:
     taken, returned = signature.in_spec.num_leaves, signature.out_spec.num_leaves
-    return bool(len(signature.inputs) == taken and len(signature.outputs) == returned)
+    if len(signature.inputs) != taken or len(signature.outputs) != returned:
+        return False
+    names = [spec.name for spec in (*signature.inputs, *signature.outputs)]
+    return not any(name in nodes and _is_another(nodes[name]) for name in names)
+
+
+def _is_another(node: Node) -> bool:
+    """Return whether ``node`` only has the name that a result of a decomposed operator had."""
+    history = node.meta.get("from_node")
+    if node.target is not operator.getitem or not history:
+        return False
+    origin = str(history[-1].target)
+    source = cast("Node", node.args[0])
+    return _results_of(origin) > 1 and str(source.target) != origin
 
 
 def leaf_names(specs: Sequence[Any]) -> Iterator[tuple[str | None, Leaf]]:
