@@ -58,7 +58,7 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
             # The path shows the innermost calls; what gets in each other's way may be around them.
             inner = {homes[node] for node in error.path if node in homes}
             stuck = {outer for frame in inner for outer in frames_around(frame)}
-            if not _split_all(working, stuck, position):
+            if not _absorb(stuck, position) and not _split_all(working, stuck, position):
                 raise UnsupportedProgramError(
                     f"The program's nodes do not stand in an order in which they can run: {error}"
                 ) from error
@@ -116,6 +116,41 @@ def _call_names(frame: Frame) -> Iterator[tuple[Frame, str]]:
             name = f"{wanted}@{used[wanted]}"
         used[name] = 0
         yield child, name
+
+
+def _absorb(frames: Iterable[Frame], position: Mapping[Node, int]) -> bool:
+    """Take into each call what its caller computes between two of its nodes; return if anything.
+
+    A caller cannot do that: it sees what a call computes when the call has ended. Passes that
+    lose the module stack of a node leave it to the caller.
+    """
+    found = False
+    for frame in sorted(frames, key=lambda frame: -frame.depth):
+        if frame.parent is None or frame not in frame.parent.children:
+            continue
+        inside = set(_nodes(frame))
+        after = _reached(inside, lambda node: node.users)
+        between = after & _reached(inside, lambda node: node.all_input_nodes)
+        if not between or not between.issubset(frame.parent.nodes):
+            continue
+        found = True
+        frame.parent.nodes = [node for node in frame.parent.nodes if node not in between]
+        frame.nodes = sorted((*frame.nodes, *between), key=position.__getitem__)
+    return found
+
+
+def _reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return the nodes beside ``start`` to which ``following`` leads from there."""
+    seen = set(start)
+    found: set[Node] = set()
+    queue = list(seen)
+    while queue:
+        for node in following(queue.pop()):
+            if node not in seen:
+                seen.add(node)
+                found.add(node)
+                queue.append(node)
+    return found
 
 
 def _split_all(
