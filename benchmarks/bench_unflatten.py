@@ -140,10 +140,12 @@ def _layers(quick: bool) -> Iterator[Row]:
             met,
             PEER,
         )
-    yield _growth("growth with layers", series)
+    yield _growth("growth with layers", series, ("nodes", "CPU time (s)"))
 
 
-def _growth(case: str, series: Sequence[tuple[float, float, float | None]]) -> Row:
+def _growth(
+    case: str, series: Sequence[tuple[float, float, float | None]], axes: tuple[str, str]
+) -> Row:
     exponent = growth_exponent((size, mine) for size, mine, _ in series)
     return Row(
         PACKAGE,
@@ -154,6 +156,7 @@ def _growth(case: str, series: Sequence[tuple[float, float, float | None]]) -> R
         "<= 1.1",
         exponent <= 1.1,
         series=tuple(series),
+        axes=axes,
     )
 
 
@@ -193,7 +196,8 @@ def _shapes(quick: bool) -> Iterator[Row]:
         met = costs[-1] < 0.2 if goal else None
         yield Row(PACKAGE, f"unflatten, {case}", costs[-1], theirs, "s", goal, met, note)
         series = [(size, cost, None) for size, cost in zip(sizes, costs, strict=True)]
-        yield _growth(f"growth, {name.format('n')}", series)
+        axes = (name.format("n"), "CPU time (s)")
+        yield _growth(f"growth, {name.format('n')}", series, axes)
 
 
 def _forward(quick: bool) -> Iterator[Row]:

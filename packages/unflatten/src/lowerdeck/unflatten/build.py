@@ -77,11 +77,9 @@ def unflatten(
             "expected none. "
             "Export the forward pass alone."
         )
-    with collector_held() as promote:
+    with collector_held():
         program = without_effect_tokens(module)
-        made, modules, is_clean = _built(program, flat_args_adapter, inplace)
-        if is_clean:
-            promote()
+        made, modules = _built(program, flat_args_adapter, inplace)
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
         restore(modules, eager)
@@ -92,8 +90,7 @@ def unflatten(
 
 def _built(
     program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None, inplace: bool
-) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module], bool]:
-    """Return the root, all modules by name, and whether nothing is left for the collector."""
+) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module]]:
     state = ProgramState(program)
     paths = ModulePaths(module_names(program))
     for name in state.entries:
@@ -128,7 +125,7 @@ def _built(
     for made in modules.values():
         shadow_own_names(made)
     release(tree)
-    return root, modules, working.graph is program.graph
+    return root, modules
 
 
 def _copied(signature: ExportGraphSignature) -> ExportGraphSignature:
