@@ -95,6 +95,7 @@ def test_check_compares_with_eager(
     [
         ("nothing", "expected MODULE:FACTORY"),
         ("no.such.module:f", "cannot be imported"),
+        ("mymodel.py:f", "without .py: mymodel:f"),
         ("command_model:absent", "has no 'absent'"),
         ("command_model:wrong", "returned int"),
     ],

@@ -87,6 +87,17 @@ def test_errors_are_one_line_and_exit_code_1(
     assert len(error.splitlines()) == 1
 
 
+def test_a_reader_that_goes_away_is_not_our_error(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("lowerdeck.runner.commands.running._run", gone)
+    with pytest.raises(BrokenPipeError):
+        call(RunCommand(), str(file))
+
+
 def test_a_missing_or_broken_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -180,6 +181,21 @@ def test_diff_names_what_changed(
     shown = capsys.readouterr().out
     assert "aten::add.out: 1 -> 2 calls" in shown
     assert "weight" in shown
+
+
+def test_diff_says_each_thing_once(
+    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = _program()
+    program.execution_plan[0].delegates = []
+    program.backend_delegate_data = []
+    program.constant_buffer.append(Buffer(b"nobody's"))
+    other = tmp_path / "other.pte"
+    write_pte(program, other)
+    main(["diff", str(pte), str(other)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if "SomeBackend" in line]) == 1
+    assert any(re.match(r"constants \d+: added, 0 B -> 8 B", line) for line in lines), lines
 
 
 def test_extract_writes_arrays_blobs_and_a_manifest(

@@ -172,10 +172,11 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
     try:
         made: Any = importlib.import_module(place)
     except ModuleNotFoundError as error:
-        raise LoweringError(
-            f"module {place!r} cannot be imported ({error}): install it, or start the command in "
-            "the folder that holds it"
-        ) from error
+        stem = Path(place).stem
+        cure = "install it, or start the command in the folder that holds it"
+        if place == f"{stem}.py":
+            cure = f"give the module without .py: {stem}:{path}"
+        raise LoweringError(f"module {place!r} cannot be imported ({error}): {cure}") from error
     for name in path.split("."):
         if not hasattr(made, name):
             raise LoweringError(f"{factory!r}: {made!r} has no {name!r}")

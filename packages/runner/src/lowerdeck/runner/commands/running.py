@@ -57,6 +57,8 @@ class RunCommand:
         """
         try:
             _run(args)
+        except BrokenPipeError:
+            raise  # the reader of our output went away: lowerdeck's own affair
         except (RunnerError, OSError) as error:
             print(f"lowerdeck run: {error}", file=sys.stderr)
             return 1

@@ -89,8 +89,12 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
     for word, gone in (("removed", before - after), ("added", after - before)):
         yield from (f"delegate {word}: {text}" for text in sorted(gone.elements()))
     for entry in stored_changes(*programs):
+        if entry["kind"] == "delegate" and entry["change"] != "changed":
+            continue  # told above, with its settings
+        kind, name = entry["kind"], entry["name"]
+        what = name if name.startswith(f"{kind} ") else f"{kind} {name}"
         sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"
-        yield f"{entry['kind']} {entry['name']}: {entry['change']}, {sizes}"
+        yield f"{what}: {entry['change']}, {sizes}"
 
 
 def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
