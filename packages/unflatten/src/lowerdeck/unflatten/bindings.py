@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lowerdeck.unflatten._torch_private import NATIVE_FUNCTIONS
+from lowerdeck.unflatten.batch_norm import BATCH_NORM, batch_norm
 from lowerdeck.unflatten.dtype_check import CHECK, warn_of_other_dtype
 
 _POINTWISE_UNARY = (
@@ -77,6 +78,8 @@ def callable_for(target: Any, keywords: Any) -> Any:
     """Return what generated code calls to run ``target`` with these keyword names."""
     if target is CHECK:
         return warn_of_other_dtype
+    if target is BATCH_NORM and not keywords:
+        return batch_norm
     if keywords and not KEYWORDS.issuperset(keywords):
         return target
     return FAST.get(target, target)
