@@ -66,7 +66,7 @@ def test_a_quantised_model_keeps_its_hierarchy(strict, dynamic):
                 torch.testing.assert_close(module(x), expected)
             torch.testing.assert_close(copy.deepcopy(module)(x), expected)
             assert list(module.state_dict()) == list(converted.state_dict())
-            # What ExportedProgram.module() called "_guards_fn" is a module of the model that is exported again.
+            # ExportedProgram.module() adds this one to what is exported again.
             names = {name for name, _ in module.named_modules()} - {"_guards_fn"}
             # Norms are folded into the convolutions before them.
             gone = {
