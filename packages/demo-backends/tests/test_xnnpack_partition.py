@@ -139,3 +139,14 @@ def test_a_number_that_is_known_only_at_run_time_is_left_to_the_portable_kernels
     assert any("only at run time" in reason for reason in partitioner.refused.values())
     other = torch.randn(5, 3, 4, 5)
     torch.testing.assert_close(lowered.module()(other), (other * 2).relu() / 5)
+
+
+def test_branches_are_left_with_the_reason() -> None:
+    class Branching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.cond(x.sum() > 0, torch.tanh, torch.neg, (x + 1,))
+            return result
+
+    partitioner = XnnpackPartitioner()
+    to_backend(torch.export.export(Branching(), (torch.ones(3),)), partitioner)
+    assert "graphs of its own" in partitioner.refused["cond"]

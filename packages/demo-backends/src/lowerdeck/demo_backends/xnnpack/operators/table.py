@@ -60,6 +60,8 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         if isinstance(producer, Node):
             return refusal(producer, constants) or _tensor_refusal(node)
         return "it reads no call"
+    if getattr(node.target, "namespace", "") == "higher_order":
+        return "it holds graphs of its own, which stay with other kernels"
     if not isinstance(node.target, OpOverload):
         return "it is no operator of torch"
     entry: Operator | None = OPERATORS.get(node.target)
