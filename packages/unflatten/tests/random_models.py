@@ -2,125 +2,357 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from random_leaves import CONTROL_FLOW, SIZE, Leaf, Model, Pair, branch  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-
-    class Model(nn.Module):
-        """A module whose attributes may be anything."""
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    Model = nn.Module
-
-SIZE = 4
+_NAMES = ("layer1", "layer10", "fc", "graph", "block", "meta", "input", "id", "code", "max", "x")
 
 
-class Leaf(Model):
-    """A layer, now and then with state or with a second argument."""
+class Tree(Model):  # type: ignore[misc]
+    """Calls its children by a random program, some of them more than once.
 
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__()
-        self.kind = rng.choice(["linear", "norm", "batch", "count", "scale", "old", "dropout"])
-        if self.kind == "linear":
-            self.weight = nn.Parameter(torch.randn(SIZE, SIZE) / 2)
-        elif self.kind == "norm":
-            self.norm = nn.LayerNorm(SIZE)
-        elif self.kind == "batch":
-            self.batch = nn.BatchNorm1d(SIZE)
-        elif self.kind in {"count", "old"}:
-            self.register_buffer("state", torch.zeros(SIZE), persistent=rng.random() < 0.7)
-        elif self.kind == "scale":
-            self.factor = torch.full((SIZE,), 0.5)
-
-    def forward(self, x: Tensor, extra: Tensor | None = None, *, gain: float = 1.0) -> Any:
-        if self.kind == "linear":
-            x = x @ self.weight
-        elif self.kind == "norm":
-            x = self.norm(x)
-        elif self.kind == "batch":
-            x = self.batch(x)
-        elif self.kind == "count":
-            self.state.add_(x.detach().mean(0))
-            x = x + self.state
-        elif self.kind == "old":
-            old = self.state * 2
-            self.state.copy_(x.detach().sum(0) / 8)
-            x = x + old
-        elif self.kind == "scale":
-            x = x * self.factor
-        if extra is not None:
-            x = x + extra
-        return x * gain if gain != 1.0 else x
-
-
-class Tree(Model):
-    """Calls its children by a random program, some of them more than once."""
+    A program is the same at each call: only arguments differ.
+    """
 
     def __init__(self, rng: random.Random, depth: int, pool: list[nn.Module]) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.paths: list[tuple[str, ...]] = []
+        if rng.random() < 0.25:
+            self.register_buffer("seen", torch.zeros(SIZE), persistent=rng.random() < 0.5)
+        if rng.random() < 0.25:
+            self.gain = nn.Parameter(torch.randn(SIZE))
         for number in range(rng.randint(1, 3)):
-            if pool and rng.random() < 0.2:
-                child = rng.choice(pool)
-            elif depth > 0 and rng.random() < 0.6:
-                child = Tree(rng, depth - 1, pool)
-            else:
-                child = Leaf(rng)
-            pool.append(child)
-            name = rng.choice(["layer1", "layer10", "fc", "graph", "block"]) + str(number)
-            setattr(self, name, child)
-            self.names.append(name)
+            name = rng.choice(_NAMES)
+            # Names that are prefixes of others, and now and then the plain name.
+            name += str(number) if hasattr(self, name) or rng.random() < 0.8 else ""
+            self._add(name, rng, depth, pool)
         self.steps = [
-            (rng.choice(self.names), rng.choices(_STEPS, _WEIGHTS)[0], rng.choice([1.0, 1.0, 0.5]))
+            (rng.choice(self.paths), rng.choices(list(STEPS), [w for w, _ in STEPS.values()])[0])
             for _ in range(rng.randint(1, 4))
         ]
+        self.results = rng.choice(["tensor"] * 6 + ["tuple", "dict", "pair"])
+        _tie(rng, pool)
 
-    def forward(self, x: Tensor, extra: Tensor | None = None, *, gain: float = 1.0) -> Any:
-        for name, step, factor in self.steps:
-            child: Any = getattr(self, name)
-            if step == "plain":
-                x = child(x)
-            elif step == "extra":
-                x = child(x, x.tanh())
-            elif step == "gain":
-                x = child(x, gain=factor)
-            elif step == "residual":
-                x = x + child(x)
-            elif step == "no grad":
-                with torch.no_grad():
-                    y = child(x).sigmoid()
-                x = x * y
-            elif step == "cond":
-                x = torch.cond(x.sum() > 0, _left, _right, (x,))
-            elif step == "reads state":
-                x = child(x)
-                state = getattr(child, "state", None)
-                if isinstance(state, Tensor):
-                    x = x - state
-        return x + extra if extra is not None else x
+    def _add(self, name: str, rng: random.Random, depth: int, pool: list[nn.Module]) -> None:
+        made = rng.random()
+        if made < 0.1:
+            children: Any = nn.ModuleList([_child(rng, depth, pool) for _ in range(2)])
+            self.paths += [(name, "0"), (name, "1")]
+        elif made < 0.15:
+            children = nn.ModuleDict({key: _child(rng, depth, pool) for key in ("a", "b1")})
+            self.paths += [(name, "b1"), (name, "a")]
+        elif made < 0.2:
+            children = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE))
+            self.paths += [(name,), (name, "2"), (name, "1")]
+        else:
+            children = _child(rng, depth, pool)
+            self.paths.append((name,))
+        setattr(self, name, children)
+
+    def forward(
+        self,
+        x: Tensor,
+        extra: Tensor | None = None,
+        *,
+        max: float = 1.0,  # noqa: A002
+        flip: bool = False,
+        id: Any = None,  # noqa: A002
+    ) -> Any:
+        if hasattr(self, "seen"):
+            self.seen.lerp_(x.detach().mean(0), 0.5)
+        if hasattr(self, "gain"):
+            x = x * self.gain
+        for path, step in self.steps:
+            x = STEPS[step][1](self, self.child(path), x)
+        if extra is not None:
+            x = x + extra
+        if flip:
+            x = x.flip(0)
+        # Bounded, so that residual calls of each other do not end in infinity.
+        x = nn.functional.softsign(x) * max
+        x = x if id is None else x / id
+        if self.results == "tuple":
+            return x, None, [x.sum(0)]
+        if self.results == "dict":
+            return {"result": x, "more": (None, x.mean())}
+        return Pair(x, {"none": None, "square": x * x}) if self.results == "pair" else x
+
+    def child(self, path: tuple[str, ...]) -> Any:
+        """Return the child at a path."""
+        found: Any = getattr(self, path[0])
+        for name in path[1:]:
+            found = found[int(name) if name.isdecimal() else name]
+        return found
 
 
-_STEPS = ("plain", "extra", "gain", "residual", "no grad", "reads state", "cond")
-_WEIGHTS = (4, 2, 2, 2, 2, 2, 0.3)
+def _child(rng: random.Random, depth: int, pool: list[nn.Module]) -> nn.Module:
+    if pool and rng.random() < 0.2:
+        return rng.choice(pool)
+    child: nn.Module = (
+        Tree(rng, depth - 1, pool) if depth > 0 and rng.random() < 0.6 else Leaf(rng)
+    )
+    pool.append(child)
+    return child
 
 
-def _left(x: Tensor) -> Tensor:
-    return x.sin()
+def _tie(rng: random.Random, pool: list[nn.Module]) -> None:
+    """Let two layers hold one parameter or one buffer, now and then."""
+    leaves: list[Any] = [module for module in pool if isinstance(module, Leaf)]
+    if len(leaves) < 2 or rng.random() < 0.8:
+        return
+    one, two = rng.sample(leaves, 2)
+    for held in ("_parameters", "_buffers"):
+        ours, theirs = getattr(one, held), getattr(two, held)
+        for name in ours.keys() & theirs.keys():
+            same = isinstance(ours[name], Tensor) and isinstance(theirs[name], Tensor)
+            if same and ours[name].shape == theirs[name].shape and one.kind == two.kind:
+                theirs[name] = ours[name]
 
 
-def _right(x: Tensor) -> Tensor:
-    return x.cos()
+def tensor_of(result: Any) -> Any:
+    """Return the tensor of a child's result, whatever its structure."""
+    if isinstance(result, tuple):
+        return result[0] + result[2][0]
+    if isinstance(result, dict):
+        return result["result"] - result["more"][1]
+    return result.first - result.second["square"] if isinstance(result, Pair) else result
 
 
-def random_model(seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a model and arguments for it."""
+def _accepts(child: Any) -> bool:
+    return isinstance(child, (Leaf, Tree))
+
+
+def _plain(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(x))
+
+
+def _extra(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(x, x.tanh()) if _accepts(child) else child(x.tanh()))
+
+
+def _keyword(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(x, max=0.5) if _accepts(child) else child(x))
+
+
+def _flag(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(x, flip=True) if _accepts(child) else child(-x))
+
+
+def _size(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(x, id=x.shape[0]) if _accepts(child) else child(x / x.shape[0]))
+
+
+def _number(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(id=x.abs().sum() + 1, input=x) if isinstance(child, Leaf) else child(x))
+
+
+def _residual(tree: Any, child: Any, x: Tensor) -> Any:
+    return x + tensor_of(child(x))
+
+
+def _no_grad(tree: Any, child: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        y = tensor_of(child(x)).sigmoid()
+    return x * y
+
+
+def _nested_modes(tree: Any, child: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        y = x.sigmoid()
+        with torch.enable_grad():
+            z = tensor_of(child(x))
+        y = y + tensor_of(child(x)).tanh()
+    return z + y
+
+
+def _autocast(tree: Any, child: Any, x: Tensor) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = tensor_of(child(x))
+    return y.float()
+
+
+def _branching(tree: Any, child: Any, x: Tensor) -> Any:
+    return tensor_of(child(branch(x.sum() > 0, torch.sin, torch.cos, x)))
+
+
+def _branch_calls(tree: Any, child: Any, x: Tensor) -> Any:
+    if isinstance(child, (nn.Linear, nn.Sequential)) or getattr(child, "kind", "") == "linear":
+        return branch(x.sum() > 0, lambda x: child(x).sin(), torch.cos, x)
+    return tensor_of(child(x))
+
+
+def _reads_state(tree: Any, child: Any, x: Tensor) -> Any:
+    x = tensor_of(child(x))
+    state = getattr(child, "state", None)
+    return x - state if isinstance(state, Tensor) and state.is_floating_point() else x
+
+
+def _reads_state_before(tree: Any, child: Any, x: Tensor) -> Any:
+    state = getattr(child, "state", None)
+    before = state.clone() if isinstance(state, Tensor) else x.mean()
+    return tensor_of(child(x)) + before
+
+
+def _writes_state(tree: Any, child: Any, x: Tensor) -> Any:
+    x = tensor_of(child(x))
+    if getattr(child, "kind", "") in {"count", "old", "row"}:
+        child.state.mul_(0.5)
+    return x
+
+
+def _writes_result(tree: Any, child: Any, x: Tensor) -> Any:
+    y = tensor_of(child(x)) + 1
+    y[:, :2].mul_(2)
+    y.view(-1)[0] = 0.25
+    return y
+
+
+def _interleaved(tree: Any, child: Any, x: Tensor) -> Any:
+    other = tree.child(tree.paths[0])
+    y, z = tensor_of(child(x)), tensor_of(other(x))
+    return tensor_of(child(z)) + y
+
+
+def _half(tree: Any, child: Any, x: Tensor) -> Any:
+    """Compute with the child's parameters, not by a call of it."""
+    for weight in child.parameters():
+        if weight.shape[-1:] == (SIZE,):
+            x = x + weight.reshape(-1, SIZE)[0]
+    return x
+
+
+Step = Callable[[Any, Any, Tensor], Any]
+
+STEPS: dict[str, tuple[float, Step]] = {
+    "plain": (4, _plain),
+    "extra": (2, _extra),
+    "keyword": (1.5, _keyword),
+    "flag": (1, _flag),
+    "size": (0.7, _size),
+    "number": (0.7, _number),
+    "residual": (2, _residual),
+    "no grad": (1.5, _no_grad),
+    "nested modes": (0.7, _nested_modes),
+    "autocast": (0.7, _autocast),
+    "branching": (0.5, _branching),
+    "branch calls": (0.3, _branch_calls),
+    "reads state": (1.5, _reads_state),
+    "reads state before": (0.7, _reads_state_before),
+    "writes state": (0.7, _writes_state),
+    "writes result": (0.7, _writes_result),
+    "interleaved": (0.7, _interleaved),
+    "half": (0.5, _half),
+}
+"""How often each step of a tree's program occurs, and what it does."""
+
+
+class Plain(Model):  # type: ignore[misc]
+    """A tree with one argument, which it may write."""
+
+    def __init__(self, tree: Tree, rng: random.Random) -> None:
+        super().__init__()
+        self.tree = tree
+        self.writes = rng.random() < 0.25
+        self.returns = rng.random() < 0.25
+
+    def forward(self, input: Tensor) -> Any:  # noqa: A002
+        x = self.tree(input)
+        if self.writes:
+            input.add_(1)
+        return {"x": x, "input": input, "none": None} if self.returns else x
+
+    def arguments(self, tensor: Callable[[], Tensor]) -> Arguments:
+        return (tensor(),), {}
+
+
+class Structured(Plain):
+    """Takes containers, None, constants and a class of its own."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, options: dict[str, Any], nothing: None, *, pair: Pair
+    ) -> Any:
+        y = super().forward(x * options["scale"][0] + pair.first * pair.second[1])
+        if self.writes:
+            options["scale"][0].mul_(2)
+        return y, options["scale"]
+
+    def arguments(self, tensor: Callable[[], Tensor]) -> Arguments:
+        options = {"scale": [tensor(), None], "unused": tensor()}
+        return (tensor(), options, None), {"pair": Pair(tensor(), (True, 3))}
+
+
+class Builtins(Plain):
+    """Takes arguments named like what Python has built in, by keyword in another order."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Tensor,  # noqa: A002
+        id: float = 1.0,  # noqa: A002
+        *,
+        type: Tensor,  # noqa: A002
+        max: Tensor,  # noqa: A002
+    ) -> Any:
+        return super().forward(input + type * id - max)
+
+    def arguments(self, tensor: Callable[[], Tensor]) -> Arguments:
+        return (tensor(), 2.0), {"max": tensor(), "type": tensor()}
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, and arguments for it.
+
+    Attributes:
+        seed: What it was made of.
+        model: The model.
+        dynamic: Whether the number of rows may change.
+    """
+
+    seed: int
+    model: Plain
+    dynamic: bool
+
+    def arguments(self, number: int = 0) -> Arguments:
+        """Return the arguments of the ``number``-th call."""
+        generator = torch.Generator().manual_seed(1000 * self.seed + number)
+        rows = 3 + (number if self.dynamic else 0)
+        return self.model.arguments(lambda: torch.randn(rows, SIZE, generator=generator))
+
+
+def random_case(seed: int, depth: int = 3, cost: int = 60) -> Case:
+    """Return a model and its arguments.
+
+    Args:
+        seed: What both are made of.
+        depth: How many levels of trees there may be below the first.
+        cost: How many calls of modules there may be; one choice or loop counts as six.
+    """
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    model = Tree(rng, rng.randint(0, 3), [])
-    return model.train(rng.random() < 0.5), (torch.randn(3, SIZE),)
+    while True:
+        tree = Tree(rng, rng.randint(0, depth), [])
+        root = rng.choice([Plain, Plain, Structured, Builtins])(tree, rng)
+        case = Case(seed, root.train(rng.random() < 0.5), rng.random() < 0.25)
+        if _cost(case) <= cost:
+            return case
+
+
+def _cost(case: Case) -> int:
+    model = copy.deepcopy(case.model)
+    calls: list[int] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: calls.append(1))
+    CONTROL_FLOW.clear()
+    args, kwargs = case.arguments()
+    model(*args, **kwargs)
+    return len(calls) + 6 * len(CONTROL_FLOW)

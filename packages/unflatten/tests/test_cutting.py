@@ -21,6 +21,29 @@ class Outer(nn.Module):
         return self.block(x).sigmoid()
 
 
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.fc(x).relu() @ self.fc.weight).sigmoid()
+
+
+def test_such_nodes_may_read_state() -> None:
+    model, x = nn.Sequential(Reads(), nn.ReLU()), torch.randn(1, 2)
+    program = export(model, (x,)).run_decompositions({})
+    matmul = next(iter(program.graph.find_nodes(op="call_function", target=_MATMUL)))
+    stack = matmul.meta["nn_module_stack"]
+    matmul.meta["nn_module_stack"] = dict([next(iter(stack.items()))])
+    module = unflatten(program)
+    torch.testing.assert_close(module(x), model(x))
+    assert [node.target for node in module.graph.find_nodes(op="call_module")] == ["0", "1"]
+
+
+_MATMUL = torch.ops.aten.matmul.default
+
+
 @pytest.mark.parametrize("preserved", [(), ("block",)])
 def test_nodes_that_lost_their_module_stay_in_the_call_around_them(
     preserved: tuple[str, ...],

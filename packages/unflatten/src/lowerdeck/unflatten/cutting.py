@@ -58,7 +58,7 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
             # The path shows the innermost calls; what gets in each other's way may be around them.
             inner = {homes[node] for node in error.path if node in homes}
             stuck = {outer for frame in inner for outer in frames_around(frame)}
-            if not _absorb(stuck, position) and not _split_all(working, stuck, position):
+            if not _absorb(working, stuck, position) and not _split_all(working, stuck, position):
                 raise UnsupportedProgramError(
                     f"The program's nodes do not stand in an order in which they can run: {error}"
                 ) from error
@@ -118,7 +118,7 @@ def _call_names(frame: Frame) -> Iterator[tuple[Frame, str]]:
         yield child, name
 
 
-def _absorb(frames: Iterable[Frame], position: Mapping[Node, int]) -> bool:
+def _absorb(working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]) -> bool:
     """Take into each call what its caller computes between two of its nodes; return if anything.
 
     A caller cannot do that: it sees what a call computes when the call has ended. Passes that
@@ -133,10 +133,28 @@ def _absorb(frames: Iterable[Frame], position: Mapping[Node, int]) -> bool:
         between = after & _reached(inside, lambda node: node.all_input_nodes)
         if not between or not between.issubset(frame.parent.nodes):
             continue
+        if not _reads_own_state(working, frame, between):
+            continue
         found = True
         frame.parent.nodes = [node for node in frame.parent.nodes if node not in between]
         frame.nodes = sorted((*frame.nodes, *between), key=position.__getitem__)
     return found
+
+
+def _reads_own_state(working: WorkingGraph, frame: Frame, nodes: Iterable[Node]) -> bool:
+    """Note how ``frame`` names the state that ``nodes`` read; return whether it has names."""
+    names: dict[tuple[str, Node], str] = {}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            name = working.local.get(("", source))
+            if name is None:
+                continue
+            if not name.startswith(frame.path + "."):
+                return False
+            names[frame.path, source] = name[len(frame.path) + 1 :]
+    if names:
+        working.local = {**working.local, **names}
+    return True
 
 
 def _reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
