@@ -92,6 +92,9 @@ class _Merger:
         if between and (between != [first] or not self._safe(producer, source, state)):
             return False
         self._merge(storage, target)
+        # Only buffers ask who uses them, and each is written back once: a chain of activations,
+        # merged one by one, would take time in the square of its length here.
+        self._uses[id(target)] = sorted({*self._uses[id(target)], *uses})
         return True
 
     def _inside_control_flow(self, index: int) -> bool:
@@ -144,8 +147,6 @@ class _Merger:
         for value in moved:
             value.storage = into
         self._values[id(into)] += moved
-        uses = self._uses.pop(id(gone))
-        self._uses[id(into)] = sorted({*self._uses[id(into)], *uses})
 
 
 def _whole(value: TensorValue) -> bool:
