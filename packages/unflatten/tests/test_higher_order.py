@@ -110,19 +110,28 @@ class Region(Model):
         return self.fc(x)
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [Branches, Loop, Map, Scan, AssociativeScan, Region],
-    ids=lambda cls: cls.__name__,
-)
-def test_an_operator_with_graphs_stands_in_the_module_that_calls_it(inner: type) -> None:
-    # Eager compiles most of these operators, which takes seconds: two forms, one call.
-    forms = ("non-strict", "strict decomposed")
+_INNER = (Branches, Loop, Map, Scan, AssociativeScan, Region)
+
+
+def _check_inner(inner: type, form: str) -> None:
     # No gradients: eager cannot compute them through some of these.
     model = Around(inner()).requires_grad_(False)
-    for module in check(model, (X,), calls=1, forms=forms).values():
+    for module in check(model, (X,), calls=1, forms=(form,)).values():
         calls = [node.target for node in module.graph.find_nodes(op="call_module")]
         assert calls == ["before", "inner", "inner", "after"]
+
+
+@pytest.mark.parametrize("inner", _INNER, ids=lambda cls: cls.__name__)
+def test_an_operator_with_graphs_stands_in_the_module_that_calls_it(inner: type) -> None:
+    _check_inner(inner, "non-strict")
+
+
+# Eager compiles most of these operators, which takes seconds.
+@pytest.mark.heavy
+@pytest.mark.parametrize("form", ["non-strict decomposed", "strict", "strict decomposed"])
+@pytest.mark.parametrize("inner", _INNER, ids=lambda cls: cls.__name__)
+def test_operators_with_graphs_in_every_form(inner: type, form: str) -> None:
+    _check_inner(inner, form)
 
 
 class Attention(Model):
