@@ -104,6 +104,10 @@ QUIRKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, y: x.sum() * y.sum().item(),
         (torch.ones(2), torch.ones(3).half()),
     ),
+    "logit in a narrow type": (
+        lambda x: torch.logit(x).float().round(decimals=1),
+        (torch.tensor([0.25, 0.5]).half(),),
+    ),
     "vector norm": (lambda x: torch.linalg.vector_norm(x, dim=-1), (torch.randn(3, 4),)),
     "layer norm": (lambda x: torch.nn.functional.layer_norm(x, (4,)), (torch.randn(3, 4),)),
     "a number made of a tensor": (

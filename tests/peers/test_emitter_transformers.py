@@ -1,15 +1,16 @@
-"""Hugging Face models from config: emitted, run in the official runtime, equal to eager."""
+"""Hugging Face models from config: emitted, run in the official runtime and the runner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from lowerdeck.emitter import emit
+from lowerdeck.runner import load
 from tests.interop import official
+from tests.peers.transformer_models import CONFIGURED, GROUPED, WIDE, Configured
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,70 +19,90 @@ pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
 ]
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 99,
-    "max_position_embeddings": 64,
-}
-GROUPED = {**SMALL, "num_key_value_heads": 2}
+CHOSEN = [
+    pytest.param(item, id=item.model, marks=pytest.mark.heavy if item.heavy else ())
+    for item in CONFIGURED
+]
 
 
-class Logits(nn.Module):
-    """The first output of a model, without a cache, so that inputs and outputs are tensors."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=tokens, use_cache=False, return_dict=False)[0]
-
-
-class Encoded(nn.Module):
-    """The first output of an encoder."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=tokens, return_dict=False)[0]
-
-
-def _bert() -> nn.Module:
-    return Encoded(transformers.BertModel(transformers.BertConfig(**SMALL)))
-
-
-def _gpt2() -> nn.Module:
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, n_positions=64)
-    return Logits(transformers.GPT2LMHeadModel(config))
-
-
-def _llama() -> nn.Module:
-    return Logits(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)))
-
-
-def _qwen() -> nn.Module:
-    config = transformers.Qwen3Config(**GROUPED, head_dim=8)
-    return Logits(transformers.Qwen3ForCausalLM(config))
-
-
-def _mistral() -> nn.Module:
-    return Logits(transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)))
-
-
-@pytest.mark.parametrize("build", [_bert, _gpt2, _llama, _qwen, _mistral])
-def test_model_from_config_equals_eager(build: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("item", CHOSEN)
+def test_model_from_config_equals_eager(item: Configured) -> None:
     torch.manual_seed(0)
-    module = build().eval()
-    calls = [(torch.randint(0, 99, (1, 11)),) for _ in range(2)]
+    module, calls = item.build(transformers), item.calls()
     with torch.no_grad():
-        program = torch.export.export(module, calls[0])
+        data = emit(torch.export.export(module, calls[0])).to_bytes()
         expected = [module(*call) for call in calls]
-    outcome = official.run(emit(program).to_bytes(), [official.Call(call) for call in calls])
+    outcome = official.run(data, [official.Call(call) for call in calls])
     assert isinstance(outcome, official.Ran), outcome
-    for outputs, wanted in zip(outcome.outputs, expected, strict=True):
+    program = load(data, memory="poison")
+    for call, outputs, wanted in zip(calls, outcome.outputs, expected, strict=True):
         torch.testing.assert_close(outputs[0], wanted, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(program.run("forward", *call), wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_gpt2_from_config_equals_eager() -> None:
+    config = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "n_positions": 64}
+    calls = [(torch.randint(0, 99, (1, 11)),) for _ in range(2)]
+    options = {"use_cache": False}
+    test_model_from_config_equals_eager(
+        Configured("GPT2LMHeadModel", "GPT2Config", config, ("input_ids",), lambda: calls, options)
+    )
+
+
+# What users of ExecuTorch export: a decoder whose cache is state, for any number of tokens a call.
+CACHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaConfig", GROUPED),
+    "Mixtral": ("MixtralConfig", {**GROUPED, "num_local_experts": 4}),
+    "Qwen3": ("Qwen3Config", WIDE),
+    "Gemma3": ("Gemma3TextConfig", {**WIDE, "sliding_window": 4}),
+    "Phi3": ("Phi3Config", GROUPED),
+}
+_LENGTH = 16
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("Llama", "Mixtral") else pytest.mark.heavy)
+        for name in CACHED
+    ],
+)
+def test_a_static_cache_is_filled_call_by_call(name: str) -> None:
+    from transformers.integrations.executorch import (
+        TorchExportableModuleForDecoderOnlyLM,
+    )
+
+    torch.manual_seed(0)
+    config, settings = CACHED[name]
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, config)(**settings))
+    model.eval().generation_config = transformers.GenerationConfig(
+        use_cache=True,
+        cache_implementation="static",
+        max_length=_LENGTH,
+        cache_config={"batch_size": 1, "max_cache_len": _LENGTH, "device": "cpu"},
+        pad_token_id=0,
+    )
+    words = torch.randint(3, 99, (1, 9))
+    length = torch.export.Dim("length", max=_LENGTH - 1)
+    with torch.no_grad():
+        module = TorchExportableModuleForDecoderOnlyLM(
+            model, batch_size=1, max_cache_len=_LENGTH, device="cpu"
+        )
+        exported = module.export(
+            input_ids=words[:, :3],
+            cache_position=torch.arange(3),
+            dynamic_shapes={"input_ids": {1: length}, "cache_position": {0: length}},
+        )
+        wanted = model(input_ids=words, use_cache=False).logits
+    data = emit(exported).to_bytes()
+    calls = [
+        (words[:, first:last], torch.arange(first, last))
+        for first, last in ((0, 4), (4, 5), (5, 9))
+    ]
+    outcome = official.run(data, [official.Call(call) for call in calls])
+    assert isinstance(outcome, official.Ran), outcome
+    found = torch.cat([outputs[0] for outputs in outcome.outputs], 1)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+    program = load(data, memory="poison")
+    found = torch.cat([program.run("forward", *call) for call in calls], 1)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)

@@ -90,6 +90,13 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
+def logit(self: torch.Tensor, eps: float | None = None) -> Any:
+    """Return the logit of narrow floats, which the kernel refuses, by way of wide ones."""
+    if self.dtype not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    return torch.logit(self.to(torch.float32), eps).to(self.dtype)
+
+
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
     """Return memory by the kernel that sets its shape, where that varies.
 
@@ -107,6 +114,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.bmm.default: matrix_product,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
+    _ATEN.logit.default: logit,
     _ATEN.empty_permuted.default: empty,
     _ATEN.empty_strided.default: empty,
     _ATEN.__lshift__.Tensor: left_shift,
