@@ -179,8 +179,7 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``tensor`` whose memory is shared until either is written.
 
     Memory that torch does not own itself (numpy's, shared with another process, mapped from a
-    file)
-    cannot be shared so; it is copied at once.
+    file) cannot be shared so; it is copied at once.
     """
     try:
         return torch._lazy_clone(tensor)

@@ -1,12 +1,9 @@
 """Python functions that run an ATen operator faster than its ``OpOverload`` does.
 
 Calling ``torch.ops.aten.add.Tensor`` costs about a microsecond more than ``torch.add``, because
-its
-arguments go through a generic schema instead of a generated parser. Where both are known to run
-the
-same operator for the arguments at hand, generated code calls the function. A test compares every
-entry
-with its operator.
+its arguments go through a generic schema instead of a generated parser. Where both are known to
+run the same operator for the arguments at hand, generated code calls the function. A test
+compares every entry with its operator.
 """
 
 from __future__ import annotations

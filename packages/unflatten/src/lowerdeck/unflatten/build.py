@@ -44,8 +44,7 @@ def unflatten(
     """Return a module that computes what the program does, with the eager module's hierarchy.
 
     Submodules, parameters, buffers and constants have eager's names, order and sharing. The
-    program stays
-    as it is and is not kept alive; memory is shared with it until one side writes.
+    program stays as it is and is not kept alive; memory is shared with it until one side writes.
 
     Args:
         module: The program.

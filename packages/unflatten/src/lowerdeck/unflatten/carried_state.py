@@ -1,12 +1,9 @@
 """Let calls hand values to each other through the state that eager kept them in.
 
 In a functional program the second call of a counter takes the first call's count from the first
-call. In
-eager it took it from the buffer. Writing the buffer after each call makes all calls alike, and
-keeps
-arguments of preserved calls what they were. It is right whatever eager did: the buffer is free
-between two
-writes, since only its last value is ever seen again.
+call. In eager it took it from the buffer. Writing the buffer after each call makes all calls
+alike, and keeps arguments of preserved calls what they were. It is right whatever eager did: the
+buffer is free between two writes, since only its last value is ever seen again.
 """
 
 from __future__ import annotations

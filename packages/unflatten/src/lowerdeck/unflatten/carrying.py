@@ -1,8 +1,7 @@
 """Values that pass between preserved calls though they are no arguments and no results.
 
 Eager's modules compute or remember such values themselves, so a module that was put in the place
-of a
-generated one must not see them.
+of a generated one must not see them.
 """
 
 from __future__ import annotations

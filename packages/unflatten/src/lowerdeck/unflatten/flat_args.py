@@ -14,8 +14,7 @@ class FlatArgsAdapter(ABC):
     """Turns the flat arguments of one structure into those of another.
 
     An ``UnflattenedModule`` asks its adapter whenever it is called with a structure that differs
-    from
-    the exported one.
+    from the exported one.
 
     Example:
         >>> import torch

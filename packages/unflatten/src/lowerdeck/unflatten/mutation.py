@@ -1,8 +1,7 @@
 """Where the new values of mutated buffers and inputs are written back.
 
 A functional program returns the new values. Eager wrote them in the module that owns the buffer,
-so the
-generated code does too, but never before the last reader of the old value has run.
+so the generated code does too, but never before the last reader of the old value has run.
 """
 
 from __future__ import annotations

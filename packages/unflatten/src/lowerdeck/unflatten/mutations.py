@@ -43,8 +43,7 @@ class Mutations:
         after: The mutations to be written after each item.
         returned: Outputs that would show the new value of something overwritten: copy them before.
         through_state: The placeholder to read, in place of an input, by index of the reader and
-        the
-            input: the value was written back before.
+            the input: the value was written back before.
         final: The placeholder to read where a value is returned that was written back.
         inplace: Whether the graphs write; otherwise the new values are the first outputs.
     """

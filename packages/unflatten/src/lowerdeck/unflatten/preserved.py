@@ -1,10 +1,8 @@
 """Calls whose signature the user asked export to preserve.
 
 Such a call takes and returns exactly what eager's did, so that its module can be replaced by an
-eager one.
-A value that the call reads besides its arguments (a symbolic size, something that another call
-computed)
-is handed over by keyword under a name that only generated modules know.
+eager one. A value that the call reads besides its arguments (a symbolic size, something that
+another call computed) is handed over by keyword under a name that only generated modules know.
 """
 
 from __future__ import annotations

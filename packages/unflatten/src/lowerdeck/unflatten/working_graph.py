@@ -1,10 +1,8 @@
 """A copy of a program's flat graph in the shape that can be cut into modules.
 
 In the copy no placeholder stands for state: each call reads what its module owns by attribute.
-Pieces that
-export had wrapped in an operator to run them without gradients or under autocast are written out
-again,
-because the modules called in them are part of the hierarchy too.
+Pieces that export had wrapped in an operator to run them without gradients or under autocast are
+written out again, because the modules called in them are part of the hierarchy too.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class WorkingGraph:
 
     Attributes:
         graph: Placeholders are the user's inputs, in order; the output is a flat tuple of the
-        user's.
+            user's.
         tree: The calls, with their nodes entered.
         inputs: The program's placeholder of each user input.
         preserved: The calls whose signatures the user asked to preserve.

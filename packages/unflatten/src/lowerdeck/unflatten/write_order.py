@@ -23,8 +23,7 @@ def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
     """Yield pairs (before, after) that bringing a call's nodes together must not turn around.
 
     Each call reads state by a node of its own, so the graph does not show that two of them name
-    one
-    tensor. Steps inside a mode region must stay inside, those outside outside.
+    one tensor. Steps inside a mode region must stay inside, those outside outside.
 
     Args:
         working: The working graph.
