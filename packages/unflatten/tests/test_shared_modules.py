@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,80 @@ def test_non_strict_export_does_not_tell_a_shared_module_without_state_from_two(
     for program in programs:
         module: Any = unflatten(program)
         assert module.first is not module.second
-    module = unflatten(export(models[0], (x,), strict=True))
-    assert module.first is not module.second
+
+
+class CallsFirstTwice(Chain):
+    def forward(self, x: Tensor) -> Any:
+        return self.first(self.first(x))
+
+
+def test_strict_export_does_not_tell_a_shared_module_without_state_from_one_never_called() -> None:
+    x, layer = torch.randn(1, 2), nn.ReLU()
+    models = (Chain(layer, layer), CallsFirstTwice(layer, nn.Tanh()))
+    programs = [export(model, (x,), strict=True) for model in models]
+    one, two = (
+        re.sub(r"\d{9,}|Chain|CallsFirstTwice", "", str(record(program))) for program in programs
+    )
+    assert one == two
+    for program in programs:
+        module: Any = unflatten(program)
+        assert module.first is not module.second
+
+
+class Unsaved(Model):
+    """Reads a buffer that is not saved, and a tensor that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+        self.register_buffer("unread", torch.zeros(2), persistent=False)
+        self.factor = torch.full((2,), 0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen.add_(1)
+        return x * self.factor + self.seen
+
+
+def unsaved_shared() -> Chain:
+    """Return a chain of one module with two names."""
+    layer = Unsaved()
+    return Chain(layer, layer)
+
+
+def unsaved_tied() -> Chain:
+    """Return a chain of two modules that share all their tensors."""
+    model = Chain(Unsaved(), Unsaved())
+    model.second.seen, model.second.factor = model.first.seen, model.first.factor
+    return model
+
+
+@pytest.mark.parametrize("make", [unsaved_shared, unsaved_tied])
+@pytest.mark.parametrize("strict", [False, True])
+def test_unsaved_tensors_come_back_under_every_name(make: Any, strict: bool) -> None:
+    x = torch.randn(1, 2)
+    program = export(make(), (x,), strict=strict)
+    module: Any = unflatten(program)
+    assert module.first.seen is module.second.seen
+    assert module.first.factor is module.second.factor
+    compare(make(), module, (x,))
+    if strict:
+        # All that the program has; of the one that is never read it has nothing.
+        assert not {"first.seen", "first.unread", "second.unread"} & program.constants.keys()
+        assert not hasattr(module.first, "unread")
+    else:
+        assert module.first.unread.shape == (2,)
+
+
+def test_unsaved_tensors_of_a_part_of_a_shared_module_come_back() -> None:
+    x, block = torch.randn(1, 2), nn.Sequential(nn.ReLU(), Unsaved())
+    for strict in (False, True):
+        module: Any = unflatten(export(Chain(block, block), (x,), strict=strict))
+        assert module.first[1].seen is module.second[1].seen
+        # Dynamo says that ``first`` called ``second.1``, so that they are one.
+        assert not strict or module.first is module.second
+        calls = [node.target for node in module.graph.find_nodes(op="call_module")]
+        assert calls in (["first", "first"], ["first", "second"])
+        compare(Chain(block, block), module, (x,))
 
 
 class Mixed(Model):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch.fx import Node
@@ -53,6 +54,8 @@ def note_shared_modules(paths: ModulePaths, items: Sequence[Item], state: Progra
     # Where every tensor has one name, no two modules have the same ones.
     if state.has_aliases():
         _note_equal_state(paths, calls, _state_under(state, kinds))
+    if is_strict:
+        _note_foreign_calls(paths, items, state, calls)
     reads = list(dict.fromkeys(_foreign_reads(paths, items, state)))
     if reads:
         _find_lost_names(reads, paths, state, calls, kinds)
@@ -77,6 +80,38 @@ def _note_equal_state(
             paths.alias(other, path)
             if two is not None:
                 identities[other] = two
+
+
+def _note_foreign_calls(
+    paths: ModulePaths, items: Iterable[Item], state: ProgramState, calls: _Calls
+) -> None:
+    """Note modules that call a child by its name under another module, which they then are."""
+    seen: set[str] = set()
+    held: dict[str, tuple[object, ...]] | None = None
+    for item in items:
+        stack = item.node.meta.get("nn_module_stack")
+        if not stack or next(reversed(stack)) in seen:
+            continue
+        seen.add(next(reversed(stack)))
+        names = [paths.eager(traced) for traced, _ in stack.values()]
+        for caller, called in pairwise(names):
+            if not caller or paths.under(caller, called) is not None:
+                continue
+            outer, _, last = called.rpartition(".")
+            if not outer or outer in calls.types or f"{caller}.{last}" not in paths:
+                continue
+            held = _state_under(state, _SAVED) if held is None else held
+            if _look_alike(caller, outer, _children(paths), held):
+                paths.alias(caller, outer)
+
+
+def _children(paths: ModulePaths) -> dict[str, list[str]]:
+    """Return the names of each module's children."""
+    found: dict[str, list[str]] = {}
+    for path in paths.order:
+        outer, _, last = path.rpartition(".")
+        found.setdefault(outer, []).append(last)
+    return found
 
 
 def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
@@ -125,10 +160,7 @@ def _find_lost_names(
     """
     types = {paths.canonical(path): name for path, name in calls.types.items()}
     held = _state_under(state, kinds)
-    children: dict[str, list[str]] = {}
-    for path in paths.order:
-        outer, _, last = path.rpartition(".")
-        children.setdefault(outer, []).append(last)
+    children = _children(paths)
     for reader, entry in reads:
         owner, _, last = entry.name.rpartition(".")
         one, two = paths.canonical(reader), paths.canonical(owner)
