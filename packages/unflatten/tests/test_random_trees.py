@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -63,8 +64,10 @@ def check(case: Case, form: str, preserved: tuple[str, ...], extra: str) -> None
         module = export_again(module, case)
     elif extra == "upstream":
         compare_with_upstream(module, program, eager, case)
-    elif extra == "swap" and preserved:
-        compare_swapped(unflatten(program), case, preserved)
+    elif extra == "swap":
+        # Others, such as lists of modules, are never called.
+        known = [entry.fqn for entry in program.module_call_graph if entry.signature]
+        compare_swapped(unflatten(program), case, [name for name in preserved if name in known])
     steps = [step for tree in trees(eager) for _, step in tree.steps]
     # Decomposing loses some regions without gradients.
     if extra != "again" and (" " not in form or not {"no grad", "nested modes"} & {*steps}):
@@ -90,7 +93,8 @@ def export_as_possible(
     """Return the program in the wanted form, or in the nearest one that torch can make.
 
     torch.export cannot preserve the signature of a module that is called in two ways, and cannot
-    decompose a program that writes one buffer by two names or that leaves autocast.
+    decompose a program that writes one buffer by two names or that leaves autocast. It fails then
+    with errors of many types. The plainest form has to work.
     """
     plain = form.partition(" ")[0]
     for name, signatures in ((form, preserved), (form, ()), (plain, preserved), (plain, ())):
@@ -99,7 +103,7 @@ def export_as_possible(
             # A region without gradients loses the signatures of calls in it.
             if not signatures or not _holds_tracepoints(program):
                 return program, name, signatures
-        except (AssertionError, RuntimeError) as error:
+        except Exception as error:
             last = error
     raise last
 
@@ -111,7 +115,7 @@ def export_again(module: nn.Module, case: Case) -> UnflattenedModule:
     return again
 
 
-def compare_swapped(module: nn.Module, case: Case, preserved: tuple[str, ...]) -> None:
+def compare_swapped(module: nn.Module, case: Case, preserved: Sequence[str]) -> None:
     """Compare with eager's modules in the place of preserved ones that share nothing."""
     eager = copy.deepcopy(case.model)
     tensors = [
