@@ -16,6 +16,7 @@ from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
+from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
@@ -301,3 +302,29 @@ def test_products_by_group(rows: int) -> None:
     (rule,) = [r for t, r in expert_rules().items() if t is ATEN._grouped_mm.default]
     torch.testing.assert_close(rule(x, weight, ends), wanted)
     assert rule(x, weight[0], None) is NotImplemented
+
+
+def test_images_of_bytes_are_rounded_as_torch_rounds_them() -> None:
+    image = torch.randint(0, 256, (1, 3, 20, 20), dtype=torch.uint8)
+    target = ATEN.upsample_bilinear2d.vec
+    for size, corners, scale in (
+        (None, False, [2.0, 2.0]),
+        ([40, 40], False, None),
+        ([13, 41], True, None),
+    ):
+        found = QUIRKS[target](image, size, corners, scale).int()
+        wanted = target(image, size, corners, scale).int()
+        # torch computes with weights of 16 bits, which is seen now and then.
+        assert (found - wanted).abs().max() <= 1
+        assert (found != wanted).float().mean() < 0.06
+    assert QUIRKS[target](image.float(), [4, 4], False, None) is NotImplemented
+
+
+def test_truths_are_sorted_as_numbers() -> None:
+    truths = torch.tensor([[True, False, True, False]])
+    check(ATEN.sort.stable, truths, stable=True)
+    check(ATEN.signbit.default, truths)
+    check(ATEN.copysign.Tensor, truths, truths)
+    for dtype in (torch.int32, torch.uint8):
+        x, a, b = (torch.randint(0, 3, s).to(dtype) for s in ((2, 4), (5, 2, 3), (5, 3, 4)))
+        check(ATEN.addbmm.default, x, a, b)

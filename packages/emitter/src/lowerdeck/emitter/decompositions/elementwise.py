@@ -27,6 +27,8 @@ def sign_bit(self: torch.Tensor) -> torch.Tensor:
     Args:
         self: The elements.
     """
+    if self.dtype == torch.bool:
+        return torch.zeros_like(self)
     bits = _BITS.get(self.dtype)
     return (self if bits is None else self.view(bits)) < 0
 
@@ -38,9 +40,9 @@ def copy_sign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         self: The elements.
         other: What the signs are taken from.
     """
-    size = torch.abs(self)
     if not self.is_floating_point() and not other.is_floating_point():
-        size = size.to(torch.float32)
+        self = self.to(torch.float32)
+    size = torch.abs(self if self.dtype != torch.bool else self.to(other.dtype))
     return torch.where(sign_bit(other), -size, size)
 
 
@@ -152,7 +154,7 @@ def add_products(
     if not self.is_floating_point():
         # torch cuts the factors of integers off.
         beta, alpha = int(beta), int(alpha)
-    total = torch.bmm(batch1, batch2).sum(0)
+    total = torch.bmm(batch1, batch2).sum(0, dtype=self.dtype)
     total = total if alpha == 1 else total * alpha
     if beta == 0:
         # Not even what is not a number counts then.
@@ -189,7 +191,7 @@ def three_factors(
             wide = wide.unsqueeze(dim)
         factors.append(wide)
     product = factors[0] * factors[1] * factors[2]
-    return product.sum(list(sumdim)) if sumdim else product
+    return product.sum(list(sumdim), dtype=product.dtype) if sumdim else product
 
 
 ELEMENTWISE: dict[OpOverload, Callable[..., Any]] = {

@@ -26,6 +26,10 @@ def sort(
     """
     if self.dim() == 0:
         return self.clone(), torch.zeros((), dtype=torch.int64)
+    if self.dtype == torch.bool:
+        # The kernel orders numbers only.
+        values, places = torch.topk(self.to(torch.uint8), self.size(dim), dim, descending, True)
+        return values.to(torch.bool), places
     return torch.topk(self, self.size(dim), dim, descending, True)
 
 

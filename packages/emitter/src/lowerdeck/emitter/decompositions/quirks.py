@@ -97,6 +97,32 @@ def logit(self: torch.Tensor, eps: float | None = None) -> Any:
     return torch.logit(self.to(torch.float32), eps).to(self.dtype)
 
 
+def bilinear(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    output_size: Sequence[int] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Any:
+    """Return an image of bytes in another size by way of floats: the kernel cuts fractions off.
+
+    torch widens the image first, rounds, and then makes it higher; so does this.
+    """
+    if input.dtype != torch.uint8:
+        return NotImplemented
+    made = input.to(torch.float32)
+    for axis in (1, 0):
+        size, scale = None, None
+        if output_size is not None:
+            size = [made.size(2), made.size(3)]
+            size[axis] = output_size[axis]
+        elif scale_factors is not None:
+            scale = [1.0, 1.0]
+            scale[axis] = scale_factors[axis]
+        made = _ATEN.upsample_bilinear2d.vec(made, size, align_corners, scale)
+        made = torch.floor(made + 0.5)
+    return made.to(torch.uint8)
+
+
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
     """Return memory by the kernel that sets its shape, where that varies.
 
@@ -115,6 +141,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
     _ATEN.logit.default: logit,
+    _ATEN.upsample_bilinear2d.vec: bilinear,
     _ATEN.empty_permuted.default: empty,
     _ATEN.empty_strided.default: empty,
     _ATEN.__lshift__.Tensor: left_shift,
