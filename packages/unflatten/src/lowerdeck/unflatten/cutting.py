@@ -12,7 +12,7 @@ from lowerdeck.graph_fuser import CycleError, OutlinedRegion, Region, outline
 from lowerdeck.unflatten.call_tree import Frame, frames_around
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.working_graph import WorkingGraph
-from lowerdeck.unflatten.write_order import write_order
+from lowerdeck.unflatten.write_order import SWITCHES, write_order
 
 
 class Cut(torch.nn.Module):
@@ -58,7 +58,9 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
             # The path shows the innermost calls; what gets in each other's way may be around them.
             inner = {homes[node] for node in error.path if node in homes}
             stuck = {outer for frame in inner for outer in frames_around(frame)}
-            if not _absorb(working, stuck, position) and not _split_all(working, stuck, position):
+            if not _absorb(working, stuck, position, order) and not _split_all(
+                working, stuck, position
+            ):
                 raise UnsupportedProgramError(
                     f"The program's nodes do not stand in an order in which they can run: {error}"
                 ) from error
@@ -118,20 +120,35 @@ def _call_names(frame: Frame) -> Iterator[tuple[Frame, str]]:
         yield child, name
 
 
-def _absorb(working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]) -> bool:
+def _absorb(
+    working: WorkingGraph,
+    frames: Iterable[Frame],
+    position: Mapping[Node, int],
+    order: Iterable[tuple[Node, Node]],
+) -> bool:
     """Take into each call what its caller computes between two of its nodes; return if anything.
 
     A caller cannot do that: it sees what a call computes when the call has ended. Passes that
     lose the module stack of a node leave it to the caller.
     """
     found = False
+    later: dict[Node, list[Node]] = {}
+    earlier: dict[Node, list[Node]] = {}
+    for one, two in order:
+        later.setdefault(one, []).append(two)
+        earlier.setdefault(two, []).append(one)
     for frame in sorted(frames, key=lambda frame: -frame.depth):
         if frame.parent is None or frame not in frame.parent.children:
             continue
         inside = set(_nodes(frame))
-        after = _reached(inside, lambda node: node.users)
-        between = after & _reached(inside, lambda node: node.all_input_nodes)
+        after = _reached(inside, lambda node: (*node.users, *later.get(node, ())))
+        between = after & _reached(
+            inside, lambda node: (*node.all_input_nodes, *earlier.get(node, ()))
+        )
         if not between or not between.issubset(frame.parent.nodes):
+            continue
+        if any(node.target in SWITCHES for node in between):
+            # Where a mode begins and ends must stay together.
             continue
         if not _reads_own_state(working, frame, between):
             continue

@@ -134,7 +134,7 @@ def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
 def _state_under(
     state: ProgramState, kinds: frozenset[StateKind]
 ) -> dict[str, tuple[object, ...]]:
-    """Return, for each module name, relative names and identities of all tensors under it."""
+    """Return, for each module name, relative names, kinds and identities of what is under it."""
     found: dict[str, list[object]] = {}
     for entry in state.entries.values():
         if entry.kind not in kinds:
@@ -142,7 +142,9 @@ def _state_under(
         owner = entry.name
         while "." in owner:
             owner = owner.rpartition(".")[0]
-            found.setdefault(owner, []).append((entry.name[len(owner) :], entry.identity))
+            found.setdefault(owner, []).append(
+                (entry.name[len(owner) :], entry.kind, entry.identity)
+            )
     return {owner: tuple(items) for owner, items in found.items()}
 
 

@@ -16,7 +16,8 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.call_tree import Frame, frames_around
 from lowerdeck.unflatten.working_graph import WorkingGraph
 
-_SWITCHES = {ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE}
+SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE})
+"""Functions that begin or end a mode."""
 
 
 def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
@@ -66,7 +67,7 @@ def _written(node: Node, working: WorkingGraph) -> Iterator[str]:
 
 def _has_switches(working: WorkingGraph) -> bool:
     return any(
-        node.op == "call_function" and node.target in _SWITCHES for node in working.graph.nodes
+        node.op == "call_function" and node.target in SWITCHES for node in working.graph.nodes
     )
 
 
@@ -96,7 +97,7 @@ def _mode_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
             continue
         if switch is not None:
             yield switch, node
-        if node.target in _SWITCHES:
+        if node.target in SWITCHES:
             yield from ((earlier, node) for earlier in since)
             switch, since = node, []
         else:
