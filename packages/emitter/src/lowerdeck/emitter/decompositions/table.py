@@ -203,13 +203,13 @@ def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
 
 
 def has_complex_numbers(exported: ExportedProgram) -> bool:
-    """Return whether any node of ``exported`` gives a complex tensor.
+    """Return whether any node of ``exported`` gives a complex tensor, or may have one inside.
 
     Args:
         exported: The program.
     """
     return any(
-        isinstance(value, torch.Tensor) and value.is_complex()
+        isinstance(value, torch.Tensor) and (value.is_complex() or "fft" in str(node.target))
         for node in (*exported.graph.nodes, *Provenance(exported).nodes)
         for value in tree_leaves(node.meta.get("val"))
     )
