@@ -17,7 +17,9 @@ from lowerdeck.unflatten import unflatten
 def _decomposed(model: nn.Module, x: torch.Tensor) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return export(model, (x,)).run_decompositions()
+        program = export(model, (x,))
+        decomposed: ExportedProgram = program.run_decompositions()
+        return decomposed
 
 
 def test_a_decomposed_model_in_training_trains() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import export
 from unflatten_comparison import compare, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnsupportedProgramError, unflatten
 
 if TYPE_CHECKING:
 
@@ -75,7 +75,7 @@ def test_children_get_their_eager_types(with_eager: bool) -> None:
         assert isinstance(module.layers, nn.ModuleList)
         assert module.layers[1].note == "kept"
         assert module.layers[0].bn.num_features == 2
-        repr(module)
+    assert "BatchNorm1d(" in repr(module)
     compare(copy.deepcopy(eager), copy.deepcopy(module), (x,))
     compare(copy.deepcopy(eager), module, (x,))
 
@@ -186,3 +186,11 @@ def test_a_restored_module_pickles() -> None:
     again: Any = pickle.loads(pickle.dumps(module))
     torch.testing.assert_close(again(x), eager(x))
     assert isinstance(again.get_submodule("0"), nn.Linear)
+
+
+@pytest.mark.parametrize("wrong", [nn.ReLU(), None])
+def test_what_is_no_program_is_refused_in_words(wrong: Any) -> None:
+    with pytest.raises(
+        UnsupportedProgramError, match=r"expected an ExportedProgram; found a .*\."
+    ):
+        unflatten(wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from torch.fx import Node
 
@@ -167,6 +167,9 @@ def _carry_out(tree: RegionTree, found: Boundary, node: Node, index: int) -> Non
 
 
 def _sort(tree: RegionTree, found: Boundary, input_order: InputOrder) -> None:
+    if input_order not in get_args(InputOrder):
+        known = ", ".join(map(repr, get_args(InputOrder)))
+        raise RegionError(f"found input_order={input_order!r}; expected one of {known}.")
     position = tree.position
     for index in range(1, len(tree.regions)):
         region = tree.regions[index]

@@ -13,6 +13,7 @@ from lowerdeck.graph_fuser.errors import (
     ErasedNodeError,
     ForeignNodeError,
     OverlapError,
+    RegionError,
 )
 from lowerdeck.graph_fuser.items import ItemGraph, item_graph
 from lowerdeck.graph_fuser.proposal import LeftOut, Reason
@@ -41,7 +42,13 @@ def check_nodes(
         return
     present = set(nodes)
     for members in lists:
+        if isinstance(members, Node):
+            raise RegionError(f"{what} holds node {members.name!r}; expected lists of nodes.")
         for node in members:
+            if not isinstance(node, Node):
+                raise RegionError(
+                    f"{what} names {node!r}, which is a {type(node).__name__}; expected nodes."
+                )
             if node not in present:
                 kind = ErasedNodeError if node.graph is gm.graph else ForeignNodeError
                 raise kind(

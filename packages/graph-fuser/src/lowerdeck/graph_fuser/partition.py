@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser.boundary import InputOrder, find_boundary
-from lowerdeck.graph_fuser.errors import CycleError
+from lowerdeck.graph_fuser.errors import CycleError, RegionError
 from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.outlined import Outline, OutlinedRegion
 from lowerdeck.graph_fuser.outlining import outline
@@ -96,6 +96,11 @@ def fuse_partitions(
         >>> gm(torch.zeros(1))
         tensor([0.8415])
     """
+    if not isinstance(partitions, Mapping):
+        raise RegionError(
+            f"found a {type(partitions).__name__} of partitions; expected a mapping from each "
+            "submodule's name to its nodes, such as propose_partitions(...).named()."
+        )
     regions = {
         name: Region(name, nodes, always_return_tuple=always_return_tuple)
         for name, nodes in partitions.items()

@@ -39,7 +39,7 @@ class LeftOut:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Proposal:
     """Partitions that may all be fused together.
 
@@ -51,6 +51,11 @@ class Proposal:
 
     partitions: tuple[tuple[Node, ...], ...]
     left_out: Mapping[Node, LeftOut] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return the counts; the nodes of a large graph would fill pages."""
+        inside = sum(map(len, self.partitions))
+        return f"Proposal({inside} nodes in {len(self)} partitions, {len(self.left_out)} left out)"
 
     def __iter__(self) -> Iterator[tuple[Node, ...]]:
         """Iterate over the partitions."""

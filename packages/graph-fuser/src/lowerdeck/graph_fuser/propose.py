@@ -120,10 +120,18 @@ def _wanted(
                     f"{node.name} takes an element of {follows[node].name}, which is left out",
                 )
         else:
-            wanted[node] = bool(ask(node))
+            wanted[node] = _asked(ask, node)
             if not wanted[node]:
                 left_out[node] = LeftOut(Reason.NOT_SUPPORTED, f"{node.name} is not supported")
     return wanted
+
+
+def _asked(ask: Callable[[Node], bool], node: Node) -> bool:
+    try:
+        return bool(ask(node))
+    except Exception as error:
+        error.add_note(f"raised by is_supported for node {node.name!r} ({node.target})")
+        raise
 
 
 def _keep_apart(

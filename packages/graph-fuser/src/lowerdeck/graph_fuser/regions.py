@@ -158,7 +158,12 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
         )
 
 
-def _stranger(node: Node, graph: Graph, name: str) -> RegionError:
+def _stranger(node: object, graph: Graph, name: str) -> RegionError:
+    if not isinstance(node, Node):
+        return RegionError(
+            f"Region {name!r} names {node!r}, which is a {type(node).__name__}; expected nodes of "
+            "the graph, such as those of gm.graph.find_nodes."
+        )
     if node.graph is graph:
         return ErasedNodeError(
             f"Region {name!r} names {node.name!r}, which was erased from the graph; expected "

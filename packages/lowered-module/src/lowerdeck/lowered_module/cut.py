@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser import Region, outline
+from lowerdeck.graph_fuser import CycleError, Region, outline
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.graphs import nested_graphs
 from lowerdeck.lowered_module.grouping import Groups, group_by_tag
@@ -108,7 +108,12 @@ def _cut_graph(
     if not groups:
         return
     regions = dict(_regions(gm, groups, owned))
-    done = outline(gm, list(regions)).regions
+    try:
+        done = outline(gm, list(regions)).regions
+    except CycleError as error:
+        names = {name for name in error.regions if name is not None}
+        known = [f"{r.name} is partition {tag!r}" for r, tag in regions.items() if r.name in names]
+        raise CycleError(f"{error} ({'; '.join(known)})", error.path, error.regions) from None
     # Nothing is owned in nested graphs: what they read, they are given.
     index = SignatureIndex() if where else SignatureIndex.of(program)
     by_call = {done[region].call_node: (tag, done[region]) for region, tag in regions.items()}

@@ -61,7 +61,7 @@ def unflatten(
         The outermost module; call it as the eager one.
 
     Raises:
-        UnsupportedProgramError: The program computes gradients too.
+        UnsupportedProgramError: The program is no ``ExportedProgram``, or computes gradients too.
 
     Example:
         >>> import torch
@@ -70,11 +70,15 @@ def unflatten(
         >>> [name for name, _ in module.named_modules()]
         ['', '0', '1']
     """
+    if not isinstance(module, ExportedProgram):
+        raise UnsupportedProgramError(
+            f"expected an ExportedProgram; found a {type(module).__name__}. "
+            "Make one by torch.export.export(model, args)."
+        )
     if module.graph_signature.backward_signature is not None:
         raise UnsupportedProgramError(
-            "The program computes gradients in its own graph; found a backward signature, "
-            "expected none. "
-            "Export the forward pass alone."
+            "expected a program without a backward signature; found one that computes gradients "
+            "in its own graph. Export the forward pass alone."
         )
     with collector_held():
         program = without_effect_tokens(module)
@@ -152,8 +156,7 @@ def _signature(
     if signature is None:
         raise UnsupportedProgramError(
             "The program does not say how its arguments are structured: found no signature for "
-            "the "
-            "outermost module. Export it with torch.export.export."
+            "the outermost module. Export it with torch.export.export."
         )
     names = positional_names(signature.in_spec, getattr(signature, "forward_arg_names", None))
     leaves = adapter.get_flat_arg_paths() if adapter is not None else []

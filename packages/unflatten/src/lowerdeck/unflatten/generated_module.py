@@ -146,6 +146,14 @@ class GeneratedModule(torch.nn.Module):
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
 
+    def extra_repr(self) -> str:
+        """Return what the eager class tells of itself, where this module has what it reads."""
+        try:
+            return super().extra_repr()
+        except (AttributeError, KeyError):
+            # Restored types never ran their constructor: plain attributes may be missing.
+            return ""
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = object.__new__(type(self))
         memo[id(self)] = made
