@@ -63,6 +63,11 @@ def test_two_backends_with_one_name_are_an_error() -> None:
     second = make("RegistryClash", __module__="elsewhere")
     with pytest.raises(AmbiguousBackendError, match=r"elsewhere\.RegistryClash"):
         find_backend("RegistryClash")
+    register_backend(first)
+    try:
+        assert find_backend("RegistryClash") is first
+    finally:
+        unregister_backend("RegistryClash")
     del first, second
 
 
@@ -101,6 +106,8 @@ def test_installed_backends_and_partitioners_are_found(monkeypatch: pytest.Monke
     )
     assert find_backend("Installed") is VerbatimBackend
     assert "Installed" in backend_names()
+    imported = make("RegistryImported", backend_id="Installed")
+    assert find_backend("Installed") is imported
     assert type(find_partitioner("Parts")) is object
     with pytest.raises(AmbiguousBackendError, match="uninstall one"):
         find_partitioner("Two")

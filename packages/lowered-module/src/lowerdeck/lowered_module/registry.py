@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from lowerdeck.lowered_module.backend import BackendDetails
@@ -70,8 +70,10 @@ def backend_name(backend: type) -> str:
 def find_backend(name: str) -> Any:
     """Return the backend class called ``name``.
 
-    Registered, imported (subclasses of ``BackendDetails``, and of ExecuTorch's where that is
-    imported) and installed ones (entry points ``lowerdeck.backends``) are looked through.
+    What was registered is what the caller meant. Otherwise imported classes are looked through
+    (subclasses of ``BackendDetails``, and of ExecuTorch's where that is imported), and where none
+    has the name, installed ones (entry points ``lowerdeck.backends``): a distribution that is only
+    installed never stands in the way of a class that the program uses.
 
     Args:
         name: The backend id.
@@ -83,16 +85,17 @@ def find_backend(name: str) -> Any:
         BackendNotFoundError: There is none.
         AmbiguousBackendError: There are several different ones.
     """
-    found: list[Any] = []
-    for candidate in _candidates(name):
-        # The same class made twice (a cell of a notebook run again) is one class: the newest.
-        found = [other for other in found if not _same(other, candidate)]
-        found.append(candidate)
+    if name in _registered:
+        return _registered[name]
+    found = _different(cls for cls in _subclasses() if backend_name(cls) == name)
+    if not found:
+        entries = importlib.metadata.entry_points(group=BACKENDS)
+        found = _different(entry.load() for entry in entries if entry.name == name)
     if len(found) > 1:
         listing = " and ".join(_describe(backend) for backend in found)
         raise AmbiguousBackendError(
-            f"backend {name!r} is claimed by {listing}: rename one (class attribute backend_id), "
-            "or do not import both"
+            f"backend {name!r} is claimed by {listing}: call register_backend with the one that "
+            "is meant, or rename one (class attribute backend_id)"
         )
     if not found:
         raise BackendNotFoundError(
@@ -139,12 +142,12 @@ def find_partitioner(name: str) -> Any:
     return next(iter(chosen.values())).load()()
 
 
-def _candidates(name: str) -> Iterator[Any]:
-    yield from (backend for known, backend in _registered.items() if known == name)
-    yield from (cls for cls in _subclasses() if backend_name(cls) == name)
-    for entry in importlib.metadata.entry_points(group=BACKENDS):
-        if entry.name == name:
-            yield entry.load()
+def _different(candidates: Iterable[Any]) -> list[Any]:
+    """Return the newest of each class: a notebook's cell that runs again makes its class again."""
+    newest: dict[tuple[str, str], Any] = {}
+    for candidate in candidates:
+        newest[candidate.__module__, candidate.__qualname__] = candidate
+    return list(newest.values())
 
 
 def _subclasses() -> Iterator[Any]:
