@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -58,7 +59,8 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
             # The path shows the innermost calls; what gets in each other's way may be around them.
             inner = {homes[node] for node in error.path if node in homes}
             stuck = {outer for frame in inner for outer in frames_around(frame)}
-            if not _absorb(working, stuck, position, order) and not _split_all(
+            edges = [*order, *pairwise(error.path)]
+            if not _absorb(working, stuck, position, edges) and not _split_all(
                 working, stuck, position
             ):
                 raise UnsupportedProgramError(
@@ -124,7 +126,7 @@ def _absorb(
     working: WorkingGraph,
     frames: Iterable[Frame],
     position: Mapping[Node, int],
-    order: Iterable[tuple[Node, Node]],
+    edges: Iterable[tuple[Node, Node]],
 ) -> bool:
     """Take into each call what its caller computes between two of its nodes; return if anything.
 
@@ -134,7 +136,7 @@ def _absorb(
     found = False
     later: dict[Node, list[Node]] = {}
     earlier: dict[Node, list[Node]] = {}
-    for one, two in order:
+    for one, two in edges:
         later.setdefault(one, []).append(two)
         earlier.setdefault(two, []).append(one)
     for frame in sorted(frames, key=lambda frame: -frame.depth):

@@ -20,6 +20,7 @@ class ModulePaths:
         self.order: list[str] = []
         self._known: set[str] = set()
         self._first: dict[str, str] = {}
+        self._pairs: list[tuple[str, str]] = []
         self._canonical: dict[str, str] = {"": ""}
         for name in names:
             self.add(name)
@@ -53,6 +54,17 @@ class ModulePaths:
         if one != two:
             self._first[two] = one
             self._canonical = {"": ""}
+            self._pairs.append((first, second))
+
+    def settle(self) -> None:
+        """Note again what became untrue when modules around were noted to be one."""
+        changed = True
+        while changed:
+            changed = False
+            for first, second in list(self._pairs):
+                if self.canonical(first) != self.canonical(second):
+                    self.alias(first, second)
+                    changed = True
 
     def canonical(self, name: str) -> str:
         """Return the first name of the module that ``name`` names."""

@@ -54,11 +54,13 @@ def note_shared_modules(paths: ModulePaths, items: Sequence[Item], state: Progra
     # Where every tensor has one name, no two modules have the same ones.
     if state.has_aliases():
         _note_equal_state(paths, calls, _state_under(state, kinds))
+        paths.settle()
     if is_strict:
         _note_foreign_calls(paths, items, state, calls)
     reads = list(dict.fromkeys(_foreign_reads(paths, items, state)))
     if reads:
         _find_lost_names(reads, paths, state, calls, kinds)
+    paths.settle()
 
 
 def _note_equal_state(
