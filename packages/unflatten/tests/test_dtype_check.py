@@ -96,3 +96,44 @@ def test_autocast_around_the_module_computes() -> None:
         found = module(X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(found, eager(X), atol=0.05, rtol=0.05)
+
+
+class Inside(Model):
+    """Uses autocast itself, and converts what comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.fc(x).float()
+            z = self.fc(y).sigmoid()
+        return z.float() * 2
+
+
+class ReadsAgain(Inside):
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.fc(x)
+            z = y.float()
+        return z.float() + y * 3
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_autocast_inside_the_model_is_no_other_type(strict: bool) -> None:
+    # Strict export records the types that there are without autocast.
+    eager = nn.Sequential(Inside(), nn.Linear(4, 2))
+    module = unflatten(export(eager, (X,), strict=strict))
+    torch.testing.assert_close(module(X), eager(X))
+
+
+def test_a_value_that_strict_export_took_for_its_conversion_is_said() -> None:
+    eager = ReadsAgain()
+    torch.testing.assert_close(unflatten(export(eager, (X,)))(X), eager(X))
+    module = unflatten(export(eager, (X,), strict=True))
+    with pytest.warns(
+        UserWarning, match=r"was torch.float32 .* found torch.bfloat16.*strict=False"
+    ):
+        found = module(X)
+    torch.testing.assert_close(found, eager(X), atol=0.05, rtol=0.05)

@@ -9,11 +9,14 @@ type then computes in another precision than eager, so it says so.
 
 from __future__ import annotations
 
+import operator
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 CHECK = torch.ops.aten._assert_tensor_metadata.default
 
@@ -26,11 +29,13 @@ _CONVERSIONS = {
 }
 
 
-def is_needless(check: Node) -> bool:
+def is_needless(check: Node, regions: Sequence[Node], *, autocasts: bool) -> bool:
     """Return whether a check of export's may be dropped.
 
     Args:
         check: A node whose target is ``CHECK``.
+        regions: The operators in whose graphs it stands, the outermost first.
+        autocasts: Whether the program itself uses autocast.
     """
     value = check.args[0]
     if not isinstance(value, Node):
@@ -40,10 +45,49 @@ def is_needless(check: Node) -> bool:
         made = following.meta.get("val")
         if made is None or made.dtype != _expected(check):
             return True
+        if autocasts and _reads(following, regions) < 2:
+            return True
     # A call that reads the value for nothing else would get an argument that eager's has not.
     stack = check.meta.get("nn_module_stack")
     others = (node for node in (value, *value.users) if node.target is not CHECK)
     return all(node.meta.get("nn_module_stack") != stack for node in others)
+
+
+def _reads(value: Node, regions: Sequence[Node]) -> int:
+    """Return how often the steps of a program read ``value``, outside of its regions too.
+
+    What converted it to the type that it had is no reader: others read it through that.
+    """
+    count = 0
+    for user in value.users:
+        if user.target is CHECK:
+            continue
+        if user.target in _CONVERSIONS and _dtype(user) == _dtype(value):
+            count += _reads(user, regions)
+        elif user.op == "output" and regions:
+            for part in _results(user, value, regions[-1]):
+                count += _reads(part, regions[:-1])
+        else:
+            count += _occurrences(value, user)
+    return count
+
+
+def _results(output: Node, value: Node, region: Node) -> Iterator[Node]:
+    """Yield the nodes outside of a region that take ``value`` out of it."""
+    returned: Any = output.args[0]
+    for user in region.users:
+        if user.target is operator.getitem and returned[user.args[1]] is value:
+            yield user
+
+
+def _dtype(node: Node) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)
+
+
+def _occurrences(value: Node, user: Node) -> int:
+    found: list[Any] = []
+    map_aggregate((user.args, user.kwargs), lambda item: found.append(item is value))
+    return sum(found)
 
 
 def _expected(check: Node) -> Any:
@@ -74,7 +118,8 @@ def warn_of_other_dtype(
     warnings.warn(
         f"Eager converts a value here that was {dtype} when the program was exported, so that the "
         f"conversion left no trace; found {value.dtype}. Results may differ from eager's in type "
-        "and precision: export again from the module in its new type.",
+        "and precision: export again from the module in its new type, and with strict=False where "
+        "the model itself uses autocast, which strict export does not see.",
         UserWarning,
         stacklevel=2,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -68,6 +68,7 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
     """Yield the nodes of ``module`` that compute something, in order, mode regions written out."""
     # A stack of iterators, for regions nest.
     scope = Scope(module)
+    autocasts: bool | None = None
     stack: list[tuple[Scope, Iterator[Node], Item | None]] = [
         (scope, iter(module.graph.nodes), None)
     ]
@@ -84,8 +85,11 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                 break
             if unpacks_region(node) or _only_names_a_body(node):
                 continue
-            if node.target is CHECK and is_needless(node):
-                continue
+            if node.target is CHECK:
+                if autocasts is None:
+                    autocasts = _autocasts(module)
+                if is_needless(node, _around(stack), autocasts=autocasts):
+                    continue
             item = Item(node, scope)
             scope.items[node] = item
             yield item
@@ -93,6 +97,18 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
             stack.pop()
             if border is not None:
                 yield Item(border.node, border.scope, Role.EXIT, border.inner)
+
+
+def _autocasts(module: GraphModule) -> bool:
+    graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
+    return any(
+        graph.find_nodes(op="call_function", target=AUTOCAST_REGION, sort=False)
+        for graph in graphs
+    )
+
+
+def _around(stack: Sequence[tuple[Scope, Iterator[Node], Item | None]]) -> list[Node]:
+    return [border.node for _, _, border in stack if border is not None]
 
 
 def _is_region(node: Any) -> bool:
