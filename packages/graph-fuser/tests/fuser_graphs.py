@@ -8,6 +8,8 @@ import random
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from lowerdeck.graph_fuser import Region
+
 
 def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:
     """Return a graph module of about ``size`` nodes that computes on vectors of four."""
@@ -121,3 +123,25 @@ def _random_node(
     return graph.call_function(
         rng.choice([torch.ops.aten.sin.default, torch.ops.aten.neg.default]), (pick(),)
     )
+
+
+def computing(gm: GraphModule) -> list[Node]:
+    """Return the nodes of ``gm`` that may stand in a region."""
+    return [node for node in gm.graph.nodes if node.op not in {"placeholder", "output"}]
+
+
+def random_region(rng: random.Random, nodes: list[Node], name: str, depth: int) -> Region:
+    """Return a region of ``nodes`` with up to four levels of regions in it."""
+    children: list[Region] = []
+    own = nodes
+    if depth < 4 and len(nodes) > 4:
+        cuts = sorted(rng.sample(range(len(nodes)), k=rng.choice([2, 4])))
+        for number in range(0, len(cuts), 2):
+            inside = nodes[cuts[number] : cuts[number + 1]]
+            if rng.random() < 0.3:
+                inside = [node for node in inside if rng.random() < 0.9]
+            if inside:
+                children.append(random_region(rng, inside, f"m{number}", depth + 1))
+                taken = set(inside)
+                own = [node for node in own if node not in taken]
+    return Region(name, own, children, always_return_tuple=rng.random() < 0.3)

@@ -7,7 +7,13 @@ import random
 
 import pytest
 import torch
-from fuser_graphs import example_inputs, random_graph, random_writing_graph
+from fuser_graphs import (
+    computing,
+    example_inputs,
+    random_graph,
+    random_region,
+    random_writing_graph,
+)
 from fuser_oracle import contracted, is_acyclic, is_true_cycle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +21,6 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import (
     CycleError,
-    Region,
     create_submodule_from_nodes,
     fuse_partitions,
     inline_submodule,
@@ -32,10 +37,6 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 seeds = st.integers(0, 10**9)
-
-
-def computing(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if node.op not in {"placeholder", "output"}]
 
 
 def random_partitions(rng: random.Random, nodes: list[Node]) -> dict[str, list[Node]]:
@@ -148,22 +149,6 @@ def test_one_submodule_at_a_time_is_right_too(seed: int) -> None:
         assert call.target == f"fused_{tag}"
         assert isinstance(module.graph.output_node().args[0], list)
     assert_same(gm, expected)
-
-
-def random_region(rng: random.Random, nodes: list[Node], name: str, depth: int) -> Region:
-    children: list[Region] = []
-    own = nodes
-    if depth < 4 and len(nodes) > 4:
-        cuts = sorted(rng.sample(range(len(nodes)), k=rng.choice([2, 4])))
-        for number in range(0, len(cuts), 2):
-            inside = nodes[cuts[number] : cuts[number + 1]]
-            if rng.random() < 0.3:
-                inside = [node for node in inside if rng.random() < 0.9]
-            if inside:
-                children.append(random_region(rng, inside, f"m{number}", depth + 1))
-                taken = set(inside)
-                own = [node for node in own if node not in taken]
-    return Region(name, own, children, always_return_tuple=rng.random() < 0.3)
 
 
 @SETTINGS

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch.export import export
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
+from lowerdeck.graph_fuser import OutlinePlan, Region, plan_outline
 from lowerdeck.unflatten import unflatten
 from lowerdeck.unflatten.code import write_source
-from lowerdeck.unflatten.structure import graph_structure
+from lowerdeck.unflatten.structure import region_structure
+
+BORDER = {"placeholder", "output"}
 
 
 def _graph(
@@ -61,14 +64,23 @@ DIFFERENT: list[Callable[[], Graph]] = [
     lambda: _graph(uses=2),
     lambda: _graph(attribute="bias"),
     lambda: _graph(meta={"stack_trace": 'File "a.py", line 1, in f\n    x + y\n'}),
-    lambda: _graph(meta={"carries": ("a",)}),
     lambda: _graph(meta={"closes": "a"}),
 ]
 
 
+def _planned(graph: Graph) -> tuple[OutlinePlan, Region]:
+    """Return a plan that makes one call of all that ``graph`` computes."""
+    region = Region("all", [node for node in graph.nodes if node.op not in BORDER])
+    return plan_outline(GraphModule({"weight": None, "bias": None}, graph), [region]), region
+
+
+def _structure(graph: Graph) -> object:
+    return region_structure(*_planned(graph), {})
+
+
 def test_what_is_written_differently_has_another_structure() -> None:
     graphs = [make() for make in DIFFERENT]
-    structures = [graph_structure(graph) for graph in graphs]
+    structures = [_structure(graph) for graph in graphs]
     assert len(set(structures)) == len(DIFFERENT)
 
 
@@ -77,8 +89,16 @@ def test_names_of_nodes_do_not_count(make: Callable[[], Graph]) -> None:
     one, other = make(), make()
     for node in other.nodes:
         node._rename(f"another_{node.name}")
-    assert graph_structure(one) == graph_structure(other)
-    assert write_source(one).text == write_source(other).text
+    (plan, region), (other_plan, other_region) = _planned(one), _planned(other)
+    assert region_structure(plan, region, {}) == region_structure(other_plan, other_region, {})
+    built = plan.graph(region).graph
+    assert write_source(built).text == write_source(other_plan.graph(other_region).graph).text
+    # What is built later is what would have been built at once.
+    later = other_plan.defer(other_region, built).build()
+    assert (
+        later.python_code("self").src
+        == other_plan.graph(other_region).graph.python_code("self").src
+    )
 
 
 class Block(nn.Module):

@@ -13,15 +13,15 @@ Hierarchies (groups in groups) go through ``outline``, on which everything else 
     inner = Region("linear", nodes_of_linear)
     outer = Region("block", other_nodes_of_block, children=[inner])
     done = outline(gm, [outer])
-    done.regions[inner].module       # a GraphModule, called by the graph of
-    done.regions[outer].module done.regions[inner].call_node    # the call_module node in that
-    graph done.regions[inner].inputs       # the outer nodes, of the graph as it was, that are
-    passed done.regions[inner].outputs      # the inner nodes, of the graph as it was, that are
-    returned done.regions[inner].node_map     # from old nodes to the nodes of the new graph
+    done.regions[inner].module       # a GraphModule, called by done.regions[outer].module
+    done.regions[inner].call_node    # the call_module node in that module's graph
+    done.regions[inner].inputs       # the outer nodes, as the graph was, that are passed
+    done.regions[inner].outputs      # the inner nodes, as the graph was, that are returned
+    done.regions[inner].node_map     # from old nodes to the nodes of the new graph
 
 ``outline(..., in_place=False)`` leaves the graph alone and builds a new outermost module;
 ``attribute_name`` lets regions read parameters by names of their own; ``make_module`` makes the
-modules.
+modules. ``plan_outline`` tells all of this before anything is built, and builds region by region.
 
 Code of changed and of new modules is generated at its first use, once; ``generate_code`` does it
 now.
@@ -30,6 +30,7 @@ now.
 from lowerdeck.graph_fuser._torch_private import generate_code
 from lowerdeck.graph_fuser.boundary import InputOrder
 from lowerdeck.graph_fuser.capability import CapabilityBasedPartitioner
+from lowerdeck.graph_fuser.deferred import DeferredGraph
 from lowerdeck.graph_fuser.errors import (
     CycleError,
     DuplicateNodeError,
@@ -52,8 +53,10 @@ from lowerdeck.graph_fuser.partition import (
     fuse_partitions,
     validate_partition,
 )
+from lowerdeck.graph_fuser.plan import OutlinePlan, plan_outline
 from lowerdeck.graph_fuser.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.propose import propose_partitions
+from lowerdeck.graph_fuser.region_graph import RegionGraph
 from lowerdeck.graph_fuser.regions import Region
 from lowerdeck.graph_fuser.torch_names import (
     erase_nodes,
@@ -64,12 +67,16 @@ from lowerdeck.graph_fuser.torch_names import (
 
 __all__ = [
     # Regions and the outliner
+    "DeferredGraph",
     "InputOrder",
     "Outline",
+    "OutlinePlan",
     "OutlinedRegion",
     "Region",
+    "RegionGraph",
     "generate_code",
     "outline",
+    "plan_outline",
     # Partitions
     "FusedPartition",
     "LeftOut",

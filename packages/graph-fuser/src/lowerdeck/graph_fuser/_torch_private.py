@@ -191,7 +191,13 @@ def add_node(
     return _append(graph, Node(graph, _free_name(graph, name), op, target, args, {}, type_expr))
 
 
-def copy_node(graph: Graph, node: Node, env: Mapping[Node, Node]) -> Node:
+def copy_node(
+    graph: Graph,
+    node: Node,
+    env: Mapping[Node, Node],
+    name: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Node:
     """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
 
     ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
@@ -201,14 +207,16 @@ def copy_node(graph: Graph, node: Node, env: Mapping[Node, Node]) -> Node:
         graph: The graph to append to; it must have no owner yet.
         node: A node of another graph.
         env: From the nodes that ``node`` reads to their copies.
+        name: The name wanted; None for that of ``node``.
+        meta: The meta of the copy; None for that of ``node``.
     """
     lookup = env.__getitem__
     args: Any = map_arg(node._args, lookup) if node._args else ()
     kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
-    name = _free_name(graph, node.name)
-    copy = _append(graph, Node(graph, name, node.op, node.target, args, kwargs, node.type))
+    free = _free_name(graph, node.name if name is None else name)
+    copy = _append(graph, Node(graph, free, node.op, node.target, args, kwargs, node.type))
     # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
-    copy.meta.update(node.meta)
+    copy.meta.update(node.meta if meta is None else meta)
     return copy
 
 

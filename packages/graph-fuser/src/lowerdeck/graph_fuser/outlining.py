@@ -7,20 +7,18 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser.boundary import AttributeName, InputOrder, find_boundary
-from lowerdeck.graph_fuser.building import Builder, MakeModule
+from lowerdeck.graph_fuser.boundary import AttributeName, InputOrder
+from lowerdeck.graph_fuser.building import MakeModule, ModuleBuilder
 from lowerdeck.graph_fuser.checks import (
     check_attributes,
     check_inner_names,
     check_names,
-    checked_order,
 )
 from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.outlined import Outline
-from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
-from lowerdeck.graph_fuser.schedule import schedule
+from lowerdeck.graph_fuser.plan import prepare
+from lowerdeck.graph_fuser.regions import ROOT, Region
 
 
 def outline(
@@ -84,33 +82,21 @@ def outline(
         >>> done.regions[inner].inputs, done.regions[inner].outputs
         ((relu,), (add,))
     """
-    graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
+    module = gm.owning_module if isinstance(gm, Graph) else gm
     if module is None and (in_place or make_module is None):
         raise RegionError(
             "A bare graph was passed; expected a graph module, or in_place=False with make_module."
         )
     with collector_held():
-        tree = region_tree(graph, regions)
-        hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
-        boundary = find_boundary(
-            tree, order=hazards, input_order=input_order, attribute_name=attribute_name
-        )
-        plan = schedule(tree, boundary, hazards)
-        check_names(module if in_place else None, tree)
+        graphs = prepare(gm, regions, input_order, order, attribute_name)
+        check_names(module if in_place else None, graphs.tree)
         if module is not None and make_module is None:
-            check_attributes(module, tree, boundary)
-            check_inner_names(tree, boundary, root_too=not in_place)
-        builder = Builder(
-            graph,
-            module,
-            tree,
-            boundary,
-            plan,
-            attribute_name,
-            make_module,
-            install_children=install_children or in_place,
+            check_attributes(module, graphs.tree, graphs.boundary)
+            check_inner_names(graphs.tree, graphs.boundary, root_too=not in_place)
+        builder = ModuleBuilder(
+            graphs, module, make_module, install_children=install_children or in_place
         )
-        for index in range(len(tree.regions) - 1, ROOT, -1):
+        for index in range(len(graphs.tree.regions) - 1, ROOT, -1):
             builder.build(index)
         if in_place and module is not None:
             root_map = builder.splice(module)
@@ -132,11 +118,7 @@ def extract(
     Raises:
         RegionError: See ``outline``.
     """
-    tree = region_tree(gm.graph, [region])
-    hazards = order_hazards(gm.graph, gm)
-    boundary = find_boundary(tree, order=hazards, input_order=input_order)
-    plan = schedule(tree, boundary, hazards)
-    check_attributes(gm, tree, boundary)
-    builder = Builder(gm.graph, gm, tree, boundary, plan, None, None)
-    module = builder.build(1)
-    return module, tuple(boundary.inputs[1]), tuple(boundary.outputs[1])
+    graphs = prepare(gm, [region], input_order)
+    check_attributes(gm, graphs.tree, graphs.boundary)
+    module = ModuleBuilder(graphs, gm, None).build(1)
+    return module, tuple(graphs.boundary.inputs[1]), tuple(graphs.boundary.outputs[1])

@@ -10,35 +10,25 @@ from torch.fx.node import map_arg
 from lowerdeck.graph_fuser._torch_private import erase_nodes_now, replace_hooks
 from lowerdeck.graph_fuser.boundary import Boundary
 from lowerdeck.graph_fuser.ordering import relink
+from lowerdeck.graph_fuser.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 from lowerdeck.graph_fuser.schedule import Schedule
 
 
 def splice_root(
-    graph: Graph,
-    tree: RegionTree,
-    boundary: Boundary,
-    plan: Schedule,
-    call: Callable[[int, Graph, dict[Node, Node]], None],
-    made_by: Callable[[int], tuple[Node, ...]],
+    graphs: GraphBuilder, made_by: Callable[[int], tuple[Node, ...]]
 ) -> dict[Node, Node]:
-    """Call each outermost region in place of its nodes in ``graph``; return the map of values.
+    """Call each outermost region in place of its nodes in the graph; return the map of values.
 
     Args:
-        graph: The outermost graph.
-        tree: The regions.
-        boundary: Their borders.
-        plan: Where each call stands.
-        call: Creates the call of a region at the graph's insert point and notes its results.
-        made_by: Returns the nodes that ``call`` created for a region, in their order.
+        graphs: Holds the outermost graph, which is changed, and creates the calls.
+        made_by: Returns the nodes that were created for the call of a region, in their order.
     """
-    home = tree.home
-    env = {node: node for node in tree.position if node not in home}
-    _insert_calls(graph, tree, plan, call, made_by, env)
-    _rewire(tree, boundary, env)
-    _erase(graph, tree)
-    for low, high, items in plan.bodies[ROOT].windows:
-        del low, high
+    env = {node: node for node in graphs.root_nodes()}
+    _insert_calls(graphs, made_by, env)
+    _rewire(graphs.tree, graphs.boundary, env)
+    _erase(graphs.graph, graphs.tree)
+    for _, _, items in graphs.plan.bodies[ROOT].windows:
         relink(
             [
                 node
@@ -50,22 +40,20 @@ def splice_root(
 
 
 def _insert_calls(
-    graph: Graph,
-    tree: RegionTree,
-    plan: Schedule,
-    call: Callable[[int, Graph, dict[Node, Node]], None],
+    graphs: GraphBuilder,
     made_by: Callable[[int], tuple[Node, ...]],
     env: dict[Node, Node],
 ) -> None:
+    graph, plan = graphs.graph, graphs.plan
     key = plan.bodies[ROOT].key
-    nodes = list(tree.position)
+    nodes = list(graphs.tree.position)
     tail: dict[Node, Node] = {}
     for child in _call_order(plan, key):
         place, behind = divmod(key[child], plan.stride)
         slot = nodes[place]
         # Before what follows, not after the slot: each new node would push the last one back.
         with graph.inserting_before(tail.get(slot, slot).next if behind else slot):
-            call(child, graph, env)
+            graphs.call(child, graph, env)
         tail[slot] = made_by(child)[-1]
 
 

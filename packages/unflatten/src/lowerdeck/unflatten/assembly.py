@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.fx import Graph
 
-from lowerdeck.graph_fuser import OutlinedRegion
 from lowerdeck.unflatten._torch_private import (
     buffers_of,
     children_of,
     parameters_of,
     unsaved_buffers_of,
 )
+from lowerdeck.unflatten.bodies import BodyMaker
 from lowerdeck.unflatten.call_targets import call_target
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.code import Source
@@ -24,23 +23,7 @@ from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher
 from lowerdeck.unflatten.generated_module import Body, class_with
 from lowerdeck.unflatten.interpreter_module import InterpreterModule
 from lowerdeck.unflatten.module_paths import ModulePaths
-from lowerdeck.unflatten.preserved import SignatureApplier
 from lowerdeck.unflatten.state import ProgramState, StateKind
-from lowerdeck.unflatten.structure import graph_structure
-from lowerdeck.unflatten.working_graph import WorkingGraph, attribute_modules
-
-
-@dataclass(slots=True)
-class Form:
-    """One way in which a module is called.
-
-    Attributes:
-        body: What it runs.
-        source: The code of its graph.
-    """
-
-    body: Body
-    source: Source
 
 
 @dataclass(slots=True)
@@ -48,60 +31,31 @@ class Forms:
     """The different ways in which one module is called, by what tells them apart."""
 
     by_key: dict[object, int] = field(default_factory=dict)
-    found: list[Form] = field(default_factory=list)
+    found: list[Body] = field(default_factory=list)
 
-    def add(self, form: Form) -> int:
-        """Return the number of the form equal to ``form``, which is added if there is none."""
-        number = self.by_key.setdefault(form.source.key, len(self.found))
+    def add(self, body: Body) -> int:
+        """Return the number of the form equal to ``body``, which is added if there is none."""
+        number = self.by_key.setdefault(body.latest().key, len(self.found))
         if number == len(self.found):
-            self.found.append(form)
+            self.found.append(body)
         return number
 
 
-def share(
-    frames: Sequence[Frame],
-    cuts: Mapping[Frame, OutlinedRegion],
-    working: WorkingGraph,
-    paths: ModulePaths,
-) -> dict[str, Forms]:
+def share(frames: Sequence[Frame], maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]:
     """Return the forms of each module by its first name; calls name the form that they want.
 
     Args:
         frames: The calls, each after the calls that it makes.
-        cuts: What became of each.
-        working: The working graph.
+        maker: Makes what they run.
         paths: The modules.
     """
     found: dict[str, Forms] = {}
-    applier = SignatureApplier()
-    written: dict[object, Source] = {}
     for frame in frames:
         if frame.parent is None:
             continue
-        graph = cast("Graph", cuts[frame].module.graph)
-        call = working.preserved.get(frame)
-        signature = applier.apply(call, cuts[frame]) if call is not None else None
-        body = Body(
-            graph, signature, attribute_modules(graph, working.attributes), frame.type_name
-        )
-        form = Form(body, _source(body, written))
-        number = found.setdefault(paths.canonical(frame.path), Forms()).add(form)
-        target = call_target(frame.accessor, number)
-        # torch looks a node up in its graph whenever an attribute of it is set.
-        if cuts[frame].call_node.target != target:
-            cuts[frame].call_node.target = target
-    return found
-
-
-def _source(body: Body, written: dict[object, Source]) -> Source:
-    """Return the source of ``body``; graphs of equal structure get one, which is written once."""
-    if body.signature is not None or body.attributes:
-        return body.write()
-    structure = graph_structure(body.graph)
-    found = written.get(structure)
-    if found is None:
-        found = written[structure] = body.write()
-    body.source = found
+        forms = found.setdefault(paths.canonical(frame.path), Forms())
+        number = forms.add(maker.body(frame))
+        maker.set_target(frame, call_target(frame.accessor, number))
     return found
 
 
@@ -129,14 +83,14 @@ class ModuleBuilder:
         """Return the module with these forms; one that is never called has none."""
         if forms is None:
             return Container()
-        first, *others = (form.body for form in forms.found)
+        first, *others = forms.found
         first.others = others
         kind = InterpreterModuleDispatcher if others else InterpreterModule
         # The sources live as long as the forms do.
-        sources = tuple(id(form.source) for form in forms.found)
+        sources = tuple(id(body.source) for body in forms.found)
         made = self._classes.get(sources)
         if made is None:
-            functions = tuple(self.function(form.source) for form in forms.found)
+            functions = tuple(self.function(body.latest()) for body in forms.found)
             made = self._classes.get(functions) or class_with(kind, functions)
             self._classes[functions] = self._classes[sources] = made
         return kind(first, made)

@@ -11,6 +11,7 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.unflatten._torch_private import pytree, without_effect_tokens
 from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
+from lowerdeck.unflatten.bodies import BodyMaker
 from lowerdeck.unflatten.call_tree import call_homes, release
 from lowerdeck.unflatten.collector import collector_held
 from lowerdeck.unflatten.cutting import cut
@@ -28,7 +29,7 @@ from lowerdeck.unflatten.shared_modules import note_shared_modules
 from lowerdeck.unflatten.signature import CallSignature, positional_names
 from lowerdeck.unflatten.state import ProgramState
 from lowerdeck.unflatten.unflattened_module import UnflattenedModule
-from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder, attribute_modules
+from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder
 
 T = TypeVar("T")
 
@@ -106,14 +107,11 @@ def _built(
         mutations.keep_functional()
     parts = (program, items, state, paths, tree, mutations)
     working = direct_graph(*parts) or WorkingGraphBuilder(*parts).build()
-    graph, cuts = cut(working)
-    forms = share(in_call_order(tree.root), cuts, working, paths)
-    body = Body(
-        graph,
-        _signature(program, working, flat_args_adapter, mutations),
-        attribute_modules(graph, working.attributes),
-        tree.root.type_name,
-    )
+    maker = BodyMaker(working, *cut(working))
+    forms = share(in_call_order(tree.root), maker, paths)
+    graph, attributes = maker.root_graph()
+    signature = _signature(program, working, flat_args_adapter, mutations)
+    body = Body(graph, signature, attributes, tree.root.type_name)
     root = UnflattenedModule(body)
     root.__dict__.update(
         graph_signature=_copied(program.graph_signature),

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import cast
 
-import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from lowerdeck.graph_fuser import CycleError, OutlinedRegion, Region, outline
+from lowerdeck.graph_fuser import CycleError, OutlinePlan, Region, plan_outline
 from lowerdeck.unflatten.call_tree import Frame, frames_around
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.working_graph import WorkingGraph
 from lowerdeck.unflatten.write_order import SWITCHES, write_order
 
 
-class Cut(torch.nn.Module):
-    """Carries a graph out of the outliner."""
-
-    def __init__(self, graph: Graph) -> None:
-        # Thousands are made and thrown away, and none gets a child: not even a real module.
-        self.__dict__["graph"] = graph
-
-
-def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
-    """Return the outermost graph, and what became of each call.
+def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
+    """Return how the graph falls into calls, and the region of each call.
 
     The nodes of a call need not stand together in the program. They are brought together where
     dependencies allow; a call that another one interrupts for good becomes several.
@@ -42,15 +32,12 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
         regions = _regions(working)
         outermost = [regions[child] for child in working.tree.root.children]
         try:
-            done = outline(
+            plan = plan_outline(
                 working.graph,
                 outermost,
-                in_place=False,
                 input_order="first_use",
                 order=order,
                 attribute_name=_local_reads(working, regions) if working.local else None,
-                make_module=lambda _, graph: Cut(graph),
-                install_children=False,
             )
         except CycleError as error:
             if position is None:
@@ -67,11 +54,7 @@ def cut(working: WorkingGraph) -> tuple[Graph, dict[Frame, OutlinedRegion]]:
                     f"The program's nodes do not stand in an order in which they can run: {error}"
                 ) from error
         else:
-            root = cast("Graph", done.module.graph)
-            cuts = {
-                frame: done.regions[region] for frame, region in regions.items() if frame.parent
-            }
-            return root, cuts
+            return plan, regions
 
 
 def _local_reads(

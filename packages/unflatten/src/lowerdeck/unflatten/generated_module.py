@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch.fx import Graph
 
+from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
     buffers_of,
     children_of,
@@ -37,7 +38,8 @@ class Body:
     """What a generated module runs.
 
     Attributes:
-        graph: The graph; children, parameters and buffers are read from the module.
+        made: The graph, or how to build it; children, parameters and buffers are read from the
+            module.
         signature: Structure of arguments and result; None where both are flat.
         attributes: Graph modules that operators such as ``cond`` take.
         type_name: Qualified name of the eager module's type.
@@ -47,7 +49,7 @@ class Body:
         eager_type: The class that the module should be an instance of too.
     """
 
-    graph: Graph
+    made: Graph | DeferredGraph
     signature: CallSignature | None = None
     attributes: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     type_name: str | None = None
@@ -56,10 +58,22 @@ class Body:
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
 
+    @property
+    def graph(self) -> Graph:
+        """The graph, which may be edited from now on."""
+        if isinstance(self.made, DeferredGraph):
+            self.made = self.made.build()
+        return self.made
+
     def write(self) -> Source:
         """Return the source of the graph as it is now, and remember it."""
-        self.source = write_source(self.graph, self.signature, self.attributes)
+        if self.source is None or isinstance(self.made, Graph):
+            self.source = write_source(self.graph, self.signature, self.attributes)
         return self.source
+
+    def latest(self) -> Source:
+        """Return what was generated from the graph last."""
+        return self.write() if self.source is None else self.source
 
     def compile(self) -> list[Function]:
         """Return the functions of all forms."""
@@ -68,13 +82,14 @@ class Body:
     def copy(self, memo: dict[int, Any]) -> Body:
         """Return a body with graphs of its own."""
         others = [other.copy(memo) for other in self.others]
-        graph = copy.deepcopy(self.graph, memo)
-        return replace(self, graph=graph, others=others)
+        made = copy.deepcopy(self.made, memo) if isinstance(self.made, Graph) else self.made
+        return replace(self, made=made, others=others)
 
     def record(self) -> tuple[Any, ...]:
         """Return the body as data that pickles."""
         others = [other.record() for other in self.others]
-        graph = record_graph(self.graph)
+        # What is built for a record is not kept.
+        graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
         return (graph, self.signature, held, others, names)
@@ -121,14 +136,14 @@ class GeneratedModule(torch.nn.Module):
     @graph.setter
     def graph(self, graph: Graph) -> None:
         """Run another graph from now on."""
-        self.__dict__[PRIVATE].graph = graph
+        self.__dict__[PRIVATE].made = graph
         GeneratedModule.recompile(self)
 
     @property
     def code(self) -> str:
         """The Python source of ``forward``, with the model's own lines as comments."""
-        source: Source = self.__dict__[PRIVATE].source
-        return source.text
+        body: Body = self.__dict__[PRIVATE]
+        return body.latest().text
 
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""

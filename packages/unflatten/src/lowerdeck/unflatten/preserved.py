@@ -22,7 +22,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser import OutlinedRegion
 from lowerdeck.unflatten._torch_private import OpOverload, pytree, schema_of
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES
@@ -185,18 +184,39 @@ def _eager_names(type_name: str | None, count: int) -> list[str]:
     return [parameter.name for parameter in parameters[:count] if parameter.kind in kinds]
 
 
+@dataclass(frozen=True, slots=True)
+class FlatCall:
+    """One call as the outliner makes it, with flat arguments and a flat tuple of results.
+
+    Attributes:
+        graph: What the call runs.
+        inputs: The outer nodes of the working graph whose values are passed, in order.
+        outputs: The inner nodes of the working graph whose values are returned, in order.
+        node_map: From nodes of the working graph to those of ``graph``.
+        call_node: The call in the caller's graph.
+        results: The nodes of the caller's graph that carry ``outputs``.
+    """
+
+    graph: Graph
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    node_map: Mapping[Node, Node]
+    call_node: Node
+    results: tuple[Node, ...]
+
+
 class SignatureApplier:
     """Changes calls, and the graphs that they run, from flat to preserved structures."""
 
     def __init__(self) -> None:
         self._replaced: dict[Node, Node] = {}
 
-    def apply(self, call: PreservedCall, cut: OutlinedRegion) -> CallSignature:
+    def apply(self, call: PreservedCall, cut: FlatCall) -> CallSignature:
         """Change one call and its graph; calls made by that graph must have been changed before.
 
         Args:
             call: The structure wanted.
-            cut: The call as the outliner made it, with flat arguments and a flat tuple of results.
+            cut: The call as it is.
 
         Returns:
             The structure of the graph, with what it takes and returns besides.
@@ -212,16 +232,16 @@ class SignatureApplier:
         self._replaced.update(_unpack(call, cut, more_out))
         return replace(call.signature, carried=len(more_in), carries=len(more_out))
 
-    def _inner(self, cut: OutlinedRegion, node: Node) -> Node | None:
+    def _inner(self, cut: FlatCall, node: Node) -> Node | None:
         """Return the node of the call's graph that carries the value of ``node``."""
         found = cut.node_map.get(node)
         while found in self._replaced:
             found = self._replaced[found]
         return found
 
-    def _take(self, call: PreservedCall, cut: OutlinedRegion, more: Sequence[Node]) -> None:
+    def _take(self, call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> None:
         """Give the graph one placeholder for each leaf, then one for each further value."""
-        graph = cast("Graph", cut.module.graph)
+        graph = cut.graph
         free = {node: cut.node_map[node] for node in cut.inputs}
         placeholders: list[Node] = []
         for place, leaf in enumerate(call.inputs):
@@ -236,12 +256,12 @@ class SignatureApplier:
             if placeholder is not head:
                 head.prepend(placeholder)
 
-    def _return(self, call: PreservedCall, cut: OutlinedRegion, more: Sequence[Node]) -> None:
+    def _return(self, call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> None:
         leaves = [
             self._inner(cut, leaf) if isinstance(leaf, Node) else _constant(leaf)
             for leaf in call.outputs
         ]
-        output = next(iter(cast("Graph", cut.module.graph).find_nodes(op="output")))
+        output = next(iter(cut.graph.find_nodes(op="output")))
         output.args = ((*leaves, *(self._inner(cut, node) for node in more)),)
 
 
@@ -249,7 +269,7 @@ def _constant(leaf: Leaf) -> Any:
     return None if isinstance(leaf, Absent) else leaf
 
 
-def _call(call: PreservedCall, cut: OutlinedRegion, more: Sequence[Node]) -> None:
+def _call(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> None:
     node = cut.call_node
     here = dict(zip(cut.inputs, node.args, strict=True))
     leaves = iter(
@@ -276,7 +296,7 @@ def _built(spec: pytree.TreeSpec, leaves: Iterator[Any], graph: Graph) -> Any:
     return graph.call_function(pytree.tree_unflatten, (flat, cast("Any", spec)))
 
 
-def _unpack(call: PreservedCall, cut: OutlinedRegion, more: Sequence[Node]) -> dict[Node, Node]:
+def _unpack(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> dict[Node, Node]:
     """Let the caller's nodes read the structured result; return what was replaced by what."""
     node = cut.call_node
     reader = _Reader(node.graph, node, dict(zip(cut.outputs, cut.results, strict=True)))

@@ -1,4 +1,4 @@
-"""What two graphs must have in common for the same source to be right for both."""
+"""What two calls must have in common for the same source to be right for both."""
 
 from __future__ import annotations
 
@@ -6,39 +6,57 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
+
+from lowerdeck.graph_fuser import OutlinePlan, Region
 
 _BY_VALUE = frozenset({bool, int, str, torch.device})
 _BY_SPELLING = frozenset({float, complex})
 
 
-def graph_structure(graph: Graph) -> tuple[object, ...]:
-    """Return a key that is equal for graphs that are written as the same source.
+def region_structure(
+    plan: OutlinePlan, region: Region, targets: Mapping[Region, str]
+) -> tuple[object, ...]:
+    """Return a key that is equal for regions whose graphs are written as the same source.
 
-    It is several times cheaper than the source itself. Names of nodes do not count, nor do types
-    and example values; the model's own lines do, as they become comments. Keys are to be compared
-    while their graphs live, for some objects are known by their identity.
+    It is many times cheaper than graph and source. Names of nodes do not count, nor do example
+    values; the model's own lines do, as they become comments. Keys are to be compared while the
+    program lives, for some objects are known by their identity.
 
     Args:
-        graph: The graph.
+        plan: What outlining would make.
+        region: The region of the call.
+        targets: How the code names the calls that this one makes.
     """
-    places: dict[Node, int] = {}
-    found: list[object] = []
-    for place, node in enumerate(graph.nodes):
-        places[node] = place
-        op = node.op
-        if op == "placeholder":
-            found.append(op)
+    inputs = plan.inputs(region)
+    places: dict[Node, int] = {node: place for place, node in enumerate(inputs)}
+    found: list[object] = [len(inputs)]
+    for node, path in plan.attributes(region).items():
+        places[node] = len(places)
+        found.append(path)
+    for step in plan.steps(region):
+        if isinstance(step, Region):
+            taken = (places[node] for node in plan.inputs(step))
+            found.append((targets[step], plan.returns_bare(step), *taken))
+            for node in plan.outputs(step):
+                places[node] = len(places)
             continue
-        # By identity: hashing an operator is a call into Python.
-        target = id(node.target) if op == "call_function" else node.target
-        # Whether a value is wanted, and whether once or more often, changes what is written.
-        wanted = min(len(node.users), 2)
-        found.append((op, target, wanted, *(_frozen(value, places) for value in node.args)))
-        if node.kwargs:
-            found.append(_frozen(node.kwargs, places))
-        meta = node.meta
-        found.append((meta.get("stack_trace"), meta.get("closes"), meta.get("carries")))
+        meta = step.meta
+        found.append(
+            (
+                step.op,
+                # By identity: hashing an operator is a call into Python.
+                id(step.target) if step.op == "call_function" else step.target,
+                None if step.type is None else id(step.type),
+                meta.get("stack_trace"),
+                meta.get("closes"),
+                _frozen(step.kwargs, places) if step.kwargs else None,
+                *(_frozen(value, places) for value in step.args),
+            )
+        )
+        places[step] = len(places)
+    returned = (places[node] for node in plan.outputs(region))
+    found.append((plan.returns_bare(region), *returned))
     return tuple(found)
 
 

@@ -35,6 +35,11 @@ from lowerdeck.unflatten.preserved import (
     preserved_calls,
     preserved_signature,
 )
+from lowerdeck.unflatten.rewritten_leaves import (
+    Surroundings,
+    warn_of_doubtful,
+    with_current_leaves,
+)
 from lowerdeck.unflatten.state import ProgramState
 
 _DETACH = torch.ops.aten.detach.default
@@ -312,18 +317,25 @@ class WorkingGraphBuilder:
             inner = item.inner.values.items() if item.inner is not None else ()
             for node, value in inner:
                 self._by_name.setdefault(node.name, value)
+        output = next(iter(self.program.graph.find_nodes(op="output")))
+        returned = {self._values.get(node) for node in output.all_input_nodes}
+        doubtful: list[str] = []
         for frame in self.tree.frames():
             signature = signatures.get(frame.call_name)
             if signature is None or frame.parent is None or frame.part:
                 continue
-            inside = set(_nodes_in(frame))
+            inside = dict.fromkeys(_nodes_in(frame))
             inputs = tuple(
                 None if isinstance(leaf, Node) and leaf in inside else leaf
                 for leaf in self._leaves(signature.inputs, frame.parent)
             )
             outputs = tuple(self._leaves(signature.outputs, frame))
             structure = preserved_signature(frame, signature)
-            self.made.preserved[frame] = PreservedCall(structure, inputs, outputs)
+            call = PreservedCall(structure, inputs, outputs)
+            around = Surroundings(inside, returned, self.made.reads)
+            self.made.preserved[frame], lost = with_current_leaves(call, around)
+            doubtful.extend(frame.path for _ in lost)
+        warn_of_doubtful(doubtful)
 
     def _leaves(self, specs: Sequence[Any], frame: Frame) -> Iterator[Leaf]:
         for name, constant in leaf_names(specs):

@@ -1,0 +1,175 @@
+"""Arguments and results that were written in place before the call, or before it returned.
+
+Decomposing makes a new value of each write. A signature names the value that an argument had when
+it was made; the call reads the one that it has by then, and so must a module in its place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.mutations import is_view
+from lowerdeck.unflatten.preserved import Absent, Leaf, PreservedCall
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of the nodes around a call.
+
+    Attributes:
+        inside: The nodes of the call and of those that it makes.
+        returned: The nodes that the program returns.
+        reads: The placeholder of the state that each node reads which reads state.
+    """
+
+    inside: Collection[Node]
+    returned: Collection[Node]
+    reads: Mapping[Node, str]
+
+    def taken(self) -> list[Node]:
+        """Return the tensors that the call reads besides state, but does not compute."""
+        sources = (source for node in self.inside for source in node.all_input_nodes)
+        return [
+            node
+            for node in dict.fromkeys(sources)
+            if node not in self.inside and node.op != "get_attr" and _layout(node) is not None
+        ]
+
+    def is_read_outside(self, node: Node) -> bool:
+        """Return whether anything but the call reads a value."""
+        return node in self.returned or any(user not in self.inside for user in node.users)
+
+    def identity(self, node: Node) -> object:
+        """Return a key that is equal for two reads of the same state."""
+        return self.reads.get(node, node)
+
+
+def with_current_leaves(
+    call: PreservedCall, around: Surroundings
+) -> tuple[PreservedCall, Sequence[Leaf]]:
+    """Return the call with the values that its leaves have by then, and arguments in doubt.
+
+    Args:
+        call: The call as the signature names its leaves.
+        around: The nodes around it.
+    """
+    taken = around.taken()
+    known = {around.identity(node) for node in taken}
+    unread = [
+        leaf
+        for leaf in dict.fromkeys(call.inputs)
+        if isinstance(leaf, Absent)
+        or (
+            isinstance(leaf, Node)
+            and _layout(leaf) is not None
+            and around.identity(leaf) not in known
+        )
+    ]
+    others = [node for node in taken if node not in call.inputs]
+    renewed: dict[Leaf, Node] = {}
+    doubtful: list[Leaf] = []
+    if unread and others:
+        renewed = _renewed_arguments(unread, others, around)
+        others = [node for node in others if node not in renewed.values()]
+        doubtful = [
+            leaf
+            for leaf in unread
+            if leaf not in renewed and any(_may_be(node, leaf) for node in others)
+        ]
+    inputs = tuple(renewed.get(leaf, leaf) for leaf in call.inputs)
+    renewed |= _renewed_results(call.outputs, around)
+    outputs = tuple(renewed.get(leaf, leaf) for leaf in call.outputs)
+    return replace(call, inputs=inputs, outputs=outputs), doubtful
+
+
+def warn_of_doubtful(names: Iterable[str]) -> None:
+    """Warn that the arguments of the calls named so are not certain."""
+    shown = ", ".join(dict.fromkeys(names))
+    if shown:
+        warnings.warn(
+            f"An argument of {shown} seems to have been written in place before the call, and "
+            "decomposing this program lost which value the call is given. The whole computes what "
+            "eager does, but do not replace these modules in it: unflatten the program before it "
+            "is decomposed to do that.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _renewed_arguments(
+    unread: Sequence[Leaf], others: Sequence[Node], around: Surroundings
+) -> dict[Leaf, Node]:
+    """Return the value that replaced each argument which the call itself never reads."""
+    wanted = {around.identity(leaf): leaf for leaf in unread if isinstance(leaf, Node)}
+    found: dict[Leaf, list[Node]] = {}
+    for node in others:
+        for source in _written_from(node):
+            leaf = wanted.get(around.identity(source))
+            if leaf is not None:
+                if _layout(node) == _layout(leaf):
+                    found.setdefault(leaf, []).append(node)
+                break
+    return {leaf: nodes[0] for leaf, nodes in found.items() if len(nodes) == 1}
+
+
+def _renewed_results(outputs: Iterable[Leaf], around: Surroundings) -> dict[Leaf, Node]:
+    """Return the value that replaced each result which nobody reads as it was made."""
+    unread = {
+        leaf
+        for leaf in outputs
+        if isinstance(leaf, Node) and leaf in around.inside and not around.is_read_outside(leaf)
+    }
+    found: dict[Leaf, list[Node]] = {}
+    if unread:
+        for node in around.inside:
+            if node in outputs or not around.is_read_outside(node):
+                continue
+            for source, is_written in _scattered_into(node):
+                if source in unread:
+                    if is_written and _layout(source) == _layout(node):
+                        found.setdefault(source, []).append(node)
+                    break
+    return {leaf: nodes[0] for leaf, nodes in found.items() if len(nodes) == 1}
+
+
+def _written_from(node: Node) -> Iterator[Node]:
+    """Yield what ``node`` was made from, and so on: a write makes its value from the old one."""
+    while node.all_input_nodes:
+        # Operators take first what their variant in place writes.
+        node = node.all_input_nodes[0]
+        yield node
+
+
+def _scattered_into(node: Node) -> Iterator[tuple[Node, bool]]:
+    """Yield what ``node`` is a view of or was written into, with whether a write lies between."""
+    is_written = False
+    while node.all_input_nodes:
+        is_scatter = "scatter" in str(packet_name(node.target))
+        if not is_scatter and not is_view(node.target):
+            return
+        is_written = is_written or is_scatter
+        node = node.all_input_nodes[0]
+        yield node, is_written
+
+
+def _may_be(node: Node, leaf: Leaf) -> bool:
+    """Return whether ``node`` may be what ``leaf``, or what that is a view of, became."""
+    if not isinstance(leaf, Node):
+        return True
+    layouts = [_layout(leaf)]
+    while is_view(leaf.target) and leaf.all_input_nodes:
+        leaf = leaf.all_input_nodes[0]
+        layouts.append(_layout(leaf))
+    return _layout(node) in layouts
+
+
+def _layout(node: Node) -> object:
+    value = node.meta.get("val")
+    # As text: comparing symbolic sizes would note that they are equal.
+    return (str(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
