@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,6 +60,12 @@ def test_what_is_known_needs_no_guard() -> None:
     assert private.is_known(size >= 2)
     assert not private.is_known(size >= 3)
     assert not private.is_known(size < 3)
+
+
+def test_importing_the_package_does_not_load_sympy() -> None:
+    code = "import sys, lowerdeck.emitter; print('sympy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_values_of_an_exported_program_are_fake() -> None:

@@ -17,7 +17,6 @@ from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import (
     TreeSpec,
     tree_flatten,
@@ -106,7 +105,11 @@ def number_functions() -> dict[Callable[..., Any], OpOverload]:
 
 def is_known(truth: Any) -> bool:
     """Return whether ``truth`` is true whatever the sizes are; never asks for a guard."""
-    return bool(statically_known_true(truth))
+    if isinstance(truth, bool):
+        return truth
+    # Who made a symbolic number has loaded this module; importing it here would load sympy, which
+    # takes 0.3 s, for everybody.
+    return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(truth))
 
 
 def upper_bound(size: torch.SymInt) -> int | None:
