@@ -9,11 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten._torch_private import OpOverload, schema_of
 from lowerdeck.unflatten.mutations import is_view
 from lowerdeck.unflatten.preserved import Absent, Leaf, PreservedCall
 
@@ -25,11 +27,13 @@ class Surroundings:
     Attributes:
         inside: The nodes of the call and of those that it makes.
         returned: The nodes that the program returns.
+        stored: The nodes whose values become new state.
         reads: The placeholder of the state that each node reads which reads state.
     """
 
     inside: Collection[Node]
-    returned: Collection[Node]
+    returned: Collection[object]
+    stored: Collection[object]
     reads: Mapping[Node, str]
 
     def taken(self) -> list[Node]:
@@ -71,17 +75,14 @@ def with_current_leaves(
             and around.identity(leaf) not in known
         )
     ]
-    others = [node for node in taken if node not in call.inputs]
-    renewed: dict[Leaf, Node] = {}
-    doubtful: list[Leaf] = []
-    if unread and others:
-        renewed = _renewed_arguments(unread, others, around)
-        others = [node for node in others if node not in renewed.values()]
-        doubtful = [
-            leaf
-            for leaf in unread
-            if leaf not in renewed and any(_may_be(node, leaf) for node in others)
-        ]
+    written = [node for node in taken if node not in call.inputs and _is_written(node)]
+    renewed = _renewed_arguments(unread, written, around)
+    doubtful = [
+        leaf
+        for leaf in unread
+        if leaf not in renewed
+        and any(_may_be(node, leaf) for node in written if node not in renewed.values())
+    ]
     inputs = tuple(renewed.get(leaf, leaf) for leaf in call.inputs)
     renewed |= _renewed_results(call.outputs, around)
     outputs = tuple(renewed.get(leaf, leaf) for leaf in call.outputs)
@@ -103,13 +104,13 @@ def warn_of_doubtful(names: Iterable[str]) -> None:
 
 
 def _renewed_arguments(
-    unread: Sequence[Leaf], others: Sequence[Node], around: Surroundings
+    unread: Sequence[Leaf], written: Iterable[Node], around: Surroundings
 ) -> dict[Leaf, Node]:
     """Return the value that replaced each argument which the call itself never reads."""
     wanted = {around.identity(leaf): leaf for leaf in unread if isinstance(leaf, Node)}
     found: dict[Leaf, list[Node]] = {}
-    for node in others:
-        for source in _written_from(node):
+    for node in written:
+        for source in _earlier_values(node):
             leaf = wanted.get(around.identity(source))
             if leaf is not None:
                 if _layout(node) == _layout(leaf):
@@ -126,36 +127,60 @@ def _renewed_results(outputs: Iterable[Leaf], around: Surroundings) -> dict[Leaf
         if isinstance(leaf, Node) and leaf in around.inside and not around.is_read_outside(leaf)
     }
     found: dict[Leaf, list[Node]] = {}
-    if unread:
-        for node in around.inside:
-            if node in outputs or not around.is_read_outside(node):
-                continue
-            for source, is_written in _scattered_into(node):
-                if source in unread:
-                    if is_written and _layout(source) == _layout(node):
-                        found.setdefault(source, []).append(node)
-                    break
+    for node in around.inside if unread else ():
+        if node in around.stored or node in outputs or not around.is_read_outside(node):
+            continue
+        for source in _earlier_values(node) if _is_written(node) else ():
+            if source in unread:
+                if _layout(source) == _layout(node):
+                    found.setdefault(source, []).append(node)
+                break
     return {leaf: nodes[0] for leaf, nodes in found.items() if len(nodes) == 1}
 
 
-def _written_from(node: Node) -> Iterator[Node]:
-    """Yield what ``node`` was made from, and so on: a write makes its value from the old one."""
-    while node.all_input_nodes:
-        # Operators take first what their variant in place writes.
-        node = node.all_input_nodes[0]
-        yield node
+def _earlier_values(node: Node) -> Iterator[Node]:
+    """Yield what ``node`` was before it was written in place, and what that is a view of."""
+    is_changed = False
+    while node.all_input_nodes and (_writes(node) or is_view(node.target)):
+        # Writing all of a tensor can leave nothing but a view or a copy of what was written.
+        is_changed = is_changed or not (is_view(node.target) or node.target in _COPIES)
+        # First comes what the operator's variant in place writes; a choice keeps its last.
+        is_choice = node.target is torch.ops.aten.where.self
+        node = node.all_input_nodes[-1 if is_choice else 0]
+        if is_changed:
+            yield node
 
 
-def _scattered_into(node: Node) -> Iterator[tuple[Node, bool]]:
-    """Yield what ``node`` is a view of or was written into, with whether a write lies between."""
-    is_written = False
-    while node.all_input_nodes:
-        is_scatter = "scatter" in str(packet_name(node.target))
-        if not is_scatter and not is_view(node.target):
-            return
-        is_written = is_written or is_scatter
+_COPIES = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
+
+
+def _is_written(node: Node) -> bool:
+    """Return whether ``node`` is what became of a value that was written in place, or a view."""
+    while is_view(node.target) and node.all_input_nodes and not _writes(node):
         node = node.all_input_nodes[0]
-        yield node, is_written
+    return _writes(node)
+
+
+def _writes(node: Node) -> bool:
+    """Return whether ``node`` stands for an operator that wrote in place."""
+    return any(_is_mutable(str(source.target)) for source in _origins(node))
+
+
+def _origins(node: Node) -> list[Any]:
+    """Return what ``node`` was made of, through all the passes since export."""
+    found = list(node.meta.get("from_node") or ())
+    for source in found:
+        found.extend(source.from_node)
+    return found
+
+
+@cache
+def _is_mutable(target: str) -> bool:
+    """Return whether the operator that is written so, such as ``aten.add_.Tensor``, writes."""
+    found: Any = torch.ops
+    for part in target.split("."):
+        found = getattr(found, part, None) if part.isidentifier() else None
+    return isinstance(found, OpOverload) and schema_of(found).is_mutable
 
 
 def _may_be(node: Node, leaf: Leaf) -> bool:

@@ -110,6 +110,7 @@ class WorkingGraphBuilder:
         self._values: dict[Node, Any] = {}
         self._clones: dict[Node, Node] = {}
         self._by_name: dict[str, Any] = {}
+        self._examples: dict[str, Any] = {}
 
     def build(self) -> WorkingGraph:
         """Return the copy."""
@@ -142,6 +143,7 @@ class WorkingGraphBuilder:
                 continue
             if node.name in self.state.targets:
                 self._values[node] = StateRead(node.name)
+                self._examples[node.name] = node.meta.get("val")
                 continue
             copy = self.graph.placeholder(node.name, type_expr=node.type)
             copy.meta.update(node.meta)
@@ -319,6 +321,7 @@ class WorkingGraphBuilder:
                 self._by_name.setdefault(node.name, value)
         output = next(iter(self.program.graph.find_nodes(op="output")))
         returned = {self._values.get(node) for node in output.all_input_nodes}
+        stored = {self._values.get(mutation.value) for mutation in self.mutations.all}
         doubtful: list[str] = []
         for frame in self.tree.frames():
             signature = signatures.get(frame.call_name)
@@ -332,7 +335,7 @@ class WorkingGraphBuilder:
             outputs = tuple(self._leaves(signature.outputs, frame))
             structure = preserved_signature(frame, signature)
             call = PreservedCall(structure, inputs, outputs)
-            around = Surroundings(inside, returned, self.made.reads)
+            around = Surroundings(inside, returned, stored, self.made.reads)
             self.made.preserved[frame], lost = with_current_leaves(call, around)
             doubtful.extend(frame.path for _ in lost)
         warn_of_doubtful(doubtful)
@@ -341,7 +344,9 @@ class WorkingGraphBuilder:
         for name, constant in leaf_names(specs):
             found = constant if name is None else self._by_name.get(name, constant)
             if isinstance(found, StateRead):
+                example = self._examples[found.placeholder]
                 found = self._read(found.placeholder, frame, early=True)
+                found.meta["val"] = example
             yield found
 
     def _copy_output(self) -> None:
