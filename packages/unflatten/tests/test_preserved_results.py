@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from unflatten_comparison import FORMS, compare, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnflattenError, unflatten
 
 if TYPE_CHECKING:
 
@@ -137,3 +139,48 @@ def test_a_preserved_operator_of_several_results(strict: bool) -> None:
     with pytest.warns(UserWarning, match="lost the arguments or results of lstm"):
         module = unflatten(decomposed)
     compare(eager, module, (x,))
+    compare(eager, pickle.loads(pickle.dumps(module)), (x,))
+    module.lstm = eager.lstm
+    with pytest.raises(UnflattenError, match=r"LSTM stands for 'lstm'.* before run_decomposi"):
+        module(x)
+
+
+def _partly_lost() -> Any:
+    class Both(Recurrent):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(self.fc(x))
+
+    options = {"preserve_module_call_signature": ("lstm", "fc")}
+    form = "non-strict decomposed"
+    return programs(Both(), (torch.randn(2, 3, 4),), forms=(form,), **options)[form]
+
+
+def test_what_decomposing_lost_is_said_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        unflatten(_partly_lost())
+    assert [str(one.message).partition(",")[0] for one in caught] == [
+        "Decomposing this program lost the arguments or results of lstm"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Decomposing this program lost:UserWarning")
+def test_a_program_that_lost_a_signature_compiles_and_keeps_the_others() -> None:
+    module: Any = unflatten(_partly_lost())
+    x = torch.randn(2, 3, 4)
+    expected = module(x)
+    fc = nn.Linear(4, 4)
+    fc.load_state_dict(module.fc.state_dict())
+    module.fc = fc
+    torch.testing.assert_close(module(x), expected)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), expected)
+        again = torch.export.export(module, (x,), strict=True).module()
+    torch.testing.assert_close(again(x), expected)

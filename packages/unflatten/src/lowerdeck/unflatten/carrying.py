@@ -44,6 +44,20 @@ def returned(module: Callable[..., Any], result: Any, names: Sequence[str]) -> A
     )
 
 
+def must_be_generated(module: object, name: str) -> None:
+    """Check that a module was not replaced whose arguments or results nobody knows.
+
+    Raises:
+        UnflattenError: It was.
+    """
+    if not _is_generated(module):
+        raise UnflattenError(
+            f"A {type(module).__name__} stands for {name!r}, which takes and returns flat values "
+            "here: decomposing the program lost what eager's takes and returns. Unflatten the "
+            "program before run_decompositions(), and replace the module there."
+        )
+
+
 def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:
     """Return ``values``, which must be ``count``.
 

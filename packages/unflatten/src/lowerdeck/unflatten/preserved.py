@@ -12,7 +12,7 @@ import inspect
 import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -57,9 +57,9 @@ class PreservedCall:
 
 
 def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
-    """Return the signature of each call that has one, by the call's name.
+    """Return the signature of each call that was to keep one, by the call's name.
 
-    Decomposing can lose what the arguments or results of a call were; it is then left out.
+    Decomposing can lose what the arguments or results of a call were; then it is None.
     """
     asked = {
         entry.fqn: entry.signature
@@ -69,20 +69,24 @@ def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
     if not asked:
         return {}
     nodes = {node.name: node for node in program.graph.nodes}
-    found = {name: signature for name, signature in asked.items() if _is_whole(signature, nodes)}
-    if len(found) < len(asked):
-        lost = ", ".join(sorted(asked.keys() - found.keys()))
+    renamed = _misnamed_results(program.graph)
+    return {
+        name: _with_names(signature, renamed) if _is_whole(signature, nodes) else None
+        for name, signature in asked.items()
+    }
+
+
+def warn_of_lost(names: Iterable[str]) -> None:
+    """Warn that the calls named so have no signature any more, if there are any."""
+    lost = ", ".join(sorted(names))
+    if lost:
         warnings.warn(
             f"Decomposing this program lost the arguments or results of {lost}, whose signatures "
-            "were to be preserved: these calls take and return flat values. Unflatten the program "
-            "before it is decomposed to swap these modules.",
+            "were to be preserved: these calls take and return flat values, and these modules "
+            "cannot be replaced. Unflatten the program before it is decomposed to do that.",
             UserWarning,
             stacklevel=2,
         )
-    renamed = _misnamed_results(program.graph)
-    if renamed:
-        found = {name: _with_names(signature, renamed) for name, signature in found.items()}
-    return found
 
 
 def _misnamed_results(graph: Graph) -> dict[str, str]:

@@ -25,6 +25,7 @@ from lowerdeck.unflatten._torch_private import (
     add_node,
 )
 from lowerdeck.unflatten.call_tree import CallTree, Frame
+from lowerdeck.unflatten.carrying import must_be_generated
 from lowerdeck.unflatten.flat_items import Item, Role, Scope, mode_arguments
 from lowerdeck.unflatten.module_paths import ModulePaths
 from lowerdeck.unflatten.mutations import Mutation, Mutations, is_inplace
@@ -34,6 +35,7 @@ from lowerdeck.unflatten.preserved import (
     leaf_names,
     preserved_calls,
     preserved_signature,
+    warn_of_lost,
 )
 from lowerdeck.unflatten.rewritten_leaves import (
     Surroundings,
@@ -324,8 +326,11 @@ class WorkingGraphBuilder:
         stored = {self._values.get(mutation.value) for mutation in self.mutations.all}
         doubtful: list[str] = []
         for frame in self.tree.frames():
-            signature = signatures.get(frame.call_name)
-            if signature is None or frame.parent is None or frame.part:
+            if frame.parent is None or frame.part or frame.call_name not in signatures:
+                continue
+            signature = signatures[frame.call_name]
+            if signature is None:
+                self._forbid_replacing(frame, frame.parent)
                 continue
             inside = dict.fromkeys(_nodes_in(frame))
             inputs = tuple(
@@ -339,6 +344,17 @@ class WorkingGraphBuilder:
             self.made.preserved[frame], lost = with_current_leaves(call, around)
             doubtful.extend(frame.path for _ in lost)
         warn_of_doubtful(doubtful)
+        warn_of_lost(name for name, signature in signatures.items() if signature is None)
+
+    def _forbid_replacing(self, frame: Frame, caller: Frame) -> None:
+        first = _first_node(frame)
+        if first is None:
+            return
+        with self.graph.inserting_before(first):
+            module = self.graph.get_attr(frame.accessor)
+            check = self.graph.call_function(must_be_generated, (module, frame.path))
+        place = sum(1 for node in caller.nodes if node < first)
+        caller.nodes[place:place] = [module, check]
 
     def _leaves(self, specs: Sequence[Any], frame: Frame) -> Iterator[Leaf]:
         for name, constant in leaf_names(specs):
