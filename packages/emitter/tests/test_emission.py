@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lowerdeck.emitter import (
     UnboundedSizeError,
     UnsupportedError,
     emit,
+    one_memory,
 )
 from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
 from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, Tensor, deserialize_pte
@@ -181,6 +183,31 @@ def test_a_planner_that_lets_values_overlap_is_caught() -> None:
     exported = export(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), (torch.ones(1, 2),))
     with pytest.raises(MemoryPlanError, match="overlap"):
         emit(exported, config=EmitConfig(memory_planner=careless))
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_is_held_while_passes_run_and_is_as_before_afterwards(was_on: bool) -> None:
+    seen: list[bool] = []
+
+    def watching(request: PlanRequest) -> list[Place]:
+        seen.append(gc.isenabled())
+        if len(seen) > 1:
+            raise MemoryPlanError("stop")
+        return one_memory(request)
+
+    exported = export(nn.ReLU(), (torch.ones(1, 2),))
+    settings = EmitConfig(memory_planner=watching)
+    if not was_on:
+        gc.disable()
+    try:
+        emit(exported, config=settings)
+        assert gc.isenabled() is was_on
+        with pytest.raises(MemoryPlanError, match="stop"):
+            emit(exported, config=settings)
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()
+    assert seen == [False, False]
 
 
 def test_the_plan_is_data() -> None:

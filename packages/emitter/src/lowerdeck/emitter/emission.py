@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter.build_plan import PlanBuilder
+from lowerdeck.emitter.collector import collector_held
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.constant_methods import constant_plan
 from lowerdeck.emitter.constants import ConstantPool
@@ -54,7 +55,8 @@ def emit(
     _check_names(by_name, settings)
     emission = _Emission(settings, by_name)
     for name in sorted(by_name):
-        emission.add_method(name)
+        with collector_held():
+            emission.add_method(name)
     for name in sorted(settings.constant_methods):
         emission.add_constant(name)
     return emission.result()
