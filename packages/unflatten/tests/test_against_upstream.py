@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from mode_models import SplitByModeTwice  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.export.unflatten import unflatten as torch_unflatten
@@ -296,33 +297,9 @@ def test_a_preserved_module_that_reads_an_intermediate_value() -> None:
     assert _outcome(lambda: torch_unflatten(program)(x), expected) == "wrong"
 
 
-class SplitByMode(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.b = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.a(x).relu()
-        with torch.no_grad():
-            scale = self.b(y).mean()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            z = self.a(y)
-        return self.b(y) * scale + z
-
-
-class SplitTwice(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = SplitByMode()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.block(self.block(x))
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_calls_that_regions_interrupt(strict: bool) -> None:
-    model, x = SplitTwice(), torch.randn(2, 4)
+    model, x = SplitByModeTwice(), torch.randn(2, 4)
     program = export(model, (x,), strict=strict)
     compare(model, unflatten(program), (x,))
     assert _outcome(lambda: torch_unflatten(program)(x), model(x)) != "right"

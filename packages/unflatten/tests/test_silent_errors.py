@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from mode_models import SplitByMode, SplitByModeTwice  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from unflatten_comparison import PLAIN, assert_equal, check, compare, programs  # type: ignore[import-not-found]
 
@@ -173,31 +174,6 @@ def _decomposed(program: torch.export.ExportedProgram) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return program.run_decompositions()
-
-
-class SplitByMode(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.b = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.a(x).relu()
-        with torch.no_grad():
-            scale = self.b(y).mean()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            z = self.a(y)
-        return self.b(y) * scale + z
-
-
-class SplitByModeTwice(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = SplitByMode()
-
-    def forward(self, x: Tensor) -> Any:
-        out: Tensor = self.block(self.block(x))
-        return out
 
 
 @pytest.mark.parametrize("model", [SplitByMode, SplitByModeTwice])

@@ -23,13 +23,13 @@ from lowerdeck.unflatten.flat_items import flat_items
 from lowerdeck.unflatten.generated_module import Body, shadow_own_names
 from lowerdeck.unflatten.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.module_paths import ModulePaths, module_names
-from lowerdeck.unflatten.mutation import plan_mutations
 from lowerdeck.unflatten.mutations import Mutations
 from lowerdeck.unflatten.shared_modules import note_shared_modules
 from lowerdeck.unflatten.signature import CallSignature, positional_names
 from lowerdeck.unflatten.state import ProgramState
 from lowerdeck.unflatten.unflattened_module import UnflattenedModule
 from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder
+from lowerdeck.unflatten.write_back import plan_mutations
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""Facts about what a program overwrites, and when each new value is written back."""
+"""What a program overwrites: the plan of its writes as data, and facts about operators that write.
+
+``write_back`` makes the plan.
+"""
 
 from __future__ import annotations
 

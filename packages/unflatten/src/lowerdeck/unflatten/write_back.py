@@ -1,4 +1,4 @@
-"""Where the new values of mutated buffers and inputs are written back.
+"""Plan where the new values of mutated buffers and inputs are written back.
 
 A functional program returns the new values. Eager wrote them in the module that owns the buffer,
 so the generated code does too, but never before the last reader of the old value has run.
@@ -14,11 +14,11 @@ from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node
 
 from lowerdeck.unflatten.call_tree import CallTree, Frame, common_ancestor
-from lowerdeck.unflatten.carried_state import carry_through_state
 from lowerdeck.unflatten.flat_items import Item, Role, unpacks_region
 from lowerdeck.unflatten.module_paths import ModulePaths
 from lowerdeck.unflatten.mutations import Mutation, Mutations, aliases_of, end_of_call
 from lowerdeck.unflatten.state import ProgramState
+from lowerdeck.unflatten.state_between_calls import carry_through_state
 
 _MUTATIONS = {
     OutputKind.BUFFER_MUTATION,
