@@ -12,7 +12,8 @@ from torch.export.graph_signature import ExportGraphSignature
 from lowerdeck.unflatten._torch_private import pytree, without_effect_tokens
 from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
 from lowerdeck.unflatten.bodies import BodyMaker
-from lowerdeck.unflatten.call_tree import call_homes, release
+from lowerdeck.unflatten.call_homes import call_homes
+from lowerdeck.unflatten.call_tree import release
 from lowerdeck.unflatten.collector import collector_held
 from lowerdeck.unflatten.cutting import cut
 from lowerdeck.unflatten.direct import direct_graph

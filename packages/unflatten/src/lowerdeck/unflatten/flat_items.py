@@ -22,6 +22,8 @@ class Role(Enum):
 
     COMPUTE = "compute"
     ENTER = "enter"
+    PAUSE = "pause"
+    RESUME = "resume"
     EXIT = "exit"
 
 

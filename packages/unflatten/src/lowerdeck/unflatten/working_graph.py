@@ -122,6 +122,10 @@ class WorkingGraphBuilder:
             match item.role:
                 case Role.ENTER:
                     self._enter(item)
+                case Role.PAUSE:
+                    self._close(item)
+                case Role.RESUME:
+                    self._open(item)
                 case Role.EXIT:
                     self._exit(item)
                 case Role.COMPUTE:
@@ -242,18 +246,23 @@ class WorkingGraphBuilder:
     def _enter(self, item: Item) -> None:
         if item.inner is None:
             return
-        frame = self.tree.home[item]
-        mode, _, operands = mode_arguments(item.node)
+        _, _, operands = mode_arguments(item.node)
         names = [node for node in item.inner.module.graph.nodes if node.op == "placeholder"]
         for name, operand in zip(names, operands, strict=True):
             found = operand
             if isinstance(operand, Node):
                 found = item.scope.values.get(operand, self._values.get(operand))
             item.inner.values[name] = found
+        # Export leaves empty regions where one mode follows another at once.
+        if item.inner.items:
+            self._open(item)
+
+    def _open(self, item: Item) -> None:
+        mode, _, _ = mode_arguments(item.node)
         is_grad = item.node.target is GRAD_MODE_REGION
         target = SET_GRAD_MODE if is_grad else ENTER_AUTOCAST
         opened = self.graph.create_node("call_function", target, mode, {}, "enter_mode")
-        self._place(opened, frame, None)
+        self._place(opened, self.tree.home[item], None)
         opened.meta["stack_trace"] = item.node.meta.get("stack_trace")
         # The operator's value becomes the node that opened the region until its end is reached.
         self._scope_values(item.scope)[item.node] = opened
@@ -261,27 +270,27 @@ class WorkingGraphBuilder:
     def _exit(self, item: Item) -> None:
         if item.inner is None:
             return
-        frame = self.tree.home[item]
-        values = self._scope_values(item.scope)
-        opened = values[item.node]
-        if item.node.target is GRAD_MODE_REGION:
-            closed = self.graph.create_node(
-                "call_function", SET_GRAD_MODE, (not item.node.args[0],), {}, "exit_mode"
-            )
-        else:
-            closed = self.graph.create_node(
-                "call_function", EXIT_AUTOCAST, (opened,), {}, "exit_mode"
-            )
-        closed.meta["closes"] = opened.name
-        self._place(closed, frame, None)
+        if item.inner.items:
+            self._close(item)
         output = next(iter(item.inner.module.graph.find_nodes(op="output"))).args[0]
         inner = item.inner.values
         parts = output if isinstance(output, (tuple, list)) else (output,)
         results = tuple(inner[part] if isinstance(part, Node) else part for part in parts)
+        values = self._scope_values(item.scope)
         values[item.node] = results
         for user in item.node.users:
             if user.target is operator.getitem:
                 values[user] = results[user.args[1]]  # type: ignore[index]
+
+    def _close(self, item: Item) -> None:
+        opened = self._scope_values(item.scope)[item.node]
+        if item.node.target is GRAD_MODE_REGION:
+            target, args = SET_GRAD_MODE, (not item.node.args[0],)
+        else:
+            target, args = EXIT_AUTOCAST, (opened,)
+        closed = self.graph.create_node("call_function", target, args, {}, "exit_mode")
+        closed.meta["closes"] = opened.name
+        self._place(closed, self.tree.home[item], None)
 
     def _write_back(self, place: int) -> None:
         for mutation in self.mutations.after.get(place, ()):
