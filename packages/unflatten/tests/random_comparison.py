@@ -204,7 +204,8 @@ def read_by_their_modules(eager: nn.Module, program: ExportedProgram) -> set[str
         reader = next(reversed(stack.values()))[0]
         for source in node.all_input_nodes:
             target = signature.inputs_to_buffers.get(source.name)
-            if target in buffers:
+            # Of one that another name saves, strict export keeps no further name.
+            if target in buffers and target not in program.state_dict:
                 reads.add((reader, id(buffers[target])))
     return {
         name for name, value in buffers.items() if (name.rpartition(".")[0], id(value)) in reads
@@ -226,7 +227,8 @@ def lost_buffers(eager: nn.Module, program: ExportedProgram) -> set[str]:
     buffers = dict(eager.named_buffers(remove_duplicate=False))
     lost = buffers.keys() - kept
     assert not lost & eager.state_dict().keys()
-    for group in groups(buffers, id):
+    saved = eager.state_dict().keys()
+    for group in groups({n: b for n, b in buffers.items() if n not in saved}, id):
         assert len(lost.intersection(group)) in {0, len(group) - 1, len(group)}
         assert group[-1] not in lost or lost.issuperset(group)
     return lost
@@ -257,7 +259,9 @@ def compare_modules(
     found = dict(subject.named_modules(remove_duplicate=False))
     assert list(found) == list(expected)
     identities = recorded_identities(program)
-    held = recorded_state(eager, program)
+    held = recorded_state(eager, [*program.state_dict, *program.constants])
+    # Strict export keeps no buffer that is not saved of a module that is never called.
+    kept = recorded_state(eager, program.state_dict) if strict else held
     for one, two in combinations(expected, 2):
         known = (identities.get(one), identities.get(two))
         is_one = found[one] is found[two]
@@ -266,7 +270,7 @@ def compare_modules(
             assert not strict or None in known, f"{one} and {two} differ"
         if expected[one] is not expected[two] and is_one:
             assert not strict or None in known, f"{one} and {two} are one"
-            assert held[one] == held[two], f"{one} and {two} are one"
+            assert kept[one] == kept[two], f"{one} and {two} are one"
     for name, module in found.items():
         type_name = getattr(module, "type_name", lambda: None)()
         if type_name is not None:
@@ -283,11 +287,11 @@ def recorded_identities(program: ExportedProgram) -> dict[str, str]:
 
 
 def recorded_state(
-    eager: nn.Module, program: ExportedProgram
+    eager: nn.Module, names: Iterable[str]
 ) -> dict[str, frozenset[tuple[str, int]]]:
-    """Return for each module name the recorded state under it: relative names and tensors."""
+    """Return for each module the state under it among ``names``: relative names and tensors."""
     found: dict[str, set[tuple[str, int]]] = {}
-    for name in [*program.state_dict, *program.constants]:
+    for name in names:
         outer, _, last = name.rpartition(".")
         module = eager.get_submodule(outer)
         value = module._parameters.get(last, module._buffers.get(last))
