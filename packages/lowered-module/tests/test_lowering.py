@@ -396,6 +396,25 @@ def test_inputs_and_outputs_cannot_be_tagged(op: str) -> None:
         to_backend(export(Wide(), torch.ones(3)), partition)
 
 
+def test_tags_that_name_no_backend_are_said() -> None:
+    """A tag left out of the result by mistake would lower nothing, and nobody would know."""
+
+    def partition(program: ExportedProgram) -> PartitionResult:
+        for node in computing_nodes(program.graph_module):
+            node.meta.setdefault("delegation_tag", "mistyped")
+        return PartitionResult(program, {"t": DelegationSpec("VerbatimBackend", [])})
+
+    program = export(Wide(), torch.ones(3))
+    first = next(computing_nodes(program.graph_module))
+    with pytest.warns(UserWarning, match=rf"tagged 'mistyped' \({first.name}"):
+        lowered = to_backend(program, partition)
+    assert not get_delegates(lowered.graph)
+    # What an earlier partitioner left is not this one's fault.
+    for node in computing_nodes(program.graph_module):
+        node.meta["delegation_tag"] = "old"
+    to_backend(program, partition)
+
+
 def test_classes_written_for_another_library_serve_unchanged() -> None:
     class Spec:
         key, value = "k", b"v"

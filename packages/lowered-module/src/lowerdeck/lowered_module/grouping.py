@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Container
 from typing import Any
 
@@ -10,10 +11,36 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.graphs import attribute_of, graphs_of, is_getitem
+from lowerdeck.lowered_module.graphs import attribute_of, computing_nodes, graphs_of, is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 
 Groups = dict[str, list[Node]]
+
+
+def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[object]) -> None:
+    """Warn where a partitioner tagged nodes that it named no backend for: none would get them.
+
+    Tags from before it ran are passed over, for an earlier partitioner may have left some.
+
+    Args:
+        before: The graph as the partitioner found it.
+        after: The graph as it left it.
+        tags: The tags that mean something.
+    """
+    lost: dict[object, list[str]] = {}
+    known = {node.meta.get(DELEGATION_TAG) for node in computing_nodes(before)}
+    for node in computing_nodes(after):
+        tag = node.meta.get(DELEGATION_TAG)
+        if tag not in known and tag not in tags:
+            lost.setdefault(tag, []).append(node.name)
+    if lost:
+        shown = ", ".join(f"{tag!r} ({', '.join(names[:3])})" for tag, names in lost.items())
+        warnings.warn(
+            f"Nodes are tagged {shown}, but partition_tags does not name these tags: nothing is "
+            "lowered for them. Add each with its DelegationSpec, or leave the nodes untagged.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:

@@ -22,6 +22,7 @@ from lowerdeck.lowered_module.debug_handles import assign_debug_handles, handles
 from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
 from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.grouping import warn_of_lost_tags
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.partitioner import Partitioner
 from lowerdeck.lowered_module.preprocess import preprocess_each, preprocess_methods
@@ -267,6 +268,7 @@ def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutP
             f"partitioner {name} changed the graph: {edit}. A partitioner only tags nodes; "
             "transform the program before partitioning, or in preprocess"
         )
+    warn_of_lost_tags(program.graph_module, tagged.graph_module, tags)
     refused = getattr(partitioner, "refused", None)
     if isinstance(refused, Mapping):
         keep_reasons(tagged.graph, refused)
