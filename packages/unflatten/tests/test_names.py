@@ -190,3 +190,26 @@ def test_a_child_takes_its_arguments_in_the_order_of_their_first_use() -> None:
     x, y = torch.randn(1, 2), torch.randn(1, 2)
     module: Any = unflatten(export(eager, (x, y)))
     torch.testing.assert_close(module.add(x, y), eager.add(x, y))
+
+
+class NamedLikeABranch(Model):
+    """A branch, beside state or a child that has the name that export gives a branch's graph."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        if isinstance(held, Tensor):
+            self.register_buffer("true_graph_0", held)
+        else:
+            self.true_graph_0 = held
+
+    def forward(self, x: Tensor) -> Any:
+        held = self.true_graph_0
+        y = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (self.fc(x),))
+        return y + (held if isinstance(held, Tensor) else held(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_what_the_model_names_as_export_names_branches() -> None:
+    blocks = [NamedLikeABranch(torch.full((2,), 3.0)), NamedLikeABranch(nn.Linear(2, 2))]
+    check(nn.Sequential(*blocks), (torch.ones(1, 2),))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -196,6 +197,12 @@ class WorkingGraphBuilder:
         frame.nodes.append(copy)
         return copy
 
+    @cached_property
+    def _model_names(self) -> frozenset[str]:
+        """Whatever the model calls a child or state anywhere: calls read those by such names."""
+        names = (*self.paths.order, *self.state.entries)
+        return frozenset(part for name in names for part in name.split("."))
+
     def _attribute(self, node: Node, scope: Scope, frame: Frame) -> Any:
         """Return a read of what the graph module itself holds, such as a branch of a cond."""
         name = str(node.target)
@@ -203,7 +210,10 @@ class WorkingGraphBuilder:
         for part in name.split("."):
             held = getattr(held, part)
         base, number = name.replace(".", "_"), 0
-        while self.made.attributes.get(name, held) is not held or name in self.state.entries:
+        while (
+            self.made.attributes.get(name, held) is not held
+            or name.partition(".")[0] in self._model_names
+        ):
             number += 1
             name = f"{base}_{number}"
         self.made.attributes[name] = held
