@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from unflatten_comparison import FORMS, compare, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnflattenError, unflatten
 
 if TYPE_CHECKING:
 
@@ -190,3 +190,33 @@ def test_an_unused_argument_beside_a_written_one_is_no_matter() -> None:
     swapped: Any = unflatten(program)
     swapped.inner = eager.inner
     compare(eager, swapped, (X,))
+
+
+class ReturnsWhatItWroteTwice(Model):
+    """Decomposing takes the whole for the part that is returned, which is written twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = self.Inner()
+
+    class Inner(Model):
+        def forward(self, x: Tensor) -> Any:
+            row = x[0]
+            row.add_(1)
+            x.t().mul_(2)
+            return x * 2, row
+
+    def forward(self, x: Tensor) -> Any:
+        whole, row = self.inner(x + 0)
+        return whole + row
+
+
+@pytest.mark.parametrize("form", ["non-strict decomposed", "strict decomposed"])
+def test_a_result_that_decomposing_took_for_another_is_not_guessed(form: str) -> None:
+    eager: Any = ReturnsWhatItWroteTwice()
+    program = _program(eager, form)
+    compare(eager, unflatten(program), (X,))
+    swapped = unflatten(program)
+    swapped.set_submodule("inner", eager.inner)
+    with pytest.raises(UnflattenError, match="no way to get them"):
+        swapped(X)

@@ -124,7 +124,10 @@ def _renewed_results(outputs: Iterable[Leaf], around: Surroundings) -> dict[Leaf
     unread = {
         leaf
         for leaf in outputs
-        if isinstance(leaf, Node) and leaf in around.inside and not around.is_read_outside(leaf)
+        if isinstance(leaf, Node)
+        and leaf in around.inside
+        and not around.is_read_outside(leaf)
+        and not _may_be_whole(leaf)
     }
     found: dict[Leaf, list[Node]] = {}
     for node in around.inside if unread else ():
@@ -159,6 +162,15 @@ def _is_written(node: Node) -> bool:
     while is_view(node.target) and node.all_input_nodes and not _writes(node):
         node = node.all_input_nodes[0]
     return _writes(node)
+
+
+def _may_be_whole(node: Node) -> bool:
+    """Return whether ``node`` may be all of what eager wrote a part of, and returned that part.
+
+    torch then names the whole for the part: nothing tells which value the call returns.
+    """
+    is_choice = node.target is torch.ops.aten.where.self
+    return (is_choice or "_scatter." in str(node.target)) and _writes(node)
 
 
 def _writes(node: Node) -> bool:
