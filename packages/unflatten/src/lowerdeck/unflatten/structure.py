@@ -49,7 +49,7 @@ def region_structure(
                 id(step.target) if step.op == "call_function" else step.target,
                 None if step.type is None else id(step.type),
                 meta.get("stack_trace"),
-                meta.get("closes"),
+                "closes" in meta,
                 _frozen(step.kwargs, places) if step.kwargs else None,
                 *(_frozen(value, places) for value in step.args),
             )
