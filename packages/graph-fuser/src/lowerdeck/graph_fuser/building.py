@@ -15,12 +15,13 @@ from lowerdeck.graph_fuser._torch_private import (
     mark_impure,
 )
 from lowerdeck.graph_fuser.attributes import attribute, install
+from lowerdeck.graph_fuser.boundary import Boundary
 from lowerdeck.graph_fuser.callees import Effect
 from lowerdeck.graph_fuser.effects import Behaviours
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.region_graph import GraphBuilder
-from lowerdeck.graph_fuser.regions import ROOT, Region
+from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
 from lowerdeck.graph_fuser.splice import splice_root
 
 MakeModule: TypeAlias = Callable[[Region | None, Graph], torch.nn.Module]
@@ -48,8 +49,8 @@ class ModuleBuilder:
         self.graphs = graphs
         self.gm = gm
         self.behaviours: Behaviours = Behaviours(gm)
-        self.tree = graphs.tree
-        self.boundary = graphs.boundary
+        self.tree: RegionTree = graphs.tree
+        self.boundary: Boundary = graphs.boundary
         self.make_module = make_module
         self.install_children = install_children
         self._modules: dict[int, torch.nn.Module] = {}
