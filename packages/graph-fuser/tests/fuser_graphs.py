@@ -6,9 +6,18 @@ import operator
 import random
 
 import torch
+from hypothesis import HealthCheck, settings
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser import Region
+
+SETTINGS = settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+"""How long properties of random graphs are looked for, the same graphs every time."""
 
 
 def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from fuser_graphs import computing, random_graph, random_region
-from hypothesis import HealthCheck, given, settings
+from fuser_graphs import SETTINGS, computing, random_graph, random_region
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
@@ -21,13 +21,6 @@ from lowerdeck.graph_fuser import (
     RegionError,
     outline,
     plan_outline,
-)
-
-SETTINGS = settings(
-    max_examples=80,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -56,11 +49,14 @@ def described_meta(node: Node) -> list[tuple[str, object]]:
 
 def random_plan(seed: int) -> tuple[GraphModule, list[Region]]:
     rng = random.Random(seed)
-    gm = random_graph(seed)
+    gm = random_graph(seed, 40)
     for node in gm.graph.nodes:
         node.meta["stack_trace"] = f"line of {node.name}"
         node.meta["tag"] = node.name
-    return gm, [random_region(rng, computing(gm), "outer", 3)]
+    nodes = computing(gm)
+    half = rng.randrange(1, len(nodes))
+    inside = [node for node in nodes[half:] if rng.random() < 0.9] or nodes[half:]
+    return gm, [random_region(rng, nodes[:half], "a", 0), random_region(rng, inside, "b", 0)]
 
 
 @SETTINGS

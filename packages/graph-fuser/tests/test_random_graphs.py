@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from fuser_graphs import (
+    SETTINGS,
     computing,
     example_inputs,
     random_graph,
@@ -15,7 +16,7 @@ from fuser_graphs import (
     random_writing_graph,
 )
 from fuser_oracle import contracted, is_acyclic, is_true_cycle
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
 
@@ -30,12 +31,6 @@ from lowerdeck.graph_fuser import (
 )
 from lowerdeck.graph_fuser.hazards import order_hazards
 
-SETTINGS = settings(
-    max_examples=80,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
 seeds = st.integers(0, 10**9)
 
 

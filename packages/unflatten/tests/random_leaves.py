@@ -176,6 +176,9 @@ KINDS: dict[str, tuple[float, Callable[[Any, Tensor], Any]]] = {
 }
 """How often each kind of layer occurs, and what it computes."""
 
+WRITERS = frozenset({"count", "old", "row", "steps"})
+"""The kinds of layers that write their state."""
+
 
 def branch(
     pred: Tensor, left: Callable[[Tensor], Tensor], right: Callable[[Tensor], Tensor], x: Tensor

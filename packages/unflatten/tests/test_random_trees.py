@@ -17,8 +17,9 @@ from random_comparison import (  # type: ignore[import-not-found]
     compare_structure,
     exported,
 )
+from random_leaves import WRITERS  # type: ignore[import-not-found]
 from random_models import Case, Tree, random_case  # type: ignore[import-not-found]
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.unflatten import UnflattenedModule, UnflattenError, unflatten
@@ -142,7 +143,12 @@ def compare_swapped(program: ExportedProgram, case: Case) -> None:
         compare_calls(copy.deepcopy(case.model), module, case, 2)
     except UnflattenError:
         # A module reads what another one, or its own last call, computed on the way to new state.
-        assert any(isinstance(getattr(inner, "state", None), Tensor) for inner in eager.modules())
+        repeated = {name.rpartition("@")[0] for name in preserved if "@" in name}
+        assert any("state" in step for tree in trees(eager) for _, step in tree.steps) or any(
+            getattr(inner, "kind", "") in WRITERS
+            for name in repeated.intersection(preserved)
+            for inner in eager.get_submodule(name).modules()
+        )
 
 
 def trees(model: nn.Module) -> list[Any]:
