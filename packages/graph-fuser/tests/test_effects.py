@@ -15,9 +15,8 @@ from lowerdeck.graph_fuser import (
     propose_partitions,
     validate_partition,
 )
-from lowerdeck.graph_fuser.callees import Effect
-from lowerdeck.graph_fuser.effects import Behaviours
 from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.torch_base import Behaviours, Effect
 
 aten = torch.ops.aten
 

@@ -14,15 +14,14 @@ from lowerdeck.graph_fuser._torch_private import (
     lazy_graph_module,
     mark_impure,
 )
-from lowerdeck.graph_fuser.attributes import attribute, install
+from lowerdeck.graph_fuser.attributes import install
 from lowerdeck.graph_fuser.boundary import Boundary
-from lowerdeck.graph_fuser.callees import Effect
-from lowerdeck.graph_fuser.effects import Behaviours
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
 from lowerdeck.graph_fuser.splice import splice_root
+from lowerdeck.torch_base import Behaviours, Effect, attribute
 
 MakeModule: TypeAlias = Callable[[Region | None, Graph], torch.nn.Module]
 """Makes the module of one region (None: of the root) around its finished graph."""

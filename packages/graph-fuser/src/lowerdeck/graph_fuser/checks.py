@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser.attributes import attribute, has_attribute
 from lowerdeck.graph_fuser.boundary import Boundary
 from lowerdeck.graph_fuser.errors import NameInUseError, RegionError
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
+from lowerdeck.torch_base import attribute, has_attribute
 
 
 def check_names(gm: GraphModule | None, tree: RegionTree) -> None:

@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.graph_fuser._torch_private import defer_code
-from lowerdeck.graph_fuser.attributes import attribute, has_attribute
 from lowerdeck.graph_fuser.errors import ForeignNodeError, InlineError
+from lowerdeck.torch_base import attribute, has_attribute
 
 
 def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:

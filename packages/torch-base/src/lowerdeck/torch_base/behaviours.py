@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import HigherOrderOperator, NormBase, is_impure
-from lowerdeck.graph_fuser.attributes import attribute, has_attribute
-from lowerdeck.graph_fuser.callees import (
+from lowerdeck.torch_base._torch_private import HigherOrderOperator, NormBase, is_impure
+from lowerdeck.torch_base.attributes import attribute, has_attribute
+from lowerdeck.torch_base.callees import (
     FIRST,
     PURE,
     UNKNOWN,
@@ -84,7 +85,7 @@ class Behaviours:
         if known is None:
             known = self._functions[target] = function_behaviour(node)
         if isinstance(target, HigherOrderOperator):
-            return Behaviour(known.effect | self._nested(node), known.writes, known.aliases)
+            return replace(known, effect=known.effect | self._nested(node))
         place = known.inplace_at
         if node.kwargs.get("inplace") is True or (
             0 <= place < len(node.args) and node.args[place] is True

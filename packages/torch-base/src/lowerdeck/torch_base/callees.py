@@ -7,11 +7,18 @@ import operator
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 from types import FunctionType
+from typing import TypeAlias
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.graph_fuser._torch_private import OpOverload, OpOverloadPacket, schema_of
+from lowerdeck.torch_base._torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    is_composite,
+    schema_of,
+)
 
 
 class Effect(Flag):
@@ -30,6 +37,9 @@ class Effect(Flag):
     """Changes how every later node computes (gradient mode, autocast)."""
 
 
+Arguments: TypeAlias = tuple[tuple[int, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """What the callee of a node does.
@@ -38,18 +48,23 @@ class Behaviour:
         effect: Its effects.
         writes: Positions and names of the arguments that it writes; empty with WRITES means all.
         aliases: Whether its result may share memory with what it reads.
+        aliased: Positions and names of the arguments that it may share memory with; empty with
+            ``aliases`` means all.
+        is_view: Whether it only says how memory is seen: it reads none of the bytes.
         inplace_at: Position of its parameter ``inplace``; -1 without one.
     """
 
     effect: Effect = Effect.NONE
-    writes: tuple[tuple[int, str], ...] = ()
+    writes: Arguments = ()
     aliases: bool = False
+    aliased: Arguments = ()
+    is_view: bool = False
     inplace_at: int = -1
 
 
 PURE = Behaviour()
 UNKNOWN = Behaviour(aliases=True)
-FIRST: tuple[tuple[int, str], ...] = ((0, "input"),)
+FIRST: Arguments = ((0, "input"),)
 _INPLACE_OPERATORS = frozenset(
     getattr(operator, name)
     for name in (
@@ -68,6 +83,25 @@ _CHECKS = frozenset(
     }
 )
 _MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+# Whose results may be, or see, what they are given though their schemas do not say so: found by
+# running torch's own operator samples (tests/test_memory.py).
+_SILENT_ALIASES = frozenset(
+    {
+        *("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
+        *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout"),
+        *("native_dropout", "_fused_dropout"),
+        *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "meshgrid"),
+        *("cartesian_prod", "einsum", "sum_to_size", "type_as"),
+    }
+)
+# torch's structured control flow lets no result share memory with an argument, and a delegate's
+# results are its own.
+_FRESH = frozenset(
+    {
+        *("associative_scan", "cond", "map_impl", "scan", "while_loop"),
+        *("auto_functionalized", "auto_functionalized_v2", "executorch_call_delegate"),
+    }
+)
 
 
 def function_behaviour(node: Node) -> Behaviour:
@@ -87,6 +121,8 @@ def function_behaviour(node: Node) -> Behaviour:
         return PURE
     elif isinstance(target, OpOverloadPacket):
         found = _packet(target)
+    elif isinstance(target, HigherOrderOperator):
+        found = PURE if name in _FRESH else UNKNOWN
     else:
         found = _by_name(target)
     if name in _CHECKS:
@@ -98,25 +134,27 @@ def function_behaviour(node: Node) -> Behaviour:
         return Behaviour(Effect.MODE)
     # torch's own verdict last: it knows what was registered as having an effect.
     if not found.effect and node.is_impure():
-        return Behaviour(Effect.EFFECT, found.writes, found.aliases)
+        return replace(found, effect=Effect.EFFECT)
     return found
 
 
 def _overload(target: OpOverload) -> Behaviour:
     schema = schema_of(target)
-    effect = Effect.NONE
-    writes = tuple(
-        (-1 if argument.kwarg_only else place, argument.name)
-        for place, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    if writes:
-        effect |= Effect.WRITES
+    arguments = [
+        (-1 if argument.kwarg_only else index, argument.name, argument.alias_info)
+        for index, argument in enumerate(schema.arguments)
+    ]
+    writes = tuple((index, name) for index, name, alias in arguments if alias and alias.is_write)
+    effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM
-    # Dropout hands its input on unchanged outside training, though its schema does not say so.
+    if schema.name.rpartition("::")[2] in _SILENT_ALIASES:
+        return Behaviour(effect, writes, aliases=True)
     aliases = any(result.alias_info is not None for result in schema.returns)
-    return Behaviour(effect, writes, aliases or "dropout" in schema.name)
+    aliased = tuple((index, name) for index, name, alias in arguments if alias) if aliases else ()
+    # A composite operator, such as reshape, may copy.
+    is_view = aliases and not writes and not is_composite(target)
+    return Behaviour(effect, writes, aliases, aliased, is_view)
 
 
 def _packet(packet: OpOverloadPacket) -> Behaviour:

@@ -1,0 +1,25 @@
+"""What nodes of torch.fx graphs do besides computing: effects, writes in place, shared memory.
+
+The lowest layer: what several packages must know of torch's graphs, each fact once. It changes no
+graph and replaces nothing of torch.
+"""
+
+from __future__ import annotations
+
+from lowerdeck.torch_base.attributes import attribute, has_attribute
+from lowerdeck.torch_base.behaviours import Behaviours
+from lowerdeck.torch_base.callees import Behaviour, Effect
+from lowerdeck.torch_base.memory import MemoryUse, shared_inputs
+
+__all__ = [
+    # What a node does
+    "Behaviour",
+    "Behaviours",
+    "Effect",
+    # What shares memory
+    "MemoryUse",
+    "shared_inputs",
+    # Attributes by their dotted path
+    "attribute",
+    "has_attribute",
+]

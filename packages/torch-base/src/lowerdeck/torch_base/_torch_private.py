@@ -1,0 +1,62 @@
+"""Every use that this package makes of what is private in torch; each has a test of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.nn.modules.batchnorm import _NormBase
+
+__all__ = [
+    "HigherOrderOperator",
+    "NormBase",
+    "OpOverload",
+    "OpOverloadPacket",
+    "address_range",
+    "is_composite",
+    "is_impure",
+    "schema_of",
+    "storage_identity",
+]
+
+NormBase: type[torch.nn.Module] = _NormBase
+"""What batch and instance norms of all dimensions are made from."""
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """Return the schema of one overload of an operator."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
+
+
+def is_composite(operator: OpOverload) -> bool:
+    """Return whether torch takes ``operator`` apart by itself, and so may copy in it."""
+    composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+        operator.name(), "CompositeImplicitAutograd"
+    )
+    return composite
+
+
+def is_impure(module: object) -> bool:
+    """Return whether dead code elimination keeps calls of ``module``."""
+    return bool(getattr(module, "_is_impure", False))
+
+
+def storage_identity(tensor: torch.Tensor) -> int | None:
+    """Return what tensors of one storage have in common while either lives; None without one."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        # Sparse tensors and some subclasses have no storage of their own.
+        return None
+
+
+def address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the storage of a tensor lies, first byte and past the last; (0, 0) if nowhere.
+
+    ``data_ptr()`` would be for writing too, and so turn a lazy clone into a real one.
+    """
+    try:
+        start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+        return (start, start + tensor.untyped_storage().nbytes()) if start else (0, 0)
+    except (NotImplementedError, RuntimeError):
+        return 0, 0

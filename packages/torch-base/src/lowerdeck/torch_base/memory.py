@@ -1,0 +1,214 @@
+"""Which values of a graph may share memory, and which nodes read and write it.
+
+Sharing is told from the schemas of operators and joined into groups, with no bytes looked at: two
+values of one group may share memory, two of different groups do not. It errs on one side only, so
+that whoever moves or cuts nodes by it is careful rather than wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from lowerdeck.torch_base._torch_private import address_range, storage_identity
+from lowerdeck.torch_base.attributes import attribute, has_attribute
+from lowerdeck.torch_base.behaviours import Behaviours
+from lowerdeck.torch_base.callees import Effect
+
+_STANDING = frozenset({"placeholder", "get_attr", "output"})
+
+
+class MemoryUse:
+    """The memory of one graph: groups of values that may share it, who reads and who writes them.
+
+    The cost is linear in nodes and edges.
+
+    Args:
+        graph: The graph, in a legal order; to be made anew after an edit.
+        module: The module that holds what the graph's nodes name; None for none.
+        shared: Nodes that share memory from outside, a list for each memory.
+
+    Example:
+        >>> import torch
+        >>> class Model(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         y = x + 1
+        ...         y[0].mul_(2)
+        ...         return y
+        >>> program = torch.export.export(Model(), (torch.ones(2, 2),))
+        >>> x, add, select, mul_, _ = program.graph.nodes
+        >>> memory = MemoryUse.of_program(program)
+        >>> memory.group(select) is memory.group(add), memory.group(add) is memory.group(x)
+        (True, False)
+        >>> [node.name for node in memory.writers(add)]
+        ['mul_']
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        module: torch.nn.Module | None = None,
+        shared: Iterable[Sequence[Node]] = (),
+    ) -> None:
+        self._behaviours = Behaviours(module)
+        self._above: dict[Node, Node] = {}
+        for nodes in shared:
+            for node in nodes[1:]:
+                self._join(node, nodes[0])
+        self._join_attributes(graph, module)
+        # In-place changes of shape (``t_``, ``resize_``) are seen by what only looks.
+        self._reshapes = False
+        written: list[tuple[Node, Sequence[Node]]] = []
+        for node in graph.nodes:
+            if node.op in _STANDING:
+                continue
+            behaviour = self._behaviours.of(node)
+            if behaviour.aliases:
+                for source in _chosen(node, behaviour.aliased):
+                    self._join(node, source)
+            if behaviour.effect & Effect.WRITES:
+                tags = getattr(node.target, "tags", ())
+                self._reshapes |= torch.Tag.inplace_view in tags
+                written.append((node, _chosen(node, behaviour.writes)))
+        self._writers: dict[Node, list[Node]] = {}
+        self._writes: dict[Node, list[Node]] = {}
+        for node, sources in written:
+            self._writes[node] = self._groups(sources)
+            for group in self._writes[node]:
+                self._writers.setdefault(group, []).append(node)
+
+    @classmethod
+    def of_program(cls, program: ExportedProgram) -> MemoryUse:
+        """Return the memory of the outermost graph of ``program``.
+
+        Parameters, buffers and constants that share a storage share memory here. Two inputs of
+        the user are taken not to.
+
+        Args:
+            program: Any exported program, straight from export or decomposed.
+        """
+        return cls(program.graph, program.graph_module, shared_inputs(program))
+
+    @property
+    def has_writes(self) -> bool:
+        """Return whether any node writes anything."""
+        return bool(self._writes)
+
+    def group(self, node: Node) -> Node:
+        """Return the node that stands for all values that ``node`` may share memory with."""
+        root = node
+        while (above := self._above.get(root, root)) is not root:
+            root = above
+        while node is not root:
+            node, self._above[node] = self._above.get(node, node), root
+        return root
+
+    def writers(self, node: Node) -> Sequence[Node]:
+        """Return the nodes that may write the memory of ``node``, in the graph's order."""
+        return self._writers.get(self.group(node), ())
+
+    def writes(self, node: Node) -> Sequence[Node]:
+        """Return the groups that ``node`` may write."""
+        return self._writes.get(node, ())
+
+    def reads(self, node: Node) -> Sequence[Node]:
+        """Return the groups whose bytes ``node`` may read.
+
+        What only says how memory is seen (a view, an element of a tuple) reads none, unless the
+        graph changes shapes in place.
+        """
+        if node.op in {"placeholder", "get_attr"}:
+            return ()
+        if not self._reshapes and self._only_looks(node):
+            return ()
+        return self._groups(node.all_input_nodes)
+
+    def _groups(self, nodes: Iterable[Node]) -> list[Node]:
+        return list(dict.fromkeys(map(self.group, nodes)))
+
+    def _join(self, node: Node, other: Node) -> None:
+        self._above[self.group(node)] = self.group(other)
+
+    def _join_attributes(self, graph: Graph, module: torch.nn.Module | None) -> None:
+        known: dict[object, Node] = {}
+        for node in graph.nodes:
+            if node.op != "get_attr":
+                continue
+            path = str(node.target)
+            found = attribute(module, path) if module and has_attribute(module, path) else None
+            key: object = storage_identity(found) if isinstance(found, torch.Tensor) else path
+            first = known.setdefault(path if key is None else key, node)
+            if first is not node:
+                self._join(node, first)
+
+    def _only_looks(self, node: Node) -> bool:
+        if node.op != "call_function":
+            return False
+        if node.target is operator.getitem:
+            source, index = node.args
+            held = source.meta.get("val") if isinstance(source, Node) else None
+            return isinstance(held, list | tuple) or _is_basic(index)
+        return self._behaviours.of(node).is_view
+
+
+def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
+    """Return the placeholders of ``program`` whose tensors share memory, a list for each memory.
+
+    Args:
+        program: Its parameters, buffers and constants are asked for their storages.
+    """
+    tensors: list[tuple[Node, torch.Tensor]] = []
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        if isinstance(value, torch.Tensor):
+            tensors.append((node, value))
+    by_storage: dict[object, list[Node]] = {}
+    ranges: list[tuple[int, int, list[Node]]] = []
+    for node, tensor in tensors:
+        key = storage_identity(tensor)
+        if key not in by_storage or key is None:
+            ranges.append((*address_range(tensor), by_storage.setdefault(key or node, [])))
+        by_storage[key or node].append(node)
+    return [nodes for nodes in _overlapping(ranges) if len(nodes) > 1]
+
+
+def _overlapping(ranges: list[tuple[int, int, list[Node]]]) -> list[list[Node]]:
+    """Join the nodes of ranges that overlap: two arrays may lend parts of one memory."""
+    found: list[list[Node]] = []
+    reach = 0
+    for start, end, nodes in sorted(ranges, key=lambda entry: entry[:2]):
+        if start and start < reach:
+            found[-1].extend(nodes)
+        else:
+            found.append(list(nodes))
+        reach = max(reach, end)
+    return found
+
+
+def _chosen(node: Node, places: Sequence[tuple[int, str]]) -> Sequence[Node]:
+    """Return the nodes among the arguments at these positions or of these names; all for none."""
+    if not places:
+        return node.all_input_nodes
+    found: list[Node] = []
+    for index, name in places:
+        argument: Any = node.kwargs.get(name)
+        if 0 <= index < len(node.args):
+            argument = node.args[index]
+        if isinstance(argument, Node):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            found.extend(item for item in argument if isinstance(item, Node))
+    # A keyword under another name than the schema's: be careful rather than wrong.
+    return found or node.all_input_nodes
+
+
+def _is_basic(index: object) -> bool:
+    """Return whether an index only selects and slices, so that what it gives is a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)
