@@ -7,6 +7,7 @@ from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.declarative import DeclarativeBackend, visits
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.errors import (
+    AliasingError,
     AmbiguousBackendError,
     BackendNotFoundError,
     DelegateMappingError,
@@ -103,6 +104,7 @@ __all__ = [
     "create_exported_program_from_submodule",
     "create_submodule_from_nodes",
     # Errors
+    "AliasingError",
     "AmbiguousBackendError",
     "BackendNotFoundError",
     "DelegateMappingError",

@@ -21,6 +21,10 @@ class OwnershipError(PartitionError):
     """A delegate was told to own data that it cannot own."""
 
 
+class AliasingError(PartitionError):
+    """A cut would lose a write in place, and the program cannot be made functional."""
+
+
 class PreprocessError(LoweringError):
     """A backend failed on one partition, or returned something that is no result."""
 

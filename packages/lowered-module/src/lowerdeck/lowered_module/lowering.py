@@ -12,6 +12,7 @@ from typing import Any, overload
 
 from torch.export import ExportedProgram
 
+from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._torch_private import set_program_parts
 from lowerdeck.lowered_module.cache import ResultCache
 from lowerdeck.lowered_module.calling_convention import flatten_program
@@ -21,7 +22,13 @@ from lowerdeck.lowered_module.cut import Cut, CutProgram, cut_program
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles, handles_taken
 from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
-from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.errors import AliasingError, PartitionError
+from lowerdeck.lowered_module.functional import (
+    first_harm,
+    functional,
+    writes_anything,
+    writes_outside,
+)
 from lowerdeck.lowered_module.grouping import warn_of_lost_tags
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.partitioner import Partitioner
@@ -178,6 +185,10 @@ def _lower_whole(
             f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
             "ExportedProgram: export the module first"
         )
+    writer = writes_outside(program)
+    if writer is not None:
+        # Only the signature of a functional program tells what a delegate must give back.
+        program = functional(program, f"{writer.name!r} ({writer.target}) writes in place")
     kept = shared_copy(program)
     convention = flatten_program(kept)
     next_handle = assign_debug_handles(kept.graph_module)
@@ -244,8 +255,42 @@ def _require_partitioner(given: object) -> None:
 
 
 def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutProgram:
-    """Return a copy of ``program``, cut where the partitioner wants it."""
+    """Return a copy of ``program``, cut where the partitioner wants it.
+
+    Where the cut would lose a write in place, the functional form of the program is partitioned
+    instead.
+    """
     _require_partitioner(partitioner)
+    tagged, tags = _tagged(program, partitioner)
+    harm: object = first_harm(tagged, tags)
+    if harm is None:
+        try:
+            return _cut(tagged, tags)
+        except CycleError as error:
+            # Reads on both sides of a write cannot be one call; values know no such order.
+            if not writes_anything(program):
+                raise
+            harm = f"partitions read memory before and after it is written ({error})"
+    program = functional(program, harm)
+    tagged, tags = _tagged(program, partitioner)
+    left = first_harm(tagged, tags)
+    if left is not None:
+        raise AliasingError(
+            f"{left}, and a delegate passes values only: leave these nodes out of partitions, or "
+            "write the model without the write in place"
+        )
+    return _cut(tagged, tags)
+
+
+def _cut(tagged: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
+    with collector_held():
+        return cut_program(tagged, tags)
+
+
+def _tagged(
+    program: ExportedProgram, partitioner: PartitionerLike
+) -> tuple[ExportedProgram, Mapping[str, Any]]:
+    """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
     result = partitioner(copied)
@@ -275,5 +320,4 @@ def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutP
     set_program_parts(
         tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
     )
-    with collector_held():
-        return cut_program(tagged, tags)
+    return tagged, tags

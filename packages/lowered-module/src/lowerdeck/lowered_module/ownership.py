@@ -13,8 +13,8 @@ from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module._torch_private import schema_of
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
+from lowerdeck.lowered_module.functional import changing_inputs
 from lowerdeck.lowered_module.grouping import Groups
-from lowerdeck.lowered_module.in_place import written_in_place
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import OWNABLE_KINDS, STATE_MUTATIONS
 
@@ -46,7 +46,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
     graph = program.graph
     home = {node: tag for tag, nodes in groups.items() for node in nodes}
     new_values = _new_values(program)
-    written = written_in_place(program)
+    changing = changing_inputs(program)
     owned: Owned = {}
     placeholders = graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -60,15 +60,14 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             )
         if spec.kind not in OWNABLE_KINDS:
             continue
-        if node in written:
-            raise OwnershipError(
-                f"{spec.target!r} ({node.name!r}) is tagged {tag!r}, but the program writes it in "
-                "place and its signature does not say so: make the program functional first, "
-                "with run_decompositions()"
-            )
         if spec.target in new_values:
             _own_state(graph, node, tag, new_values[spec.target], groups, home)
             owned.setdefault(tag, []).append(node)
+        elif node in changing:
+            raise OwnershipError(
+                f"{spec.target!r} ({node.name!r}) is tagged {tag!r} as constant, but shares its "
+                "memory with a buffer that the program changes: leave it untagged"
+            )
         else:
             for owner in _owners(node, spec, tag, groups, home):
                 owned.setdefault(owner, []).append(node)

@@ -17,10 +17,10 @@ from lowerdeck.lowered_module._torch_private import (
     bare_program,
     fake_mode_of,
     lazy_clone,
-    schema_of,
     set_program_parts,
 )
 from lowerdeck.lowered_module.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
+from lowerdeck.torch_base import MemoryUse
 
 
 class PreparedProgram(ExportedProgram):
@@ -166,34 +166,20 @@ def _plan(program: ExportedProgram) -> _Plan:
     names = {spec.target: place for place, spec in enumerate(signature.input_specs)}
     names |= {node.name: place for place, node in enumerate(placeholders)}
     outputs = program.graph.output_node().args[0]
+    memory = MemoryUse.of_program(program)
     changing = {
-        placeholders[names[spec.target]]
+        memory.group(placeholders[names[spec.target]])
         for spec in signature.output_specs
         if spec.kind in MUTATIONS
     }
     returned, changed = [], []
     for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
-        aliased = _may_view(value, changing)
+        aliased = isinstance(value, Node) and memory.group(value) in changing
         if spec.kind in MUTATIONS:
             changed.append((index, aliased, names[spec.target]))
         else:
             returned.append((index, aliased))
     return _Plan(returned, changed)
-
-
-def _may_view(value: object, changing: set[Node]) -> bool:
-    """Return whether ``value`` may share memory with one of the nodes ``changing``."""
-    while isinstance(value, Node):
-        if value in changing:
-            return True
-        schema = schema_of(value.target)
-        views = schema is not None and any(found.alias_info for found in schema.returns)
-        if not views and value.op != "call_function":
-            return False
-        if schema is not None and not views:
-            return False
-        value = value.args[0] if value.args else None
-    return False
 
 
 def mutated_targets(program: ExportedProgram) -> Iterator[str]:

@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
 
-from lowerdeck.lowered_module.in_place import written_in_place
+from lowerdeck.lowered_module.functional import changing_inputs
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.prepared import mutated_targets
 
@@ -24,12 +24,11 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
     Args:
         edge_program: The program that a partitioner is tagging.
     """
-    changed = set(mutated_targets(edge_program))
-    written = written_in_place(edge_program)
+    changing = changing_inputs(edge_program)
     tagged = (node.meta.get(DELEGATION_TAG) for node in edge_program.graph.nodes)
     first = next((tag for tag in tagged if tag is not None), None)
     for node, spec in _data(edge_program):
-        if spec.target in changed or node in written:
+        if node in changing:
             continue
         tags = _reader_tags(node)
         if tags:

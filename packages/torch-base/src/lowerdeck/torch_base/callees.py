@@ -91,7 +91,7 @@ _SILENT_ALIASES = frozenset(
         *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout"),
         *("native_dropout", "_fused_dropout"),
         *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "meshgrid"),
-        *("cartesian_prod", "einsum", "sum_to_size", "type_as"),
+        *("cartesian_prod", "conj_physical", "einsum", "histogramdd", "sum_to_size", "type_as"),
     }
 )
 # torch's structured control flow lets no result share memory with an argument, and a delegate's
