@@ -16,6 +16,7 @@ BRAND = "lowerdeck"
 
 # Lowest layer first, so that a list of them is an order to install in.
 PACKAGES = (
+    "torch-base",
     "graph-fuser",
     "serializer",
     "emitter",

@@ -31,8 +31,8 @@ def _public_definitions(
     return found
 
 
-def test_there_are_seven_packages():
-    assert len(PACKAGES) == 7
+def test_there_are_eight_packages():
+    assert len(PACKAGES) == 8
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _illegal_names
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
-from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = [
-    "HigherOrderOperator",
-    "NormBase",
     "OpOverload",
     "OpOverloadPacket",
     "add_node",
@@ -29,12 +26,8 @@ __all__ = [
     "lazy_graph_module",
     "mark_impure",
     "replace_hooks",
-    "schema_of",
     "share_codegen",
 ]
-
-NormBase: type[torch.nn.Module] = _NormBase
-"""What batch and instance norms of all dimensions are made from."""
 
 _DEFERRED = ("__reduce__", "__reduce_package__", "__str__", "code", "forward", "recompile")
 
@@ -61,12 +54,6 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
     graph.owning_module = made
     defer_code(made)
     return made
-
-
-def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """Return the schema of one overload of an operator."""
-    schema: torch.FunctionSchema = operator._schema
-    return schema
 
 
 def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., object]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "SpecViolationError",
     "active_fake_mode",
     "bare_program",
+    "composite_parts",
     "data_address",
     "executorch_call_delegate",
     "fake_mode_of",
@@ -86,6 +88,19 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
     return None
+
+
+def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
+    """Return what does ``operator`` by calling others, as eager does; None if nothing does.
+
+    Args:
+        operator: One overload.
+    """
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not operator.has_kernel_for_dispatch_key(key):
+        return None
+    # ``decompose`` would ask for Python's version first, which the caller may have replaced.
+    return functools.partial(operator._op_dk, key)
 
 
 def set_program_parts(

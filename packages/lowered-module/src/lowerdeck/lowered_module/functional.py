@@ -7,19 +7,32 @@ both. A partition therefore touches memory that is written only if all of it is 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from lowerdeck.lowered_module._torch_private import OpOverload, composite_parts
+from lowerdeck.lowered_module.copies import shared_copy
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.graphs import graphs_of, is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import MUTATIONS
-from lowerdeck.torch_base import MemoryUse, shared_inputs
+from lowerdeck.torch_base import (
+    MemoryUse,
+    held_tensors,
+    hides_aliases,
+    shared_inputs,
+    storage_identity,
+)
+
+CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
+"""Key of a placeholder's meta: another method of the same file changes what it holds."""
 
 _OUTSIDE = frozenset({"placeholder", "get_attr"})
+_ALIAS = torch.ops.aten.alias.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +83,10 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
     Raises:
         AliasingError: torch cannot tell its writes in values.
     """
+    plain = shared_copy(program)
+    table = _say_aliases(plain)
     try:
-        done = program.run_decompositions({})
+        return plain.run_decompositions(table)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise AliasingError(
@@ -79,7 +94,28 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
             f"({type(error).__name__}: {reason}): leave these nodes out of partitions, or write "
             "the model without the write in place"
         ) from error
-    return done
+
+
+def _say_aliases(program: ExportedProgram) -> dict[OpOverload, Callable[..., object]]:
+    """Prepare ``program`` in place for torch's functionalisation.
+
+    That takes schemas at their word: what is written through the result of an operator whose
+    schema hides that it may return its argument would be lost.
+
+    Returns:
+        How such operators are taken apart into those that say what they share.
+    """
+    table: dict[OpOverload, Callable[..., object]] = {}
+    for gm in graphs_of(program.graph_module):
+        for node in gm.graph.nodes:
+            if not hides_aliases(node.target):
+                continue
+            if "dropout" in node.target.name() and False in (*node.args, *node.kwargs.values()):
+                # Not in training: eager returns the argument, torch's decomposition clones it.
+                node.target, node.args, node.kwargs = _ALIAS, node.args[:1], {}
+            elif (parts := composite_parts(node.target)) is not None:
+                table[node.target] = parts
+    return table
 
 
 def writes_anything(program: ExportedProgram) -> bool:
@@ -108,7 +144,7 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
     """Return the placeholders whose memory a call of ``program`` changes.
 
     By a write in place, directly or through views, or by a mutation that the signature names; and
-    whatever shares a storage with one of these.
+    whatever shares a storage with one of these, or with what another method changes.
 
     Args:
         program: Any program; only its outermost graph is looked at.
@@ -123,7 +159,45 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
         if (spec.target or node.name) in targets
     }
-    return {node for node in placeholders if memory.group(node) in mutated or memory.writers(node)}
+    return {
+        node
+        for node in placeholders
+        if memory.group(node) in mutated or memory.writers(node) or CHANGED_ELSEWHERE in node.meta
+    }
+
+
+def changed_storages(programs: Iterable[ExportedProgram]) -> set[int | None]:
+    """Return the identities of the storages that a call of any of ``programs`` changes.
+
+    Args:
+        programs: The methods of one file; they hold the storages.
+    """
+    found: set[int | None] = set()
+    for program in programs:
+        held = held_tensors(program)
+        changing = changing_inputs(program)
+        found |= {storage_identity(held[node]) for node in changing if node in held}
+    return found
+
+
+def mark_changed(
+    program: ExportedProgram, source: ExportedProgram, storages: Container[object]
+) -> None:
+    """Mark, in place, the placeholders of ``program`` whose storage some method changes.
+
+    Args:
+        program: A copy for a partitioner.
+        source: The program that it was copied from, with the tensors.
+        storages: What is changed, as ``changed_storages`` returns it.
+    """
+    if not storages:
+        return
+    held = held_tensors(source)
+    originals = source.graph.find_nodes(op="placeholder")
+    copies = program.graph.find_nodes(op="placeholder")
+    for copied, node in zip(copies, originals, strict=True):
+        if node in held and storage_identity(held[node]) in storages:
+            copied.meta[CHANGED_ELSEWHERE] = True
 
 
 def _harms(program: ExportedProgram, tags: Container[object]) -> Iterator[Harm]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, overload
@@ -24,8 +24,10 @@ from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
 from lowerdeck.lowered_module.errors import AliasingError, PartitionError
 from lowerdeck.lowered_module.functional import (
+    changed_storages,
     first_harm,
     functional,
+    mark_changed,
     writes_anything,
     writes_outside,
 )
@@ -216,8 +218,9 @@ def _lower_methods(
             f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
             f"{', '.join(programs) or 'none'}: give a program for each"
         )
+    changed = changed_storages(programs.values()) if len(programs) > 1 else set()
     cut = {
-        name: _partitioned(programs[name], partitioner)
+        name: _partitioned(programs[name], partitioner, changed)
         for name, partitioner in spec.method_to_partitioner.items()
     }
     parts = {name: one.cuts for name, one in cut.items()}
@@ -254,14 +257,16 @@ def _require_partitioner(given: object) -> None:
         )
 
 
-def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutProgram:
+def _partitioned(
+    program: ExportedProgram, partitioner: PartitionerLike, changed: Container[object] = ()
+) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it.
 
     Where the cut would lose a write in place, the functional form of the program is partitioned
-    instead.
+    instead. ``changed`` are the storages that any method of the same file changes.
     """
     _require_partitioner(partitioner)
-    tagged, tags = _tagged(program, partitioner)
+    tagged, tags = _tagged(program, partitioner, changed)
     harm: object = first_harm(tagged, tags)
     if harm is None:
         try:
@@ -272,7 +277,7 @@ def _partitioned(program: ExportedProgram, partitioner: PartitionerLike) -> CutP
                 raise
             harm = f"partitions read memory before and after it is written ({error})"
     program = functional(program, harm)
-    tagged, tags = _tagged(program, partitioner)
+    tagged, tags = _tagged(program, partitioner, changed)
     left = first_harm(tagged, tags)
     if left is not None:
         raise AliasingError(
@@ -288,11 +293,12 @@ def _cut(tagged: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
 
 
 def _tagged(
-    program: ExportedProgram, partitioner: PartitionerLike
+    program: ExportedProgram, partitioner: PartitionerLike, changed: Container[object]
 ) -> tuple[ExportedProgram, Mapping[str, Any]]:
     """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
+    mark_changed(copied, program, changed)
     result = partitioner(copied)
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)

@@ -10,13 +10,12 @@ from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate, set_program_parts
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.cut import CutProgram
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.graphs import graphs_of
 from lowerdeck.lowered_module.grouping import strip_tags
 from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.prepared import own_mutable_state
 from lowerdeck.lowered_module.signature import STATE_MUTATIONS, renamed
 
 
@@ -30,7 +29,8 @@ def splice_delegates(
         delegates: One per partition, in order.
 
     Returns:
-        A new program that owns its mutable state; constants are shared with the original.
+        A new program on the same tensors. State is shared as torch's own programs share it, so
+        that methods of one model, lowered one by one, keep one state.
     """
     kept = _take_mutations(cut)
     names = _FreeNames()
@@ -126,7 +126,7 @@ def _finish(cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]]) -> Exported
     still = {spec.target for spec in input_specs}
     state = _without(program.state_dict, owned_targets - still, still)
     constants = _without(program.constants, owned_targets - still, still)
-    result = ExportedProgram(
+    return ExportedProgram(
         root=program.graph_module,
         graph=graph,
         graph_signature=signature,
@@ -137,12 +137,6 @@ def _finish(cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]]) -> Exported
         constants=constants,
         verifiers=list(program.verifiers),
     )
-    set_program_parts(
-        result,
-        state_dict=own_mutable_state(result, result.state_dict),
-        constants=own_mutable_state(result, result.constants),
-    )
-    return result
 
 
 def _without(

@@ -27,7 +27,7 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
     changing = changing_inputs(edge_program)
     tagged = (node.meta.get(DELEGATION_TAG) for node in edge_program.graph.nodes)
     first = next((tag for tag in tagged if tag is not None), None)
-    for node, spec in _data(edge_program):
+    for node, _ in _data(edge_program):
         if node in changing:
             continue
         tags = _reader_tags(node)

@@ -6,10 +6,11 @@ graph and replaces nothing of torch.
 
 from __future__ import annotations
 
+from lowerdeck.torch_base._torch_private import storage_identity
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
-from lowerdeck.torch_base.callees import Behaviour, Effect
-from lowerdeck.torch_base.memory import MemoryUse, shared_inputs
+from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
+from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 
 __all__ = [
     # What a node does
@@ -18,7 +19,10 @@ __all__ = [
     "Effect",
     # What shares memory
     "MemoryUse",
+    "held_tensors",
+    "hides_aliases",
     "shared_inputs",
+    "storage_identity",
     # Attributes by their dotted path
     "attribute",
     "has_attribute",

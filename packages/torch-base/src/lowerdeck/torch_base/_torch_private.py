@@ -30,9 +30,13 @@ def schema_of(operator: OpOverload) -> torch.FunctionSchema:
 
 def is_composite(operator: OpOverload) -> bool:
     """Return whether torch takes ``operator`` apart by itself, and so may copy in it."""
-    composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
-        operator.name(), "CompositeImplicitAutograd"
-    )
+    try:
+        composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+            operator.name(), "CompositeImplicitAutograd"
+        )
+    except RuntimeError:
+        # Some overloads exist for TorchScript only.
+        return True
     return composite
 
 

@@ -50,7 +50,7 @@ class Behaviour:
         aliases: Whether its result may share memory with what it reads.
         aliased: Positions and names of the arguments that it may share memory with; empty with
             ``aliases`` means all.
-        is_view: Whether it only says how memory is seen: it reads none of the bytes.
+        only_looks: Whether it reads none of the bytes: a view, or a question about the shape.
         inplace_at: Position of its parameter ``inplace``; -1 without one.
     """
 
@@ -58,7 +58,7 @@ class Behaviour:
     writes: Arguments = ()
     aliases: bool = False
     aliased: Arguments = ()
-    is_view: bool = False
+    only_looks: bool = False
     inplace_at: int = -1
 
 
@@ -82,6 +82,9 @@ _CHECKS = frozenset(
         "sym_constrain_range_for_size",
     }
 )
+_QUESTIONS = frozenset(
+    {"_assert_tensor_metadata", "sym_numel", "sym_size", "sym_storage_offset", "sym_stride"}
+)
 _MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
 # Whose results may be, or see, what they are given though their schemas do not say so: found by
 # running torch's own operator samples (tests/test_memory.py).
@@ -102,6 +105,20 @@ _FRESH = frozenset(
         *("auto_functionalized", "auto_functionalized_v2", "executorch_call_delegate"),
     }
 )
+
+
+def hides_aliases(target: object) -> bool:
+    """Return whether results of an operator may share memory though its schema keeps silent.
+
+    torch's functionalisation takes schemas at their word: left whole, such an operator loses what
+    is written through its result.
+
+    Args:
+        target: What a node calls.
+    """
+    if not isinstance(target, OpOverload):
+        return False
+    return schema_of(target).name.rpartition("::")[2] in _SILENT_ALIASES
 
 
 def function_behaviour(node: Node) -> Behaviour:
@@ -126,7 +143,7 @@ def function_behaviour(node: Node) -> Behaviour:
     else:
         found = _by_name(target)
     if name in _CHECKS:
-        return Behaviour(Effect.CHECK)
+        return Behaviour(Effect.CHECK, only_looks=name in _QUESTIONS)
     if isinstance(target, FunctionType) and "inplace" in inspect.signature(target).parameters:
         place = list(inspect.signature(target).parameters).index("inplace")
         return replace(found, inplace_at=place)
@@ -148,13 +165,14 @@ def _overload(target: OpOverload) -> Behaviour:
     effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM
-    if schema.name.rpartition("::")[2] in _SILENT_ALIASES:
+    if hides_aliases(target):
         return Behaviour(effect, writes, aliases=True)
     aliases = any(result.alias_info is not None for result in schema.returns)
     aliased = tuple((index, name) for index, name, alias in arguments if alias) if aliases else ()
     # A composite operator, such as reshape, may copy.
     is_view = aliases and not writes and not is_composite(target)
-    return Behaviour(effect, writes, aliases, aliased, is_view)
+    only_looks = is_view or schema.name.rpartition("::")[2] in _QUESTIONS
+    return Behaviour(effect, writes, aliases, aliased, only_looks)
 
 
 def _packet(packet: OpOverloadPacket) -> Behaviour:

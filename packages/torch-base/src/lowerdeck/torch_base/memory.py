@@ -119,8 +119,8 @@ class MemoryUse:
     def reads(self, node: Node) -> Sequence[Node]:
         """Return the groups whose bytes ``node`` may read.
 
-        What only says how memory is seen (a view, an element of a tuple) reads none, unless the
-        graph changes shapes in place.
+        What only looks at how memory is seen (a view, an element of a tuple, a question about a
+        shape) reads none, unless the graph changes shapes in place.
         """
         if node.op in {"placeholder", "get_attr"}:
             return ()
@@ -153,7 +153,7 @@ class MemoryUse:
             source, index = node.args
             held = source.meta.get("val") if isinstance(source, Node) else None
             return isinstance(held, list | tuple) or _is_basic(index)
-        return self._behaviours.of(node).is_view
+        return self._behaviours.of(node).only_looks
 
 
 def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
@@ -162,20 +162,29 @@ def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
     Args:
         program: Its parameters, buffers and constants are asked for their storages.
     """
-    tensors: list[tuple[Node, torch.Tensor]] = []
-    placeholders = program.graph.find_nodes(op="placeholder")
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-        if isinstance(value, torch.Tensor):
-            tensors.append((node, value))
     by_storage: dict[object, list[Node]] = {}
     ranges: list[tuple[int, int, list[Node]]] = []
-    for node, tensor in tensors:
+    for node, tensor in held_tensors(program).items():
         key = storage_identity(tensor)
         if key not in by_storage or key is None:
             ranges.append((*address_range(tensor), by_storage.setdefault(key or node, [])))
         by_storage[key or node].append(node)
     return [nodes for nodes in _overlapping(ranges) if len(nodes) > 1]
+
+
+def held_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """Return the tensor behind each placeholder of ``program`` that has one.
+
+    Args:
+        program: Any exported program; its parameters, buffers and constants are what it holds.
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")
+    found: dict[Node, torch.Tensor] = {}
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        if isinstance(value, torch.Tensor):
+            found[node] = value
+    return found
 
 
 def _overlapping(ranges: list[tuple[int, int, list[Node]]]) -> list[list[Node]]:

@@ -1,0 +1,230 @@
+"""Which values share memory, and who reads and writes it."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+import lowerdeck.torch_base.memory
+from lowerdeck.torch_base import MemoryUse, held_tensors, hides_aliases, shared_inputs
+
+aten = torch.ops.aten
+
+
+def exported(model: nn.Module, *inputs: Tensor) -> torch.export.ExportedProgram:
+    return torch.export.export(model, inputs)
+
+
+def named(graph: Graph) -> dict[str, Node]:
+    return {node.name: node for node in graph.nodes}
+
+
+class Written(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(4, 2))
+        self.register_buffer("table", torch.zeros(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.cache.split(2)
+        rows[1][0].copy_(x[0])
+        return rows[0] + self.table[:2]
+
+
+def test_a_write_through_views_of_views_is_a_write_of_the_buffer() -> None:
+    program = exported(Written(), torch.ones(2, 2))
+    memory = MemoryUse.of_program(program)
+    nodes = named(program.graph)
+    (writer,) = memory.writers(nodes["b_cache"])
+    assert writer.target is aten.copy_.default
+    assert memory.writes(writer) == [memory.group(nodes["b_cache"])]
+    assert not memory.writers(nodes["b_table"])
+    assert not memory.writers(nodes["x"])
+
+
+def test_what_only_looks_reads_no_bytes() -> None:
+    program = exported(Written(), torch.ones(2, 2))
+    memory = MemoryUse.of_program(program)
+    for node in program.graph.nodes:
+        if node.target in {aten.split.Tensor, aten.select.int, aten.slice.Tensor}:
+            assert not memory.reads(node), node
+        if node.target is aten.add.Tensor:
+            groups = {memory.group(source) for source in node.all_input_nodes}
+            assert set(memory.reads(node)) == groups
+
+
+def test_changes_of_shape_in_place_are_seen_by_what_looks() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(aten.t_.default, (x,))
+    view = graph.call_function(aten.select.int, (x, 0, 0))
+    graph.output(view)
+    memory = MemoryUse(graph)
+    assert memory.reads(view) == [memory.group(x)]
+
+
+def test_a_composite_operator_may_copy_and_so_reads() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    flat = graph.call_function(aten.reshape.default, (x, [-1]))
+    graph.output(flat)
+    memory = MemoryUse(graph)
+    assert memory.group(flat) is memory.group(x)
+    assert memory.reads(flat) == [memory.group(x)]
+
+
+def test_names_of_one_storage_share_memory_wherever_they_begin_in_it() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(8)
+            self.register_buffer("low", whole[:4])
+            self.register_buffer("high", whole[4:])
+            self.register_buffer("other", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.low + self.high + self.other
+
+    program = exported(Parts(), torch.ones(4))
+    nodes = named(program.graph)
+    assert shared_inputs(program) == [[nodes["b_low"], nodes["b_high"]]]
+    assert held_tensors(program).keys() == {nodes["b_low"], nodes["b_high"], nodes["b_other"]}
+    memory = MemoryUse.of_program(program)
+    assert memory.group(nodes["b_low"]) is memory.group(nodes["b_high"])
+    assert memory.group(nodes["b_low"]) is not memory.group(nodes["b_other"])
+
+
+def test_two_storages_on_one_lent_memory_share_it() -> None:
+    lent = bytearray(64)
+
+    class Lent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("low", torch.frombuffer(lent, dtype=torch.float32, count=8))
+            self.register_buffer(
+                "high", torch.frombuffer(lent, dtype=torch.float32, offset=16, count=8)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.low + self.high
+
+    program = exported(Lent(), torch.ones(8))
+    nodes = named(program.graph)
+    assert [set(one) for one in shared_inputs(program)] == [{nodes["b_low"], nodes["b_high"]}]
+
+
+def test_attributes_of_one_storage_share_memory() -> None:
+    root = nn.Module()
+    root.register_buffer("state", torch.zeros(4))
+    root.register_buffer("view", root.state[1:])
+    root.register_buffer("other", torch.zeros(4))
+    graph = Graph()
+    state, view, other = (graph.get_attr(name) for name in ("state", "view", "other"))
+    write = graph.call_function(aten.add_.Tensor, (view, 1))
+    graph.output((state, other))
+    memory = MemoryUse(graph, GraphModule(root, graph))
+    assert memory.writers(state) == [write]
+    assert not memory.writers(other)
+
+
+def test_control_flow_and_delegates_give_values_of_their_own() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,))
+            y.add_(1)
+            return y
+
+    program = exported(Chosen(), torch.ones(2))
+    memory = MemoryUse.of_program(program)
+    nodes = named(program.graph)
+    assert memory.has_writes
+    assert not memory.writers(nodes["x"])
+
+
+@pytest.mark.parametrize(
+    ("operator", "args"),
+    [
+        (aten.dropout.default, ("x", 0.5, False)),
+        (aten.alpha_dropout.default, ("x", 0.5, False)),
+        (aten.feature_dropout.default, ("x", 0.5, False)),
+        (aten.feature_alpha_dropout.default, ("x", 0.5, False)),
+        (aten.type_as.default, ("x", "x")),
+        (aten.sum_to_size.default, ("x", [2, 2])),
+        (aten.conj_physical.default, ("x",)),
+        (aten.atleast_1d.default, ("x",)),
+        (aten.atleast_2d.default, ("x",)),
+        (aten.atleast_3d.default, ("x",)),
+        (aten.broadcast_tensors.default, (["x", "x"],)),
+        (aten.einsum.default, ("ij->ji", ["x"])),
+        (aten.meshgrid.default, (["row", "row"],)),
+        (aten.cartesian_prod.default, (["row"],)),
+        (aten.unsafe_split.Tensor, ("x", 1)),
+        (aten.unsafe_split_with_sizes.default, ("x", [1, 1])),
+        (aten.unsafe_chunk.default, ("x", 2)),
+        (aten._unsafe_view.default, ("x", [4])),
+    ],
+    ids=str,
+)
+def test_operators_whose_schemas_hide_that_they_return_their_argument(
+    operator: object, args: tuple[object, ...]
+) -> None:
+    x, row = torch.ones(2, 2), torch.ones(2)
+    values = {"x": x, "row": row}
+
+    def filled(table: dict[str, object]) -> list[object]:
+        return [
+            [table[item] for item in arg]
+            if isinstance(arg, list) and arg and isinstance(arg[0], str)
+            else table.get(arg, arg)
+            if isinstance(arg, str)
+            else arg
+            for arg in args
+        ]
+
+    result = operator(*filled(dict(values)))  # type: ignore[operator]
+    first = result[0] if isinstance(result, (list, tuple)) else result
+    given = row if "row" in str(args) else x
+    assert first.untyped_storage()._cdata == given.untyped_storage()._cdata
+    assert hides_aliases(operator)
+    graph = Graph()
+    nodes: dict[str, object] = {name: graph.placeholder(name) for name in values}
+    made = graph.call_function(operator, tuple(filled(nodes)))  # type: ignore[arg-type]
+    graph.output(made)
+    memory = MemoryUse(graph)
+    source = nodes["row" if "row" in str(args) else "x"]
+    assert isinstance(source, Node)
+    assert memory.group(made) is memory.group(source)
+
+
+def test_the_cost_is_linear() -> None:
+    def steps(count: int) -> int:
+        graph = Graph()
+        node = graph.placeholder("x")
+        for _ in range(count):
+            node = graph.call_function(aten.alias.default, (node,))
+            graph.call_function(aten.add_.Tensor, (node, 1))
+        graph.output(node)
+        calls = 0
+        find = MemoryUse.group
+
+        def counted(self: MemoryUse, one: Node) -> Node:
+            nonlocal calls
+            calls += 1
+            return find(self, one)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MemoryUse, "group", counted)
+            memory = MemoryUse(graph)
+            for one in graph.nodes:
+                memory.reads(one)
+        return calls
+
+    assert steps(400) <= 2.1 * steps(200)
+
+
+def test_the_example_runs() -> None:
+    assert doctest.testmod(lowerdeck.torch_base.memory).failed == 0

@@ -1,0 +1,58 @@
+"""What we expect of torch's private parts; a new torch that breaks it breaks one of these."""
+
+from __future__ import annotations
+
+import torch
+
+from lowerdeck.torch_base import _torch_private as private
+
+
+def test_norms_of_batches_and_instances_have_one_base() -> None:
+    for norm in (torch.nn.BatchNorm1d(1), torch.nn.InstanceNorm3d(1), torch.nn.SyncBatchNorm(1)):
+        assert isinstance(norm, private.NormBase)
+    assert not isinstance(torch.nn.LayerNorm(1), private.NormBase)
+
+
+def test_operators_have_kinds_and_overloads_a_schema() -> None:
+    add = torch.ops.aten.add
+    assert isinstance(add.Tensor, private.OpOverload)
+    assert isinstance(add, private.OpOverloadPacket)
+    assert isinstance(torch.ops.higher_order.cond, private.HigherOrderOperator)
+    schema = private.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.name == "aten::add_"
+    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    assert written == [True, False, False]
+
+
+def test_composite_operators_are_told_from_true_views() -> None:
+    aten = torch.ops.aten
+    assert private.is_composite(aten.reshape.default)
+    assert private.is_composite(aten.contiguous.default)
+    assert not private.is_composite(aten.view.default)
+    assert not private.is_composite(aten.select.int)
+    # It is known to TorchScript only.
+    assert private.is_composite(aten.einsum.sublist)
+
+
+def test_an_impure_module_is_known() -> None:
+    module = torch.nn.Module()
+    assert not private.is_impure(module)
+    module._is_impure = True  # type: ignore[assignment]
+    assert private.is_impure(module)
+
+
+def test_a_storage_is_known_by_its_own_identity() -> None:
+    whole = torch.zeros(4)
+    assert private.storage_identity(whole) == private.storage_identity(whole[2:])
+    assert private.storage_identity(whole) != private.storage_identity(torch.zeros(4))
+    assert private.storage_identity(torch.zeros(4).to_sparse()) is None
+
+
+def test_the_range_of_a_storage_is_told_without_writing() -> None:
+    whole = torch.zeros(4)
+    start, end = private.address_range(whole[2:])
+    assert (start, end) == (whole.data_ptr(), whole.data_ptr() + 16)
+    lazy = torch._lazy_clone(whole)
+    assert private.address_range(lazy) == (start, end), "it still shares"
+    assert private.address_range(torch.zeros(4, device="meta")) == (0, 0)
+    assert private.address_range(torch.zeros(4).to_sparse()) == (0, 0)

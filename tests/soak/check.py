@@ -1,0 +1,313 @@
+"""Lower one random raw program every way, run it everywhere, and say what came of it.
+
+Each program is exported and then emitted as it is, lowered in arbitrary partitions (run by our
+runner, and with the partitions put back by the official runtime), and lowered for XNNPACK (both).
+Files are loaded from a path and from bytes. Eager is the judge.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from lowerdeck.demo_backends import XnnpackPartitioner, XnnpackRuntime
+from lowerdeck.demo_backends.executor_backend import ExecutorRuntime
+from lowerdeck.emitter import EmitterError, emit
+from lowerdeck.graph_fuser import GraphFuserError, propose_partitions
+from lowerdeck.lowered_module import (
+    DelegationSpec,
+    LoweringError,
+    MethodProgramsPartitionerSpec,
+    Partitioner,
+    PartitionResult,
+    get_lowered_backend_modules,
+    tag_constant_data,
+    tag_mutated_buffer,
+    to_backend,
+)
+from lowerdeck.runner import load
+from tests.interop import official
+from tests.soak.raw_programs import RawProgram, raw_program
+
+REFUSALS = (EmitterError, LoweringError, GraphFuserError)
+Results = list[tuple[list[Tensor], list[Tensor] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one way of one program.
+
+    Attributes:
+        seed: The program.
+        way: How it was lowered and run.
+        outcome: ``right``, ``wrong``, ``failed``, ``refused`` or ``torch`` (it is wrong itself).
+        detail: The refusal's reason, or what is wrong.
+    """
+
+    seed: int
+    way: str
+    outcome: str
+    detail: str = ""
+
+
+class ScatteredPartitioner(Partitioner):
+    """Tags arbitrary nodes, the same ones whenever it sees the same names.
+
+    Args:
+        seed: What is arbitrary.
+        state: Whether partitions own constants, and the buffers that they change.
+    """
+
+    def __init__(self, seed: int, state: bool) -> None:
+        super().__init__()
+        self._seed = seed
+        self._state = state
+        self._share = random.Random(seed).choice((0.3, 0.6, 0.9))
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with tags."""
+
+        def wanted(node: Node) -> bool:
+            drawn = zlib.crc32(f"{self._seed} {node.name}".encode()) / (1 << 32)
+            return isinstance(node.target, torch._ops.OpOverload) and drawn < self._share
+
+        tags = {}
+        for number, nodes in enumerate(propose_partitions(exported_program.graph_module, wanted)):
+            tags[f"p{number}"] = DelegationSpec("ExecutorBackend", [])
+            for node in nodes:
+                node.meta["delegation_tag"] = f"p{number}"
+        if self._state:
+            tag_constant_data(exported_program)
+            tag_mutated_buffer(exported_program)
+        return PartitionResult(exported_program, tags)
+
+
+def findings(seed: int, lib: Any = None) -> Iterator[Finding]:
+    """Yield what came of each way of the program of ``seed``.
+
+    Args:
+        seed: The program.
+        lib: The official runtime's binding; imported if None.
+    """
+    warnings.simplefilter("ignore")
+    if lib is None:
+        lib = importlib.import_module(str(official.binding_name()))
+    program = raw_program(seed)
+    expected = program.expected()
+    try:
+        exported = _exported(program)
+        as_torch = _in_torch(program, exported)
+    except Exception as error:
+        yield Finding(seed, "torch.export", "torch", f"{type(error).__name__}: {_first(error)}")
+        return
+    wrong = _difference(as_torch, expected)
+    if wrong:
+        yield Finding(seed, "torch.export", "torch", wrong)
+        return
+    runs: dict[str, Callable[[], Iterator[tuple[str, Results]]]] = {
+        "emitted": lambda: _everywhere(lib, program, exported, {}),
+        "partitions": lambda: _partitions(lib, program, exported, state=False),
+        "owning partitions": lambda: _partitions(lib, program, exported, state=True),
+        "xnnpack": lambda: _xnnpack(lib, program, exported),
+    }
+    for way, run in runs.items():
+        try:
+            for where, results in run():
+                wrong = _difference(results, expected)
+                yield Finding(seed, f"{way}, {where}", "wrong" if wrong else "right", wrong)
+        except REFUSALS as error:
+            yield Finding(seed, way, "refused", f"{type(error).__name__}: {_first(error)}")
+        except Exception as error:
+            yield Finding(seed, way, "failed", f"{type(error).__name__}: {_first(error)}")
+
+
+def _exported(program: RawProgram) -> dict[str, ExportedProgram]:
+    return {
+        name: torch.export.export(
+            model, program.example(name), dynamic_shapes=program.dynamic_shapes()
+        )
+        for name, model in program.models().items()
+    }
+
+
+def _in_torch(program: RawProgram, exported: Mapping[str, ExportedProgram]) -> Results:
+    """Return what torch itself makes of the exported programs; methods share their state."""
+    if len(exported) > 1:
+        # Modules of two programs have states of their own.
+        return program.expected()  # type: ignore[return-value]
+    # Its module shares the program's state.
+    module = copy.deepcopy(exported["forward"]).module()
+    found: Results = []
+    for _, inputs in program.calls:
+        own = [value.clone() for value in inputs]
+        found.append(([value.clone() for value in module(*own)], own))
+    return found
+
+
+def _everywhere(
+    lib: Any,
+    program: RawProgram,
+    exported: Mapping[str, ExportedProgram],
+    runtimes: Mapping[str, Any],
+    *,
+    ours: bool = True,
+    theirs: bool = True,
+) -> Iterator[tuple[str, Results]]:
+    emitted = emit(dict(exported))
+    data = emitted.to_bytes()
+    if ours:
+        for memory in ("strict", "poison"):
+            yield f"runner {memory}", _in_runner(program, data, memory, runtimes)
+    if not theirs:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pte"
+        path.write_bytes(data)
+        for where, source in (("bytes", data), ("a path", str(path))):
+            yield f"official from {where}", _in_official(lib, program, source)
+
+
+def _in_runner(
+    program: RawProgram, data: bytes, memory: Any, runtimes: Mapping[str, Any]
+) -> Results:
+    loaded = load(data, memory=memory, backends=dict(runtimes))
+    found: Results = []
+    for name, inputs in program.calls:
+        own = [value.clone() for value in inputs]
+        outputs = loaded.method(name).run_flat(own)
+        found.append(([value.clone() for value in outputs], own))
+    return found
+
+
+def _in_official(lib: Any, program: RawProgram, source: bytes | str) -> Results:
+    # Methods share their state in the Program API only; the Module API maps the file as apps do.
+    run: Callable[[str, tuple[Tensor, ...]], Any]
+    if len(program.methods) > 1:
+        read = lib._load_program if isinstance(source, str) else lib._load_program_from_buffer
+        file = read(source)
+        methods = {name: file.load_method(name) for name in program.methods}
+
+        def run(name: str, inputs: tuple[Tensor, ...]) -> Any:
+            return methods[name].call(inputs)
+    else:
+        one = isinstance(source, str)
+        read = lib._load_for_executorch if one else lib._load_for_executorch_from_buffer
+        run = read(source).run_method
+    found: Results = []
+    for name, inputs in program.calls:
+        own = [value.clone() for value in inputs]
+        outputs = run(name, tuple(own))
+        found.append(([value.clone() for value in outputs], own))
+    return found
+
+
+def _partitions(
+    lib: Any, program: RawProgram, exported: Mapping[str, ExportedProgram], *, state: bool
+) -> Iterator[tuple[str, Results]]:
+    lowered = _lowered(exported, ScatteredPartitioner(program.seed, state))
+    runtimes = {"ExecutorBackend": ExecutorRuntime()}
+    yield from _everywhere(lib, program, lowered, runtimes, theirs=False)
+    if not state:
+        inlined = {name: with_partitions_inlined(one) for name, one in lowered.items()}
+        for where, found in _everywhere(lib, program, inlined, {}, ours=False):
+            yield f"inlined, {where}", found
+
+
+def _lowered(
+    exported: Mapping[str, ExportedProgram], partitioner: Partitioner
+) -> Mapping[str, ExportedProgram]:
+    # Together, so that no method takes for a constant what another one changes.
+    methods = MethodProgramsPartitionerSpec(exported, dict.fromkeys(exported, partitioner))
+    lowered: Mapping[str, ExportedProgram] = to_backend(methods)
+    return lowered
+
+
+def _xnnpack(
+    lib: Any, program: RawProgram, exported: Mapping[str, ExportedProgram]
+) -> Iterator[tuple[str, Results]]:
+    lowered = _lowered(exported, XnnpackPartitioner())
+    if any(get_lowered_backend_modules(one.graph_module) for one in lowered.values()):
+        yield from _everywhere(lib, program, lowered, {"XnnpackBackend": XnnpackRuntime()})
+
+
+def with_partitions_inlined(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program``, changed in place, with the graph of each delegate where it was called.
+
+    Args:
+        program: A lowered program whose delegates own nothing.
+    """
+    graph = program.graph
+    call_delegate = torch.ops.higher_order.executorch_call_delegate
+    for call in graph.find_nodes(op="call_function", target=call_delegate):
+        read, *args = call.args
+        delegate = getattr(program.graph_module, str(read.target))
+        with graph.inserting_before(call):
+            values = _spliced(program.graph_module, delegate.original_module, args)
+        for reader in list(call.users):
+            reader.replace_all_uses_with(values[reader.args[1]])
+            graph.erase_node(reader)
+        graph.erase_node(call)
+        if not read.users:
+            graph.erase_node(read)
+    for spec, value in zip(
+        program.graph_signature.output_specs, graph.output_node().args[0], strict=True
+    ):
+        if isinstance(value, Node):
+            spec.arg = type(spec.arg)(value.name)
+    program.graph_module.recompile()
+    return program
+
+
+def _spliced(holder: GraphModule, inner: ExportedProgram, args: Any) -> list[Any]:
+    env: dict[Node, Any] = {}
+    waiting = iter(args)
+    for node in inner.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(waiting)
+        elif node.op == "output":
+            return [env[value] if isinstance(value, Node) else value for value in node.args[0]]
+        else:
+            if node.op == "get_attr":
+                child = getattr(inner.graph_module, str(node.target))
+                name = f"inlined_{len(list(holder.named_children()))}"
+                holder.add_module(name, child)
+                env[node] = holder.graph.get_attr(name)
+                continue
+            env[node] = holder.graph.node_copy(node, env.__getitem__)
+    raise AssertionError("a graph without an output")
+
+
+def _difference(found: Results, expected: Any) -> str:
+    for number, ((outputs, inputs), (outputs_wanted, inputs_wanted)) in enumerate(
+        zip(found, expected, strict=True)
+    ):
+        pairs = [("output", outputs, outputs_wanted)]
+        if inputs is not None:
+            pairs.append(("input", inputs, inputs_wanted))
+        for kind, ours, wanted in pairs:
+            if len(ours) != len(wanted):
+                return f"call {number}: {len(ours)} {kind}s, expected {len(wanted)}"
+            for index, (one, other) in enumerate(zip(ours, wanted, strict=True)):
+                if one.shape != other.shape:
+                    return f"call {number}: {kind} {index} is {one.shape}, not {other.shape}"
+                if not torch.allclose(one, other, atol=1e-4, rtol=1e-4):
+                    off = float((one - other).abs().max())
+                    return f"call {number}: {kind} {index} is off by {off:.3g}"
+    return ""
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]
