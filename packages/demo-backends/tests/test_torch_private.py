@@ -14,41 +14,32 @@ from torch import nn
 from lowerdeck.demo_backends._torch_private import (
     OpOverload,
     compile_package,
-    data_address,
     is_mutable,
     load_package,
     returns_alias,
     schema_of,
     upper_bound,
 )
-from lowerdeck.demo_backends.tensor_data import tensor_view, view_tensor
+from lowerdeck.demo_backends.tensor_data import view_tensor
+from lowerdeck.torch_base import bytes_of
 
 _aten = torch.ops.aten
 
 
-def test_looking_at_a_lazy_clone_does_not_make_it_a_real_copy() -> None:
-    tensor = torch.arange(12.0)
-    clone = torch._lazy_clone(tensor)
-    assert data_address(clone) == data_address(tensor)
-    assert bytes(tensor_view(clone)) == bytes(tensor_view(tensor))
-    assert data_address(clone) == data_address(tensor)
-    assert data_address(tensor[3:]) == data_address(tensor) + 12
-
-
 def test_bytes_and_tensors_are_views_of_each_other() -> None:
     tensor = torch.arange(6, dtype=torch.int32).reshape(2, 3)
-    data = tensor_view(tensor)
+    data = bytes_of(tensor)
     assert torch.equal(view_tensor(data, torch.int32, (2, 3)), tensor)
     tensor[0, 0] = 7
     assert view_tensor(data, torch.int32, (6,))[0] == 7
     assert torch.equal(
-        view_tensor(tensor_view(tensor.t()), torch.int32, (3, 2)), tensor.t().contiguous()
+        view_tensor(bytes_of(tensor.t()), torch.int32, (3, 2)), tensor.t().contiguous()
     )
-    assert len(tensor_view(torch.empty(0))) == 0
+    assert len(bytes_of(torch.empty(0))) == 0
 
 
 def test_the_view_keeps_the_memory_alive() -> None:
-    data = tensor_view(torch.full((1000,), 3.0))
+    data = bytes_of(torch.full((1000,), 3.0))
     for _ in range(10):
         torch.zeros(1000)
     assert view_tensor(data, torch.float32, (1000,)).sum() == 3000

@@ -15,7 +15,6 @@ from lowerdeck.lowered_module._torch_private import (
     active_fake_mode,
     bare_program,
     composite_parts,
-    data_address,
     executorch_call_delegate,
     fake_mode_of,
     lazy_clone,
@@ -23,7 +22,6 @@ from lowerdeck.lowered_module._torch_private import (
     schema_of,
     set_program_parts,
 )
-from lowerdeck.lowered_module.tensor_bytes import bytes_of
 
 
 def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
@@ -125,18 +123,6 @@ def test_values_of_an_exported_program_are_fake() -> None:
     program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     assert isinstance(next(iter(program.graph.nodes)).meta["val"], FakeTensor)
     assert isinstance(FakeScriptObject, type)
-
-
-def test_reading_a_lazy_clone_does_not_copy_it() -> None:
-    tensor = torch.arange(12.0)
-    clone = lazy_clone(tensor)
-    assert bytes(bytes_of(clone)) == bytes(bytes_of(tensor))
-    assert data_address(clone) == data_address(tensor)
-    assert data_address(tensor[3:]) == data_address(tensor) + 12
-    assert bytes(bytes_of(tensor.reshape(3, 4).t())) == bytes(
-        bytes_of(tensor.reshape(3, 4).t().contiguous())
-    )
-    assert len(bytes_of(torch.empty(0))) == 0
 
 
 def test_trees_come_apart_and_together() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lowerdeck.torch_base import _torch_private as private
+from lowerdeck.torch_base import bytes_of
 
 
 def test_norms_of_batches_and_instances_have_one_base() -> None:
@@ -46,6 +47,14 @@ def test_a_storage_is_known_by_its_own_identity() -> None:
     assert private.storage_identity(whole) == private.storage_identity(whole[2:])
     assert private.storage_identity(whole) != private.storage_identity(torch.zeros(4))
     assert private.storage_identity(torch.zeros(4).to_sparse()) is None
+
+
+def test_reading_a_lazy_clone_does_not_copy_it() -> None:
+    tensor = torch.arange(12.0)
+    clone = torch._lazy_clone(tensor)
+    assert bytes(bytes_of(clone)) == bytes(bytes_of(tensor))
+    assert private.data_address(clone) == private.data_address(tensor)
+    assert private.data_address(tensor[3:]) == private.data_address(tensor) + 12
 
 
 def test_the_range_of_a_storage_is_told_without_writing() -> None:

@@ -13,7 +13,6 @@ from torch.export import ExportedProgram
 __all__ = [
     "OpOverload",
     "compile_package",
-    "data_address",
     "is_mutable",
     "load_package",
     "returns_alias",
@@ -22,22 +21,6 @@ __all__ = [
 ]
 
 _LARGEST = 2**31 - 1
-
-
-def data_address(tensor: torch.Tensor) -> int:
-    """Return where a dense tensor's elements lie, without a claim to write there.
-
-    ``Tensor.data_ptr()`` promises a writable address and so makes a real copy of a lazily cloned
-    tensor: of every weight of a partition.
-
-    Args:
-        tensor: A dense CPU tensor.
-
-    Returns:
-        The address of its first element.
-    """
-    base: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
-    return base + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def upper_bound(size: int | torch.SymInt) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import torch
 
 from lowerdeck.demo_backends.errors import BlobError
-from lowerdeck.demo_backends.tensor_data import tensor_view, view_tensor
+from lowerdeck.demo_backends.tensor_data import view_tensor
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
+from lowerdeck.torch_base import bytes_of
 
 ALIGNMENT = 16
 DTYPES = {
@@ -63,7 +64,7 @@ class NamedWeights:
         known = self._known.get(id(tensor))
         if known is not None:
             return known[1]
-        data = tensor_view(tensor)
+        data = bytes_of(tensor)
         key = hashlib.sha256(data).hexdigest()
         self._store.add_named_data(key, data, alignment=ALIGNMENT)
         self._known[id(tensor)] = (tensor, key)

@@ -1,34 +1,12 @@
-"""The bytes of a tensor as a view, and a tensor as a view on bytes: weights are never copied."""
+"""A tensor as a view on bytes: weights are never copied."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import warnings
 from collections.abc import Sequence
 
 import torch
-
-from lowerdeck.demo_backends._torch_private import data_address
-
-
-def tensor_view(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's elements in row-major order as bytes.
-
-    Args:
-        tensor: Any dense CPU tensor; one that is not contiguous is copied first.
-
-    Returns:
-        A view on the tensor's own memory, which it keeps alive.
-    """
-    dense = tensor.detach().contiguous()
-    count = dense.numel() * dense.element_size()
-    if count == 0:
-        return memoryview(b"")
-    # Not through numpy, which torch does not need: a ctypes array is as good a buffer.
-    array = (ctypes.c_ubyte * count).from_address(data_address(dense))
-    array.owner = dense  # type: ignore[attr-defined]  # the view keeps the array, the array the tensor
-    return memoryview(array).cast("B")
 
 
 def view_tensor(

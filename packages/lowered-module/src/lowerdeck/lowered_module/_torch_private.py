@@ -28,7 +28,6 @@ __all__ = [
     "active_fake_mode",
     "bare_program",
     "composite_parts",
-    "data_address",
     "executorch_call_delegate",
     "fake_mode_of",
     "lazy_clone",
@@ -59,15 +58,6 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
     return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
-
-
-def data_address(tensor: torch.Tensor) -> int:
-    """Return the address of a dense tensor's first element, for reading only.
-
-    ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one.
-    """
-    start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
-    return start + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def schema_of(target: object) -> torch.FunctionSchema | None:

@@ -15,7 +15,7 @@ from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.graphs import attribute_of
 from lowerdeck.lowered_module.rejects import operator_name
 
-FORMAT = b"lowerdeck result 1"
+FORMAT = b"lowerdeck result 2"
 
 
 def content_key(
@@ -35,8 +35,8 @@ def content_key(
     digest = hashlib.sha256(FORMAT)
     _say(digest, torch.__version__, backend_id, backend.__module__, backend.__qualname__)
     _say(digest, str(getattr(backend, "version", "")))
-    for spec in compile_specs:
-        _say(digest, spec.key, bytes(spec.value).hex())
+    specs = [(spec.key, bytes(spec.value).hex()) for spec in compile_specs]
+    _say(digest, str(specs))
     signature = program.graph_signature
     for entry in (*signature.input_specs, *signature.output_specs):
         _say(digest, str(entry))
@@ -72,11 +72,26 @@ def _attribute(digest: Any, graph_module: GraphModule, node: Node) -> bool:
     if isinstance(value, torch.Tensor):
         _tensor(digest, value)
         return True
+    return _delegate(digest, value)
+
+
+def _delegate(digest: Any, value: Any) -> bool:
+    """Add an earlier delegate: all that a backend could see of it, not its blob alone."""
     blob = getattr(value, "processed_bytes", None)
-    if isinstance(blob, bytes):
-        digest.update(blob)
+    if not isinstance(blob, bytes):
+        return False
+    specs = [(spec.key, bytes(spec.value).hex()) for spec in value.compile_specs]
+    _say(digest, str(value.backend_id), str(specs))
+    _bytes(digest, blob)
+    store = getattr(value, "named_data_store_output", None)
+    if store is None:
         return True
-    return False
+    groups = {"": store.pte_data, **store.external_data}
+    for tag, entries in groups.items():
+        for key, entry in entries.items():
+            _say(digest, tag, key, str(entry.alignment), str(entry.tensor_layout))
+            _bytes(digest, store.buffers[entry.buffer_index])
+    return True
 
 
 def _described(value: object) -> str:
@@ -95,6 +110,12 @@ def _tensor(digest: Any, value: torch.Tensor) -> None:
         saved = io.BytesIO()
         torch.save(value, saved)
         digest.update(saved.getbuffer())
+
+
+def _bytes(digest: Any, blob: Any) -> None:
+    view = memoryview(blob).cast("B")
+    digest.update(f"{len(view)}:".encode())
+    digest.update(view)
 
 
 def _say(digest: Any, *words: str) -> None:

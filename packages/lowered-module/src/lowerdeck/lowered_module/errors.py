@@ -39,3 +39,7 @@ class DelegateMappingError(LoweringError, ValueError):
 
 class UnsupportedOperatorError(LoweringError, NotImplementedError):
     """A backend was given an operator that it cannot compile."""
+
+
+class CacheError(LoweringError, OSError):
+    """A directory for kept results cannot be used."""

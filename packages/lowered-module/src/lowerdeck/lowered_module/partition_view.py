@@ -15,8 +15,8 @@ from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.signature import MUTATIONS
-from lowerdeck.lowered_module.tensor_bytes import bytes_of
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
+from lowerdeck.torch_base import bytes_of
 
 
 class PartitionView:

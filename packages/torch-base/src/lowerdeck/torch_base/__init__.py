@@ -11,6 +11,7 @@ from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
+from lowerdeck.torch_base.tensor_bytes import bytes_of
 
 __all__ = [
     # What a node does
@@ -23,6 +24,8 @@ __all__ = [
     "hides_aliases",
     "shared_inputs",
     "storage_identity",
+    # The bytes of a tensor
+    "bytes_of",
     # Attributes by their dotted path
     "attribute",
     "has_attribute",

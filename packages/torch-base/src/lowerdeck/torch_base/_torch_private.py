@@ -12,6 +12,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "address_range",
+    "data_address",
     "is_composite",
     "is_impure",
     "schema_of",
@@ -43,6 +44,15 @@ def is_composite(operator: OpOverload) -> bool:
 def is_impure(module: object) -> bool:
     """Return whether dead code elimination keeps calls of ``module``."""
     return bool(getattr(module, "_is_impure", False))
+
+
+def data_address(tensor: torch.Tensor) -> int:
+    """Return the address of a dense tensor's first element, for reading only.
+
+    ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one.
+    """
+    start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
+    return start + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def storage_identity(tensor: torch.Tensor) -> int | None:

@@ -15,7 +15,6 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.demo_backends._torch_private import upper_bound
 from lowerdeck.demo_backends.errors import UnsupportedNodeError
 from lowerdeck.demo_backends.source_line import describe
-from lowerdeck.demo_backends.tensor_data import tensor_view
 from lowerdeck.demo_backends.xnnpack.arguments import is_fixed, is_one, shape_of
 from lowerdeck.demo_backends.xnnpack.layout import Layout, conversion
 from lowerdeck.demo_backends.xnnpack.schema import (
@@ -29,6 +28,7 @@ from lowerdeck.demo_backends.xnnpack.schema import (
     Value,
 )
 from lowerdeck.serializer import NamedDataStore
+from lowerdeck.torch_base import bytes_of
 
 ALIGNMENT = 16
 Fields: TypeAlias = int | float | tuple[int, ...]
@@ -156,7 +156,7 @@ class Emission:
         Returns:
             The id; the same for the same bytes, shape and use.
         """
-        data = tensor_view(tensor.to(torch.float32))
+        data = bytes_of(tensor.to(torch.float32))
         digest = hashlib.sha256(data).hexdigest()
         shape = tuple(tensor.shape)
         known = self._constants.get((digest, shape, packed))
