@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from lowerdeck.serializer.errors import ProgramError
 
 MAX_ALIGNMENT = 1 << 30
@@ -37,3 +39,19 @@ def check_positive(alignment: int, name: str) -> None:
     """
     if not 1 <= alignment <= MAX_ALIGNMENT:
         raise ProgramError(f"{name}: found {alignment}, expected 1 to {MAX_ALIGNMENT}")
+
+
+def common_alignment(left: int, right: int) -> int:
+    """Return the least alignment that keeps both.
+
+    Raises:
+        ProgramError: It is absurdly large. It is refused as it grows: the common multiple of a
+            file's many alignments could become a number as long as the file.
+    """
+    common = lcm(left, right)
+    if common > MAX_ALIGNMENT:
+        raise ProgramError(
+            f"the alignments that were asked for have the common multiple {common}, which is "
+            f"above {MAX_ALIGNMENT}; ask for powers of two"
+        )
+    return common

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.decode_chains import ChainDecoder
@@ -13,6 +15,8 @@ from lowerdeck.serializer.limits import OBJECT_COST
 from lowerdeck.serializer.tables import TableReader, root_position
 from lowerdeck.serializer.wire import PROGRAM_TABLES
 
+T = TypeVar("T")
+P = ParamSpec("P")
 _DATA_LOCATIONS = {int(place): place for place in DataLocation}
 
 
@@ -47,6 +51,26 @@ class PlanTable:
     non_const_buffer_device: int
 
 
+def _paid_once(
+    decode: Callable[Concatenate[ProgramDecoder, P], T],
+) -> Callable[Concatenate[ProgramDecoder, P], T]:
+    """Let decoding the same part again not count again: a file may be looked at for ever."""
+
+    def wrapper(self: ProgramDecoder, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # Two methods may share a table, and both count: a part is told by the object that it
+        # was asked with, which is kept so that its id stays its own.
+        key = (decode.__name__, *map(id, args))
+        if key in self.paid:
+            with self.reader.unpaid():
+                return decode(self, *args, **kwargs)
+        made = decode(self, *args, **kwargs)
+        self.paid[key] = args
+        return made
+
+    wrapper.__doc__ = decode.__doc__
+    return wrapper
+
+
 class ProgramDecoder:
     """Decodes the parts of one FlatBuffer."""
 
@@ -62,6 +86,7 @@ class ProgramDecoder:
         """
         reader = TableReader(data, PROGRAM_TABLES, strict=strict)
         self.reader: TableReader = reader
+        self.paid: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._values = ValueDecoder(reader)
         self._chains = ChainDecoder(reader)
         self.version: int
@@ -78,10 +103,12 @@ class ProgramDecoder:
             self._named_data,
         ) = reader.fields("Program", root_position(data))
 
+    @_paid_once
     def plans(self) -> list[PlanTable]:
         """Return where the parts of every method are."""
         return [self._plan(at) for at in self._each(self.execution_plan, "Program.execution_plan")]
 
+    @_paid_once
     def plan(self, table: PlanTable) -> schema.ExecutionPlan:
         """Return one method, decoded whole."""
         devices = table.non_const_buffer_device
@@ -98,6 +125,7 @@ class ProgramDecoder:
             self._devices(devices) if devices else None,
         )
 
+    @_paid_once
     def container_meta_type(self, table: PlanTable) -> schema.ContainerMetadata | None:
         """Return the pytree specs of a method, or None."""
         if not table.container_meta_type:
@@ -109,11 +137,13 @@ class ProgramDecoder:
             self.reader.string(returned, f"{what}.encoded_out_str") if returned else "",
         )
 
+    @_paid_once
     def values(self, table: PlanTable) -> list[schema.EValue]:
         """Return the values of a method."""
         value = self._values.value
         return [value(at) for at in self.reader.tables(table.values, "ExecutionPlan.values")]
 
+    @_paid_once
     def operators(self, table: PlanTable) -> list[schema.Operator]:
         """Return the operators of a method."""
         found = []
@@ -127,17 +157,20 @@ class ProgramDecoder:
             )
         return found
 
+    @_paid_once
     def delegates(self, table: PlanTable) -> list[schema.BackendDelegate]:
         """Return the delegates of a method, their data references as they stand in the file."""
         return [
             self._delegate(at) for at in self._each(table.delegates, "ExecutionPlan.delegates")
         ]
 
+    @_paid_once
     def memory_sizes(self, table: PlanTable) -> list[int]:
         """Return the sizes of the planned memories of a method."""
         field = "ExecutionPlan.non_const_buffer_sizes"
         return self.reader.scalars(table.non_const_buffer_sizes, "i64", field)
 
+    @_paid_once
     def segments(self) -> list[schema.DataSegment]:
         """Return the segments as the file lists them, unchecked against its size."""
         return [
@@ -145,10 +178,12 @@ class ProgramDecoder:
             for at in self._each(self.segment_table, "Program.segments")
         ]
 
+    @_paid_once
     def constant_segment(self) -> schema.SubsegmentOffsets | None:
         """Return where the constants start, or None in a legacy file."""
         return self._subsegments(self._constant_segment) if self._constant_segment else None
 
+    @_paid_once
     def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
         """Return where the initial values start: none or one entry in known files."""
         return [
@@ -156,6 +191,7 @@ class ProgramDecoder:
             for at in self._each(self._mutable_segments, "Program.mutable_data_segments")
         ]
 
+    @_paid_once
     def named_data(self) -> list[tuple[str, int]]:
         """Return the keys of the named data with their segments."""
         found = []
@@ -170,6 +206,7 @@ class ProgramDecoder:
         vector = self._constant_buffer
         return bool(vector and self.reader.count(vector, 4, "Program.constant_buffer"))
 
+    @_paid_once
     def constant_buffer(self) -> list[memoryview]:
         """Return the inline constants of a legacy file."""
         return [
@@ -177,6 +214,7 @@ class ProgramDecoder:
             for at in self._each(self._constant_buffer, "Program.constant_buffer")
         ]
 
+    @_paid_once
     def constant_positions(self) -> list[tuple[int, int]]:
         """Return where each inline constant of a legacy file starts, and its size."""
         found = []
@@ -186,6 +224,7 @@ class ProgramDecoder:
             found.append((data + 4 if data else 0, size))
         return found or [(0, 0)]
 
+    @_paid_once
     def inline_delegates(self) -> list[tuple[int, memoryview]]:
         """Return the delegates that stand in the FlatBuffer: where each starts, and its bytes."""
         what = "BackendDelegateInlineData"

@@ -7,7 +7,7 @@ from typing import Any
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.errors import EnumError, MissingFieldError
-from lowerdeck.serializer.limits import OBJECT_COST
+from lowerdeck.serializer.limits import LONG_ENTRY_COST, OBJECT_COST, SHORT_LIST
 from lowerdeck.serializer.tables import TableReader
 from lowerdeck.serializer.wire import INSTRUCTION_ARGUMENTS
 
@@ -79,10 +79,10 @@ class ChainDecoder:
 
     def _frame_list(self, position: int) -> schema.FrameList:
         (items,) = self._reader.fields("FrameList", position)
-        self._reader.spend(OBJECT_COST, "FrameList", position)
-        return schema.FrameList(
-            [self._frame(at) for at in self._reader.tables(items, "FrameList.items")]
-        )
+        frames = list(self._reader.tables(items, "FrameList.items"))
+        deep = max(len(frames) - SHORT_LIST, 0)
+        self._reader.spend(OBJECT_COST + LONG_ENTRY_COST * deep, "FrameList", position)
+        return schema.FrameList([self._frame(at) for at in frames])
 
     def _frame(self, position: int) -> schema.Frame:
         # Frames cannot be changed, so one object may stand for all that share its place.

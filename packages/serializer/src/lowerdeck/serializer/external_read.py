@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from lowerdeck.serializer.decode_values import SCALAR_TYPES, member
+from lowerdeck.serializer.decode_values import SCALAR_TYPES, member, shape_vector
 from lowerdeck.serializer.errors import (
     ContentError,
     HeaderError,
@@ -26,7 +26,9 @@ from lowerdeck.serializer.external_write import (
     ExternalEntry,
 )
 from lowerdeck.serializer.infer import segment_alignments
+from lowerdeck.serializer.limits import OBJECT_COST
 from lowerdeck.serializer.named_data import TensorLayout
+from lowerdeck.serializer.resolve import check_overlap
 from lowerdeck.serializer.schema import DataSegment
 from lowerdeck.serializer.storage import byte_view
 from lowerdeck.serializer.tables import TableReader, root_position
@@ -60,19 +62,22 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     for table, name in ((segment_table, "segments"), (named_table, "named_data")):
         if not table:
             raise MissingFieldError("found no vector", field=f"FlatTensor.{name}")
-    segments = [
-        DataSegment(*reader.fields("DataSegment", at))
-        for at in reader.tables(segment_table, "FlatTensor.segments")
-    ]
+    segments = []
+    for at in reader.tables(segment_table, "FlatTensor.segments"):
+        reader.spend(OBJECT_COST, "FlatTensor.segments", at)
+        segments.append(DataSegment(*reader.fields("DataSegment", at)))
     for index, segment in enumerate(segments):
         if segment.offset + segment.size > data_size:
             raise SegmentError(
                 f"found bytes {segment.offset} to {segment.offset + segment.size} of {data_size}",
                 field=f"FlatTensor.segments[{index}]",
             )
+    check_overlap(segments, len(view), "FlatTensor.segments")
     numbers: dict[str, int] = {}
     entries: dict[str, ExternalEntry] = {}
+    views: dict[int, memoryview] = {}
     for at in reader.tables(named_table, "FlatTensor.named_data"):
+        reader.spend(2 * OBJECT_COST, "FlatTensor.named_data", at)
         key_at, number, layout_at = reader.fields("NamedData", at)
         key = reader.string(key_at, "NamedData.key")
         if key in numbers:
@@ -86,7 +91,10 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         numbers[key] = number
         start = base + segments[number].offset
         layout = _layout(reader, layout_at, segments[number].size, key) if layout_at else None
-        entries[key] = ExternalEntry(view[start : start + segments[number].size], layout)
+        if number not in views:
+            # One view for each segment, so that whoever compares contents sees that it is one.
+            views[number] = view[start : start + segments[number].size]
+        entries[key] = ExternalEntry(views[number], layout)
     alignments = segment_alignments(base, fb_size, segments, numbers.values(), {})
     for key, entry in entries.items():
         entry.alignment = alignments.own[numbers[key]]
@@ -202,8 +210,8 @@ def _layout(reader: TableReader, position: int, size: int, key: str) -> TensorLa
     field = "TensorLayout"
     layout = TensorLayout(
         member(SCALAR_TYPES, kind, f"{field}.scalar_type", position),
-        reader.scalars(sizes_at, "i32", f"{field}.sizes"),
-        reader.scalars(order_at, "u8", f"{field}.dim_order"),
+        shape_vector(reader, sizes_at, "i32", f"{field}.sizes"),
+        shape_vector(reader, order_at, "u8", f"{field}.dim_order"),
     )
     rank = len(layout.sizes)
     if any(item < 0 for item in layout.sizes) or sorted(layout.dim_order) != list(range(rank)):

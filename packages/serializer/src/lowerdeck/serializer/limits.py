@@ -22,8 +22,15 @@ MEMORY_PER_BYTE = 256
 take this many times the FlatBuffer's size; honest files that share all that can be shared stay
 below 160."""
 
-FREE_MEMORY = 1 << 20
+FREE_MEMORY = 1 << 16
 """What a file may decode to in any case, so that tiny files need not be counted closely."""
+
+PREVIEW_BYTES = 4096
+"""What is shown of the bytes of a compile spec or a blob; each reference to them costs as much."""
+
+MAX_OVERLAP = 4
+"""Segments, and constants within theirs, may together be this many times as long as the bytes
+that they share. Ours reach 2: a constant that is a named blob or a delegate too."""
 
 OBJECT_COST = 120
 """Bytes that one decoded table takes, about."""
@@ -33,3 +40,13 @@ LIST_COST = 56
 
 SLOT_COST = 8
 """Bytes that one entry of a list takes."""
+
+SHORT_LIST = 24
+"""A list of so many numbers is shared by many calls and tensors in honest files, too."""
+
+LONG_ENTRY_COST = 64
+"""What an entry past those costs wherever the list is referred to: a few long lists that all calls
+share would else unfold to dozens of entries a byte, each of which somebody walks over."""
+
+SHAPE_COST = 512
+"""Bytes that one checked vtable takes, about."""

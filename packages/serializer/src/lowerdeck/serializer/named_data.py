@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import lcm, prod
+from math import prod
 from typing import TYPE_CHECKING
 
+from lowerdeck.serializer.alignment import common_alignment
 from lowerdeck.serializer.blobs import BlobIndex
 from lowerdeck.serializer.enums import ScalarType
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
@@ -126,7 +127,7 @@ class NamedDataStore:
             )
         if tensor_layout is not None and entry.tensor_layout not in (None, tensor_layout):
             raise NamedDataConflictError(key, f"{tensor_layout}", f"{entry.tensor_layout}")
-        entry.alignment = lcm(entry.alignment, alignment)
+        entry.alignment = common_alignment(entry.alignment, alignment)
         entry.tensor_layout = entry.tensor_layout or tensor_layout
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:

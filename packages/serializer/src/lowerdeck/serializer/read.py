@@ -240,10 +240,7 @@ class PteFile:
             KeyError: There is no such method.
             FormatError: It is malformed.
         """
-        for index, table in enumerate(self.plan_tables):
-            if table.name == name:
-                return self._method(index)
-        raise KeyError(f"no method {name!r}; the file has {', '.join(self.method_names)}")
+        return self._method(self._index_of(name))
 
     def operators(self, name: str) -> list[schema.Operator]:
         """Return the operators of one method, without decoding the rest of it.
@@ -254,10 +251,7 @@ class PteFile:
         Raises:
             KeyError: There is no such method.
         """
-        for table in self.plan_tables:
-            if table.name == name:
-                return self.decoder.operators(table)
-        raise KeyError(f"no method {name!r}; the file has {', '.join(self.method_names)}")
+        return self.decoder.operators(self.plan_tables[self._index_of(name)])
 
     @cached_property
     def delegates(self) -> list[DelegateEntry]:
@@ -329,6 +323,17 @@ class PteFile:
             self.named_data,
             self.layout,
         )
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        """Return the index of each name; of two methods with one name the first is meant."""
+        return {name: index for index, name in reversed(list(enumerate(self.method_names)))}
+
+    def _index_of(self, name: str) -> int:
+        found = self._indices.get(name)
+        if found is None:
+            raise KeyError(f"no method {name!r}; the file has {', '.join(self.method_names)}")
+        return found
 
     @cached_property
     def _use(self) -> DataUse:

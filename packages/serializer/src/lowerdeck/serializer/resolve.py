@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from math import lcm
 
 from lowerdeck.serializer import schema
+from lowerdeck.serializer.blobs import BlobIndex
 from lowerdeck.serializer.container import Container
 from lowerdeck.serializer.decode import ProgramDecoder
 from lowerdeck.serializer.enums import DataLocation, TensorDataLocation
-from lowerdeck.serializer.errors import ContentError, IndexRangeError, SegmentError
+from lowerdeck.serializer.errors import ContentError, IndexRangeError, LimitError, SegmentError
 from lowerdeck.serializer.infer import (
     SegmentAlignments,
     segment_alignments,
     tensor_alignment,
 )
-from lowerdeck.serializer.storage import same_bytes
+from lowerdeck.serializer.limits import MAX_OVERLAP
+from lowerdeck.serializer.storage import trailing_zeros
 
 _MAX_PADDING = 1 << 16
 
@@ -58,6 +60,8 @@ class SegmentResolver:
         self.segments: list[schema.DataSegment] = decoder.segments()
         for index, segment in enumerate(self.segments):
             container.check_segment(index, segment)
+        self._views: dict[tuple[int, int], memoryview] = {}
+        check_overlap(self.segments, len(container.data), "Program.segments")
 
     @cached_property
     def alignments(self) -> SegmentAlignments:
@@ -79,7 +83,9 @@ class SegmentResolver:
         Raises:
             SegmentError: There is none of this index.
         """
-        return self.container.segment(index, self.segments, where)
+        view = self.container.segment(index, self.segments, where)
+        # One view for each range, so that whoever compares contents sees that it is one.
+        return self._views.setdefault((self.segments[index].offset, len(view)), view)
 
     def named_data(self) -> list[schema.NamedData]:
         """Return the named data with their bytes and alignments."""
@@ -158,12 +164,19 @@ class SegmentResolver:
             return {}
         outer = self.segments[table.segment_index]
         whole = self.segment(table.segment_index, "Program.constant_segment.segment_index")
+        starts = {
+            self.segments[index].offset - outer.offset
+            for index in named
+            if index != table.segment_index
+        }
         gaps: dict[int, int] = {}
-        for index in named:
-            start = self.segments[index].offset - outer.offset
-            if 0 < start < outer.size and index != table.segment_index:
-                before = whole[max(0, start - _MAX_PADDING) : start].tobytes()
-                gaps[self.segments[index].offset] = len(before) - len(before.rstrip(b"\0"))
+        before = zeros = 0
+        for start in sorted(start for start in starts if 0 < start < outer.size):
+            # Each byte is looked at once: a run that reaches the start before goes on there.
+            found = trailing_zeros(whole[before:start])
+            zeros = found + zeros if found == start - before else found
+            gaps[outer.offset + start] = min(zeros, _MAX_PADDING)
+            before = start
         return gaps
 
     def _subsegments(
@@ -174,49 +187,49 @@ class SegmentResolver:
         *,
         padded: bool,
     ) -> list[schema.Buffer]:
-        buffers = [schema.Buffer(b"")]
         offsets = table.offsets
         if len(offsets) < 2:
-            return buffers
+            return [schema.Buffer(b"")]
         whole = self.segment(table.segment_index, f"{where}.segment_index")
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
-        starts = sorted(set(offsets[1:]))
         # Those that share a place share their bytes: the longest use counts for all.
         used_at = {offset: inner.size for offset, inner in aliases.items()}
         for index, offset in enumerate(offsets[1:], 1):
-            if index in use:
-                used_at[offset] = max(used_at.get(offset, 0), use[index])
-        lengths: dict[int, int] = {}
-        loose: dict[int, int] = {}
-        for index, offset in enumerate(offsets[1:], 1):
             used = used_at.get(offset, 0)
+            if index in use:
+                used = used_at[offset] = max(used, use[index])
             if offset + used > len(whole):
                 raise SegmentError(
                     f"found {used} bytes from {offset} on in a segment of {len(whole)} bytes",
                     field=f"{where}.offsets[{index}]",
                 )
-            after = bisect_right(starts, offset)
-            # Nothing is padded behind the last one.
+        lengths: dict[int, int] = {}
+        loose: dict[int, int] = {}
+        starts = sorted(set(offsets[1:]))
+        for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
+            used = used_at.get(offset, 0)
             length, reach = len(whole) - offset, 1
-            if after < len(starts) and starts[after] < len(whole):
-                length = starts[after] - offset
-                follower = aliases.get(starts[after])
-                reach = lcm(alignment, follower.alignment) if follower else alignment
-                tail = (
-                    whole[offset + used : offset + length].tobytes()
-                    if length - used < reach
-                    else b"1"
-                )
-                if offset in used_at and not any(tail):
+            # Nothing is padded behind the last one.
+            if follower < len(whole):
+                length = follower - offset
+                inner = aliases.get(follower)
+                reach = lcm(alignment, inner.alignment) if inner else alignment
+                if offset in used_at and _is_padding(whole[offset + used : follower], reach):
                     length = used
                 elif length > used:
                     loose[offset] = max(used, length - reach + 1)
             lengths[offset] = max(length, used)
+        if sum(lengths.values()) > MAX_OVERLAP * len(whole):
+            raise LimitError(
+                f"found contents of {sum(lengths.values())} bytes that overlap in a segment of "
+                f"{len(whole)}, expected at most {MAX_OVERLAP} times as much",
+                field=f"{where}.offsets",
+            )
         _tell_apart(whole, lengths, loose)
-        for offset in offsets[1:]:
-            buffers.append(schema.Buffer(whole[offset : offset + lengths[offset]]))
-        return buffers
+        # One view for each place, so that whoever compares contents sees that it is one.
+        views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
+        return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
     def _inner_segments(self, outer: int) -> dict[int, _InnerSegment]:
         """Return the segments that lie inside another, by their offset within it."""
@@ -233,7 +246,32 @@ class SegmentResolver:
         return found
 
 
-def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: dict[int, int]) -> None:
+def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str) -> None:
+    """Refuse segments that show the same bytes again and again.
+
+    Args:
+        segments: The segments of a file.
+        size: Its length.
+        where: Their table, for the message.
+
+    Raises:
+        LimitError: Distinct segments overlap more than a writer has a reason for.
+    """
+    total = sum({(each.offset, each.size): each.size for each in segments}.values())
+    if total > MAX_OVERLAP * size:
+        raise LimitError(
+            f"found distinct segments of {total} bytes in a file of {size}, expected at most "
+            f"{MAX_OVERLAP} times its size",
+            field=where,
+        )
+
+
+def _is_padding(tail: memoryview, reach: int) -> bool:
+    """Return whether what stands behind the bytes in use may be padding to an alignment."""
+    return len(tail) < reach and trailing_zeros(tail) == len(tail)
+
+
+def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: Mapping[int, int]) -> None:
     """Shorten what may be padding until no two contents are equal, for a writer would join them.
 
     Args:
@@ -243,24 +281,42 @@ def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: dict[int, int
     """
     if not loose:
         return
-    by_length: dict[int, list[int]] = {}
+    # Contents that differ in the number of zeros at their end only make a family.
+    families: BlobIndex[_Family] = BlobIndex()
+
+    def family(offset: int) -> tuple[_Family, int]:
+        view = whole[offset : offset + lengths[offset]]
+        filled = len(view) - trailing_zeros(view)
+        found = families.find(view[:filled])
+        if found is None:
+            found = _Family()
+            families.add(view[:filled], found)
+        return found, filled
+
     for offset, length in lengths.items():
         if offset not in loose:
-            by_length.setdefault(length, []).append(offset)
+            family(offset)[0].taken.add(length)
     for offset, least in loose.items():
-        length = lengths[offset]
-        view = whole[offset : offset + length]
-        while (
-            length > least
-            and view[length - 1] == 0
-            and any(
-                same_bytes(view[:length], whole[other : other + length])
-                for other in by_length.get(length, ())
-            )
-        ):
-            length -= 1
-        lengths[offset] = length
-        by_length.setdefault(length, []).append(offset)
+        members, filled = family(offset)
+        lengths[offset] = members.take(lengths[offset], max(least, filled))
+
+
+class _Family:
+    """The lengths that are taken among contents with the same bytes before their last zeros."""
+
+    def __init__(self) -> None:
+        self.taken: set[int] = set()
+        self._below: dict[int, int] = {}
+
+    def take(self, length: int, least: int) -> int:
+        """Take the longest free length that is at most ``length``; ``least`` if there is none."""
+        # What was found taken stays so: the next search from here goes on below it.
+        found = max(self._below.get(length, length), least)
+        while found > least and found in self.taken:
+            found -= 1
+        self._below[length] = found
+        self.taken.add(found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

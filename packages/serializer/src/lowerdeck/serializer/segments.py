@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
-from lowerdeck.serializer.alignment import MAX_ALIGNMENT, round_up
+from lowerdeck.serializer.alignment import common_alignment, round_up
 from lowerdeck.serializer.blobs import BlobIndex
-from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.schema import Buffer, DataSegment, SubsegmentOffsets
 from lowerdeck.serializer.storage import byte_view
@@ -84,7 +83,7 @@ class SegmentPlanner:
             if known is None:
                 self._asked.add(blob.view, [blob.alignment])
             else:
-                known[0] = lcm(known[0], blob.alignment)
+                known[0] = common_alignment(known[0], blob.alignment)
 
     def add_constants(self, buffers: Sequence[Buffer]) -> None:
         """Place all constants in one segment, the first of them being the placeholder."""
@@ -162,12 +161,7 @@ class SegmentPlanner:
 
     def _segment_alignment(self, own: int) -> int:
         alignment = lcm(self._layout.segment_alignment, own)
-        base = self.plan.base_alignment = lcm(self.plan.base_alignment, alignment)
-        if base > MAX_ALIGNMENT:
-            raise ProgramError(
-                f"the alignments that were asked for have the common multiple {base}, which is "
-                f"above {MAX_ALIGNMENT}; ask for powers of two"
-            )
+        self.plan.base_alignment = common_alignment(self.plan.base_alignment, alignment)
         return alignment
 
     def _place(self, own: int) -> int:

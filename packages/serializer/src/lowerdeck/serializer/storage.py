@@ -6,7 +6,7 @@ import mmap
 from dataclasses import dataclass
 from os import PathLike, fspath, fstat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from lowerdeck.serializer.errors import ProgramError
 
@@ -63,6 +63,9 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
     """
     if isinstance(storage, FileRange):
         return storage.map()
+    if _is_flat(storage):
+        # The same object: equal contents are then found by their identity alone.
+        return storage
     try:
         view = memoryview(storage)
     except TypeError:
@@ -77,10 +80,19 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
         ) from None
     if not view.c_contiguous:
         raise ProgramError(f"{what}: found a strided buffer, expected one run of bytes")
-    if view.format == "B" and view.ndim == 1:
+    if _is_flat(view):
         return view
     # An empty view has no byte cast when one of its dimensions is 0.
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _is_flat(storage: object) -> TypeGuard[memoryview]:
+    return (
+        type(storage) is memoryview
+        and storage.format == "B"
+        and storage.ndim == 1
+        and storage.c_contiguous
+    )
 
 
 def storage_size(storage: ReadableBuffer | FileRange) -> int:
@@ -100,11 +112,25 @@ def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
     """
     if isinstance(storage, FileRange):
         return memoryview(b"")
+    if _is_flat(storage):
+        return storage
     view = memoryview(storage)
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
 _CHUNK = 1 << 18
+
+
+def trailing_zeros(view: memoryview) -> int:
+    """Return how many zeros a flat view ends with; only those are read."""
+    end = len(view)
+    while end:
+        part = view[max(end - _CHUNK, 0) : end].tobytes()
+        filled = len(part.rstrip(b"\0"))
+        end -= len(part) - filled
+        if filled:
+            break
+    return len(view) - end
 
 
 def same_bytes(left: memoryview, right: memoryview) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -20,7 +21,16 @@ from lowerdeck.serializer.errors import (
     TextError,
     TruncatedError,
 )
-from lowerdeck.serializer.limits import FREE_MEMORY, LIST_COST, MEMORY_PER_BYTE, SLOT_COST
+from lowerdeck.serializer.limits import (
+    FREE_MEMORY,
+    LIST_COST,
+    LONG_ENTRY_COST,
+    MEMORY_PER_BYTE,
+    PREVIEW_BYTES,
+    SHAPE_COST,
+    SHORT_LIST,
+    SLOT_COST,
+)
 from lowerdeck.serializer.wire import SCALAR_SIZES, Field
 
 _unpack_i32 = struct.Struct("<i").unpack_from
@@ -108,6 +118,16 @@ class TableReader:
             for code in "iBqQd?"
         }
         self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
+
+    @contextmanager
+    def unpaid(self) -> Iterator[None]:
+        """Let what is decoded inside cost nothing that outlasts it, for it was paid before."""
+        kept = self._budget
+        self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
+        try:
+            yield
+        finally:
+            self._budget = kept
 
     def spend(self, cost: int, field: str, position: int) -> None:
         """Count bytes of memory that something decodes to.
@@ -240,6 +260,8 @@ class TableReader:
         if found is None:
             found = self._leaves[key] = self._vector(position, kind, field)
         self._budget -= LIST_COST + SLOT_COST * len(found)
+        if len(found) > SHORT_LIST:
+            self._budget -= LONG_ENTRY_COST * (len(found) - SHORT_LIST)
         if self._budget < 0:
             self.spend(0, field, position)
         return list(found)
@@ -292,6 +314,10 @@ class TableReader:
             raise MissingFieldError("expected a string, found none", field=field)
         found = self._strings.get(position)
         if found is not None:
+            # Not stored again, but whoever walks over what was decoded meets it again.
+            self._budget -= LIST_COST + len(found)
+            if self._budget < 0:
+                self.spend(0, field, position)
             return found
         length = self.count(position, 1, field)
         end = position + 4 + length
@@ -310,6 +336,7 @@ class TableReader:
         if not position:
             return self.data[:0]
         length = self.count(position, 1, field)
+        self.spend(min(length, PREVIEW_BYTES), field, position)
         return self.data[position + 4 : position + 4 + length]
 
     def _new_shape(self, name: str, vtable: int, table: int) -> Shape:
@@ -327,8 +354,10 @@ class TableReader:
                 offset=vtable,
             )
         fields = self._tables[name]
-        stored = (length - 4) // 2
-        places = list(struct.unpack_from(f"<{stored}H", self.data, vtable + 4))[: len(fields)]
+        # Only what we know is read: vtables may overlap, and each may claim 64 kB.
+        stored = min((length - 4) // 2, len(fields))
+        self.spend(SHAPE_COST, name, vtable)
+        places = list(struct.unpack_from(f"<{stored}H", self.data, vtable + 4))
         places += [0] * (len(fields) - len(places))
         end = 4
         for place, field in sorted(zip(places, fields, strict=True)):

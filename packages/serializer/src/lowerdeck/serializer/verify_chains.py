@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import NoReturn
 
 from lowerdeck.serializer import schema
@@ -88,6 +89,11 @@ class ChainVerifier:
             if isinstance(call := step.instr_args, schema.KernelCall) and call.args
         }
         self._given = {*plan.inputs, *plan.outputs}
+        # What was found right of a value is right wherever it is used again: a list of a
+        # thousand members that a thousand calls take is walked over once.
+        self._with_memory: set[int] = set()
+        self._writable: set[int] = set()
+        self._positive: set[int] = set()
         self._moved = {call.move_to for call in moves}
         # Handles are copied, so what a constant is moved to must not be written either.
         self._moved_constants = {
@@ -169,12 +175,15 @@ class ChainVerifier:
                 f"found a {type(value).__name__} (value {index}) as argument {number} of {name}, "
                 f"expected {wanted}"
             )
-        if letter in "WV":
+        if letter in "WV" and index not in self._writable:
             for tensor in value.items if isinstance(value, schema.TensorList) else (index,):
                 if self._is_constant(tensor) or tensor in self._moved_constants:
                     self._refuse(f"found the constant {tensor} where {name} writes its result")
+            self._writable.add(index)
 
     def _verify_positive(self, name: str, number: int, index: int) -> None:
+        if index in self._positive:
+            return
         value = self._plan.values[index].val
         for item in value.items if isinstance(value, schema.IntList) else (index,):
             known = self._plan.values[item].val
@@ -186,6 +195,7 @@ class ChainVerifier:
                     f"found {known.int_val} (value {item}) as argument {number} of {name}, "
                     "expected 1 to 2**31, for the kernel divides by it and counts up to it"
                 )
+        self._positive.add(index)
 
     def _verify_types(self, name: str, letters: str, args: list[int]) -> None:
         """Refuse element types on which kernels abort, and outputs that overlap inputs."""
@@ -251,28 +261,32 @@ class ChainVerifier:
         if not isinstance(self._plan.values[index].val, schema.Tensor):
             self._refuse(f"found value {index}, expected a Tensor")
         # A freed tensor stays without memory, in the next execution as well.
-        if index in self._used():
+        if index in self._used:
             self._refuse(f"found value {index}, which is still used")
 
+    @cached_property
     def _used(self) -> set[int]:
         used = set(self._given)
         for chain in self._plan.chains:
             for step in chain.instructions:
                 call = step.instr_args
                 if isinstance(call, schema.KernelCall | schema.DelegateCall):
-                    for index in call.args:
-                        used.update((index, *self._tensors_of(index)))
+                    used.update(call.args)
                 elif isinstance(call, schema.MoveCall):
                     used |= {call.move_from, call.move_to}
                 elif isinstance(call, schema.JumpFalseCall):
                     used.add(call.cond_value_index)
+        for index in list(used):
+            used.update(self._tensors_of(index))
         return used
 
     def _verify_arguments(self, args: list[int]) -> None:
         self._verify_indices(args)
         for index in args:
-            for tensor in self._tensors_of(index):
-                self._verify_memory(tensor)
+            if index not in self._with_memory:
+                for tensor in self._tensors_of(index):
+                    self._verify_memory(tensor)
+                self._with_memory.add(index)
 
     def _verify_indices(self, indices: Iterable[int]) -> None:
         count = len(self._plan.values)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from math import lcm
 from typing import BinaryIO
 
-from lowerdeck.serializer.alignment import check_positive, round_up
+from lowerdeck.serializer.alignment import check_positive, common_alignment, round_up
 from lowerdeck.serializer.encode import encode_program
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
 from lowerdeck.serializer.header import HEADER_LENGTH, HEADER_START, ExtendedHeader, inserted_size
@@ -201,5 +200,7 @@ def _named_blobs(program: Program, named_data: NamedDataStoreOutput | None) -> l
             raise NamedDataConflictError(
                 key, f"{len(view)} bytes", f"{len(known.view)} bytes of other content"
             )
-        blobs[key] = NamedBlob(key, view, lcm(alignment, known.alignment if known else 1))
+        blobs[key] = NamedBlob(
+            key, view, common_alignment(alignment, known.alignment if known else 1)
+        )
     return list(blobs.values())

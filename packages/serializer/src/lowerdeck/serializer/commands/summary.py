@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from lowerdeck.serializer import schema
+from lowerdeck.serializer.limits import PREVIEW_BYTES
 from lowerdeck.serializer.read import PteFile
 from lowerdeck.serializer.report.file_map import Section
 from lowerdeck.serializer.report.placement import placement_of
@@ -45,17 +46,14 @@ def summarise(file: PteFile) -> dict[str, Any]:
             "segment_base_offset": header.segment_base_offset,
             "segment_data_size": header.segment_data_size,
         },
-        "methods": [_method(file, name) for name in file.method_names],
+        "methods": [_method(plan) for plan in file.program().execution_plan],
         "delegates": [
             {
                 "method": entry.method,
                 "id": entry.id,
                 "location": entry.location.name,
                 "size": len(entry.data),
-                "compile_specs": {
-                    spec.key: bytes(resident_view(spec.value)).decode("utf-8", "backslashreplace")
-                    for spec in entry.compile_specs
-                },
+                "compile_specs": {spec.key: _spec_text(spec) for spec in entry.compile_specs},
             }
             for entry in file.delegates
         ],
@@ -71,8 +69,14 @@ def summarise(file: PteFile) -> dict[str, Any]:
     }
 
 
-def _method(file: PteFile, name: str) -> dict[str, Any]:
-    plan = file.method(name)
+def _spec_text(spec: schema.CompileSpec) -> str:
+    value = resident_view(spec.value)
+    text = bytes(value[:PREVIEW_BYTES]).decode("utf-8", "backslashreplace")
+    left_out = len(value) - PREVIEW_BYTES
+    return f"{text} ... and {left_out} bytes more" if left_out > 0 else text
+
+
+def _method(plan: schema.ExecutionPlan) -> dict[str, Any]:
     steps = [step.instr_args for chain in plan.chains for step in chain.instructions]
     kinds = Counter(type(step).__name__ for step in steps)
     calls = Counter(

@@ -8,7 +8,7 @@ view holds (the parts of a concatenation) until the view is read.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from lowerdeck.serializer.report.results import list_members, result_count
@@ -50,6 +50,7 @@ def join_views(
     """
     memories: dict[int, Memory] = {}
     written: set[int] = set()
+    unfolded = _Unfolded(plan)
 
     def write(value: int, time: int) -> None:
         place = _place(plan, value)
@@ -60,7 +61,7 @@ def join_views(
 
     for value in plan.inputs:
         write(value, 0)
-    for time, read, made in _accesses(plan, first, last):
+    for time, read, made in _accesses(plan, first, last, unfolded):
         for value in read:
             if value in written:
                 continue
@@ -69,7 +70,7 @@ def join_views(
             if place is None or place[0] not in memories:
                 continue
             _, start, end = place
-            for source in memories[place[0]].inside(start, end):
+            for source in unfolded.first_of(memories[place[0]].inside(start, end)):
                 if source.start <= start and end <= source.end:
                     first[value] = min(first[value], source.time)
                 else:
@@ -85,21 +86,19 @@ class Memory:
         self._starts: list[int] = []
         self._runs: list[tuple[int, Write]] = []  # end of the run, and the write it is part of
 
-    def inside(self, start: int, end: int) -> list[Write]:
-        """Return the writes that left bytes in a range, each once.
+    def inside(self, start: int, end: int) -> Iterator[Write]:
+        """Yield the writes that left bytes in a range; one that was cut apart comes again.
 
         Args:
             start: First byte.
             end: The byte behind the last.
         """
         at = max(bisect_right(self._starts, start) - 1, 0)
-        found: dict[int, Write] = {}
         while start < end and at < len(self._starts) and self._starts[at] < end:
             run_end, write = self._runs[at]
             if run_end > start:
-                found.setdefault(write.value, write)
+                yield write
             at += 1
-        return list(found.values())
 
     def write(self, write: Write) -> None:
         """Let a write replace what stands in its range.
@@ -130,7 +129,10 @@ class Memory:
 
 
 def _accesses(
-    plan: ExecutionPlan, first: Mapping[int, int], last: Mapping[int, int]
+    plan: ExecutionPlan,
+    first: Mapping[int, int],
+    last: Mapping[int, int],
+    unfolded: _Unfolded,
 ) -> Iterable[tuple[int, list[int], list[int]]]:
     """Yield for each instruction its number, the tensors that it reads and those it writes."""
     results = set(plan.outputs)
@@ -142,8 +144,8 @@ def _accesses(
                     count = result_count(plan, args)
                     yield (
                         time,
-                        _tensors(plan, args[: len(args) - count]),
-                        _tensors(plan, args[len(args) - count :]),
+                        unfolded.tensors(args[: len(args) - count]),
+                        unfolded.tensors(args[len(args) - count :]),
                     )
                 case DelegateCall(_, args):
                     # The file does not say where inputs end: what is new here and wanted later
@@ -159,8 +161,45 @@ def _accesses(
             time += 1
 
 
-def _tensors(plan: ExecutionPlan, values: Iterable[int]) -> list[int]:
-    return [one for value in values for one in (list_members(plan, value) or (value,))]
+class _Unfolded:
+    """Counts what lists and ranges unfold to, and stops where no honest method comes near.
+
+    Many calls may take one long list, and many views one finely written range: their product
+    grows with the square of the file. Past the limit a list counts as one value and a range as
+    untouched: the picture of such a file is coarser, and its time stays in proportion.
+    """
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self._plan = plan
+        size = len(plan.values)
+        for chain in plan.chains:
+            for step in chain.instructions:
+                call = step.instr_args
+                size += len(call.args) if isinstance(call, KernelCall | DelegateCall) else 2
+        self._left = _MOST_UNFOLDED * size
+
+    def tensors(self, values: Iterable[int]) -> list[int]:
+        """Return values with lists replaced by what they hold."""
+        found: list[int] = []
+        for value in values:
+            members = list_members(self._plan, value)
+            if members and len(members) <= self._left:
+                self._left -= len(members)
+                found += members
+            else:
+                found.append(value)
+        return found
+
+    def first_of(self, writes: Iterator[Write]) -> Iterator[Write]:
+        """Yield writes for as long as the limit allows."""
+        for write in writes:
+            self._left -= 1
+            if self._left < 0:
+                return
+            yield write
+
+
+_MOST_UNFOLDED = 8
 
 
 def _place(plan: ExecutionPlan, index: int) -> tuple[int, int, int] | None:

@@ -83,8 +83,12 @@ _Key = tuple[str, str | None, object]
 def _by_content(program: Program) -> dict[_Key, list[Stored]]:
     """Return what a program stores by kind, name and digest."""
     found: defaultdict[_Key, list[Stored]] = defaultdict(list)
+    # What stands in one place of a file is one view: it is read once, however many share it.
+    digests: dict[int, object] = {}
     for item in all_stored(program):
-        found[item.kind, item.name, _digest(item.storage)].append(item)
+        if id(item.storage) not in digests:
+            digests[id(item.storage)] = _digest(item.storage)
+        found[item.kind, item.name, digests[id(item.storage)]].append(item)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lowerdeck.serializer.report.delegates import DelegateEntries
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement, sections_entry, stored_entry
 from lowerdeck.serializer.report.methods import method_entry
@@ -20,7 +21,8 @@ def file_entry(program: Program, placement: Placement | None, title: str) -> dic
         title: What to call it.
     """
     texts, frames = Interned[str](), Interned[Frame]()
-    methods = [method_entry(program, plan, texts, frames) for plan in program.execution_plan]
+    delegates = DelegateEntries(program)
+    methods = [method_entry(plan, delegates, texts, frames) for plan in program.execution_plan]
     return {
         "title": title,
         "size": placement.file_size if placement is not None else None,

@@ -12,34 +12,51 @@ from lowerdeck.serializer.storage import resident_view, storage_size
 
 _PREVIEW_TEXT = 4096
 _PREVIEW_BYTES = 256
+_Seen = dict[int, tuple[memoryview, list[list[str | int]], dict[str, Any]]]
 
 
-def delegate_entry(program: Program, delegate: BackendDelegate, calls: int) -> dict[str, Any]:
-    """Return what the page shows of one delegate.
+class DelegateEntries:
+    """Makes what the page shows of delegates; bytes that many delegates share are read once."""
 
-    Args:
-        program: The program that holds its bytes.
-        delegate: The delegate.
-        calls: How many instructions call it.
+    def __init__(self, program: Program) -> None:
+        """Start with nothing read.
 
-    Returns:
-        Backend, size, calls, compile specs, the operators inside where the blob tells them, and
-        the beginning of the blob as text or as a hex dump.
-    """
-    index = delegate.processed.index
-    blobs = program.backend_delegate_data
-    blob = blobs[index].data if 0 <= index < len(blobs) else b""
-    view = resident_view(blob)
-    return {
-        "id": clip(delegate.id),
-        "calls": calls,
-        "nbytes": storage_size(blob),
-        "specs": [
-            {"key": clip(spec.key), "value": _spec_text(spec)} for spec in delegate.compile_specs
-        ],
-        "ops": xnnpack_nodes(view),
-        "preview": blob_preview(view),
-    }
+        Args:
+            program: The program that holds the bytes.
+        """
+        self._program = program
+        self._seen: _Seen = {}
+
+    def entry(self, delegate: BackendDelegate, calls: int) -> dict[str, Any]:
+        """Return what the page shows of one delegate.
+
+        Args:
+            delegate: The delegate.
+            calls: How many instructions call it.
+
+        Returns:
+            Backend, size, calls, compile specs, the operators inside where the blob tells them,
+            and the beginning of the blob as text or as a hex dump.
+        """
+        blobs = self._program.backend_delegate_data
+        index = delegate.processed.index
+        blob = blobs[index].data if 0 <= index < len(blobs) else b""
+        view = resident_view(blob)
+        # Blobs of one place in a file are one view, whatever their indices.
+        if id(view) not in self._seen:
+            self._seen[id(view)] = view, xnnpack_nodes(view), blob_preview(view)
+        _, operators, preview = self._seen[id(view)]
+        return {
+            "id": clip(delegate.id),
+            "calls": calls,
+            "nbytes": storage_size(blob),
+            "specs": [
+                {"key": clip(spec.key), "value": _spec_text(spec)}
+                for spec in delegate.compile_specs
+            ],
+            "ops": operators,
+            "preview": preview,
+        }
 
 
 def blob_preview(view: memoryview) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lowerdeck.serializer.report.delegates import delegate_entry
+from lowerdeck.serializer.report.delegates import DelegateEntries
 from lowerdeck.serializer.report.embed import clip, number
 from lowerdeck.serializer.report.lifetimes import planned_blocks, steps
 from lowerdeck.serializer.report.results import list_members, result_count
@@ -22,23 +22,22 @@ from lowerdeck.serializer.schema import (
     KernelCall,
     MoveCall,
     OptionalTensorList,
-    Program,
     Tensor,
     TensorList,
 )
 
 
 def method_entry(
-    program: Program,
     plan: ExecutionPlan,
+    delegates: DelegateEntries,
     texts: Interned[str],
     frames: Interned[Frame],
 ) -> dict[str, Any]:
     """Return all that the page shows of one method.
 
     Args:
-        program: The program that holds the bytes of the delegates.
         plan: The method.
+        delegates: What is known of the bytes of the delegates.
         texts: Where texts are kept.
         frames: Where frames of stack traces are kept.
     """
@@ -49,7 +48,7 @@ def method_entry(
         "values": values_table(plan, texts),
         "instructions": _instructions(plan, frames),
         "operators": _operators(plan),
-        "delegates": _delegates(program, plan),
+        "delegates": _delegates(plan, delegates),
         "arenas": _arenas(plan),
     }
 
@@ -142,12 +141,9 @@ def _at(sizes: Sequence[int], index: int) -> int:
     return sizes[index] if 0 <= index < len(sizes) else 0
 
 
-def _delegates(program: Program, plan: ExecutionPlan) -> list[dict[str, Any]]:
+def _delegates(plan: ExecutionPlan, entries: DelegateEntries) -> list[dict[str, Any]]:
     calls = Counter(s.delegate_index for s in steps(plan) if isinstance(s, DelegateCall))
-    return [
-        delegate_entry(program, delegate, calls[index])
-        for index, delegate in enumerate(plan.delegates)
-    ]
+    return [entries.entry(delegate, calls[index]) for index, delegate in enumerate(plan.delegates)]
 
 
 def _arenas(plan: ExecutionPlan) -> list[dict[str, Any]]:

@@ -11,6 +11,10 @@ from itertools import pairwise
 _LARGEST_EXACT = 40_000
 """Gaps whose sides multiply to at most this are matched exactly, larger ones by anchors."""
 
+_WORK = 64
+"""Items looked at for each item given. Honest pairs take a few; what was built to split off one
+item at a time would take the square of its length, and is left unpaired where this ends."""
+
 Row = tuple[int, int]
 
 
@@ -35,6 +39,7 @@ def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
     rows: list[Row] = []
     # A stack in place of recursion: anchors split the gap before them, what follows waits.
     waiting = [(0, len(old), 0, len(new))]
+    work = _WORK * (len(old) + len(new)) + _LARGEST_EXACT
     while waiting:
         start, end, begin, stop = waiting.pop()
         while start < end and begin < stop and old[start] == new[begin]:
@@ -47,10 +52,12 @@ def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
             waiting.append((end - tail, end, stop - tail, stop))
             waiting.append((start, end - tail, begin, stop - tail))
             continue
-        if start == end or begin == stop or (end - start) * (stop - begin) <= _LARGEST_EXACT:
+        area = (end - start) * (stop - begin)
+        work -= area if area <= _LARGEST_EXACT else end - start + stop - begin
+        if not area or (area <= _LARGEST_EXACT and work >= 0):
             rows += _exact(old, new, range(start, end), range(begin, stop))
             continue
-        anchors = _anchors(old, new, range(start, end), range(begin, stop))
+        anchors = _anchors(old, new, range(start, end), range(begin, stop)) if work >= 0 else []
         if not anchors:
             rows += [(index, -1) for index in range(start, end)]
             rows += [(-1, index) for index in range(begin, stop)]

@@ -19,9 +19,12 @@ def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:
     """
     if not args:
         return 0
-    members = list(list_members(plan, args[-1])) or [args[-1]]
-    before = list(args[-1 - len(members) : -1])
-    return 1 + len(members) if before == members else 1
+    members = list_members(plan, args[-1]) or (args[-1],)
+    # A list with more members than the call has arguments is not looked at: it may be long.
+    if len(members) >= len(args):
+        return 1
+    before = args[-1 - len(members) : -1]
+    return 1 + len(members) if list(before) == list(members) else 1
 
 
 def list_members(plan: ExecutionPlan, index: int) -> Sequence[int]:

@@ -1,0 +1,246 @@
+"""Files built to take long by what their numbers mean: nested loops that a schema does not show.
+
+Each takes a number and returns a file that grows with it. Every one of them took time that grew
+with the square of the file (or worse) in some version of this package, or in a draft.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    AllocationDetails,
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Bool,
+    Buffer,
+    Chain,
+    CompileSpec,
+    DataLocation,
+    EValue,
+    ExecutionPlan,
+    FreeCall,
+    Instruction,
+    IntList,
+    KernelCall,
+    NamedData,
+    Operator,
+    Program,
+    PteFile,
+    ScalarType,
+    Tensor,
+    TensorList,
+    serialize_pte,
+)
+from lowerdeck.serializer.wire import PROGRAM_TABLES
+
+Construction = Callable[[int], bytes]
+_Change = Callable[[Program, ExecutionPlan, int], object]
+
+
+def _program(change: _Change) -> Construction:
+    def make(count: int) -> bytes:
+        program = add_program()
+        change(program, program.execution_plan[0], count)
+        return serialize_pte(program)
+
+    return make
+
+
+def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0) -> Tensor:
+    place = None if at is None else AllocationDetails.at(1, at)
+    return Tensor(
+        ScalarType.BYTE, sizes=[size], dim_order=[0], data_buffer_idx=index, allocation_info=place
+    )
+
+
+def _calls(plan: ExecutionPlan, args: list[int], count: int) -> None:
+    plan.chains[0].instructions += [Instruction(KernelCall(1, args)) for _ in range(count)]
+
+
+def unused_constants(program: Program, _: ExecutionPlan, count: int) -> None:
+    """Constants of one length that no tensor uses, so that zeros at their ends may be padding."""
+    program.constant_buffer += [
+        Buffer(struct.pack("<I", i) + b"\1" * 16 + bytes(12)) for i in range(count)
+    ]
+
+
+def unused_zeros(program: Program, _: ExecutionPlan, count: int) -> None:
+    """Unused constants that become equal when zeros at their ends are taken away."""
+    program.constant_buffer += [Buffer(b"\1" + bytes(i % 64)) for i in range(count)]
+
+
+def constants_alike(program: Program, _: ExecutionPlan, count: int) -> None:
+    """Constants that are equal at both ends and in the middle."""
+    blobs = [bytes(80) + struct.pack("<I", i) + bytes(300) for i in range(count)]
+    program.constant_buffer += [Buffer(blob) for blob in blobs]
+
+
+def one_place(program: Program, plan: ExecutionPlan, count: int) -> None:
+    """Constants that all start in one place, with as many zeros as entries behind it."""
+    program.constant_buffer += [Buffer(b"\1")] * count + [Buffer(b"\1" * count + bytes(count))]
+    plan.values.append(EValue(_bytes_tensor(0, index=2)))
+
+
+def list_in_calls(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """A long list of tensors as an argument of many calls."""
+    plan.values.append(EValue(TensorList([0] * count)))
+    plan.operators.append(Operator("aten::cat", "out"))
+    _calls(plan, [4, 2, 3, 3], count)
+
+
+def list_of_results(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """A long list of tensors as the result of many calls."""
+    plan.values.append(EValue(TensorList([0, 3] * (count // 2))))
+    plan.operators.append(Operator("aten::split_copy", "Tensor_out"))
+    _calls(plan, [0, 2, 2, 4, 4], count)
+
+
+def list_of_ints(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """A long list of numbers that many calls must find positive."""
+    plan.values.append(EValue(IntList([2] * count)))
+    plan.values.append(EValue(Bool(False)))
+    plan.operators.append(Operator("aten::avg_pool2d", "out"))
+    _calls(plan, [0, 4, 4, 4, 5, 5, 2, 3, 3], count)
+
+
+def free_calls(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """Many tensors that are dropped, each of which must be unused."""
+    first = len(plan.values)
+    plan.values += [EValue(_bytes_tensor(4, at=8))] * count
+    plan.chains[0].instructions += [Instruction(FreeCall(first + i)) for i in range(count)]
+
+
+def views_of_fine_writes(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """Many unwritten tensors over one memory that many small ones wrote."""
+    first = len(plan.values)
+    plan.non_const_buffer_sizes.append(count)
+    small = [_bytes_tensor(1, at=i) for i in range(count)]
+    wide = [_bytes_tensor(count, at=0) for _ in range(count)]
+    for tensor in (*small, *wide):
+        tensor.allocation_info = AllocationDetails.at(2, tensor.allocation_info.memory_offset)  # type: ignore[union-attr]
+        plan.values.append(EValue(tensor))
+    plan.operators.append(Operator("mine::write", "out"))
+    for index in range(count):
+        plan.chains[0].instructions.append(Instruction(KernelCall(1, [first + index])))
+    for index in range(count):
+        args = [first + count + index, first]
+        plan.chains[0].instructions.append(Instruction(KernelCall(1, args)))
+
+
+def long_operator_name(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """One long name that many operators have, each of them called."""
+    plan.operators = [Operator("a" * 4 * count, "out")] * count
+    calls = [Instruction(KernelCall(i, [0])) for i in range(count)]
+    plan.chains[0].instructions += calls
+
+
+def named_constants(program: Program, _: ExecutionPlan, count: int) -> None:
+    """Named data that are constants too, with zeros before them that may be padding."""
+    for index in range(count):
+        blob = struct.pack("<I", index + 1) + bytes(60)
+        program.constant_buffer.append(Buffer(blob))
+        program.named_data.append(NamedData(f"k{index}", blob, 64))
+
+
+def named_alike(program: Program, _: ExecutionPlan, count: int) -> None:
+    """Named data that are equal at both ends and in the middle."""
+    blobs = [bytes(80) + struct.pack("<I", i) + bytes(300) for i in range(count)]
+    program.named_data += [NamedData(f"k{i}", blob) for i, blob in enumerate(blobs)]
+
+
+def one_blob_for_all(program: Program, plan: ExecutionPlan, count: int) -> None:
+    """Many delegates of one blob, in which XNNPACK's operators are counted."""
+    program.backend_delegate_data = [BackendDelegateInlineData(xnnpack_blob(count))]
+    plan.delegates = [
+        BackendDelegate(
+            "XnnpackBackend",
+            BackendDelegateDataReference(DataLocation.INLINE, 0),
+            [CompileSpec("key", b"y" * count)],
+        )
+        for _ in range(count)
+    ]
+
+
+def xnnpack_blob(nodes: int) -> bytes:
+    """Return what our report takes for an XNNPACK graph of many nodes, all of them one table."""
+    blob = bytearray(struct.pack("<I4sHII", 0, b"XH00", 30, 32, 0).ljust(32, b"\0"))
+    # Root offset, vtable of the graph, the graph, its nodes, the one node and its vtable.
+    blob += struct.pack("<I4H", 12, 8, 8, 0, 4)
+    blob += struct.pack("<iI", 8, 4)
+    blob += struct.pack("<I", nodes)
+    blob += b"".join(struct.pack("<I", 4 * (nodes - i)) for i in range(nodes))
+    return bytes(blob + struct.pack("<i", -8) + b"\1\0\0\0" + struct.pack("<3H", 6, 8, 4))
+
+
+def many_methods(program: Program, _: ExecutionPlan, count: int) -> None:
+    """Many small methods, each looked up by its name."""
+    program.execution_plan += [ExecutionPlan(f"m{i}", chains=[Chain()]) for i in range(count)]
+
+
+def alignments(program: Program, _: ExecutionPlan, count: int) -> None:
+    """One blob under many keys, for each of which another alignment was asked."""
+    program.named_data += [NamedData(f"k{i}", b"one", 1 << (i % 4)) for i in range(count)]
+
+
+def overlapping_vtables(count: int) -> bytes:
+    """Return a file in which each value has a vtable of its own, which claims all behind it."""
+    values = [EValue(_bytes_tensor(size)) for size in range(count)]
+    data = bytearray(serialize_pte(Program(execution_plan=[ExecutionPlan("f", values=values)])))
+    file = PteFile(bytes(data))
+    positions = file.decoder.reader.tables(file.plan_tables[0].values, "values")
+    for number, position in enumerate(positions):
+        (back,) = struct.unpack_from("<i", data, position)
+        _, size, kind, value = struct.unpack_from("<4H", data, position - back)
+        length = min(8 * (count - number), 1 << 15)
+        struct.pack_into("<i", data, position, position - len(data))
+        data += struct.pack("<4H", length, size, kind, value)
+    return bytes(data)
+
+
+def overlapping_segments(count: int) -> bytes:
+    """Return a file of which each segment of a named blob is (nearly) all that is behind it."""
+    program = add_program()
+    program.named_data = [
+        NamedData(f"k{i}", struct.pack("<I", i) + bytes(12), 1) for i in range(count)
+    ]
+    data = bytearray(serialize_pte(program, segment_alignment=1))
+    file = PteFile(bytes(data))
+    reader = file.decoder.reader
+    end = file.header.segment_data_size  # type: ignore[union-attr]
+    names = [field.name for field in PROGRAM_TABLES["DataSegment"]]
+    for position in reader.tables(file.decoder.segment_table, "segments"):
+        offset, _ = reader.fields("DataSegment", position)
+        vtable = position - struct.unpack_from("<i", data, position)[0]
+        place = vtable + 4 + 2 * names.index("size")
+        (at,) = struct.unpack_from("<H", data, place)
+        struct.pack_into("<Q", data, position + at, end - offset)
+    return bytes(data)
+
+
+_CHANGES: tuple[_Change, ...] = (
+    unused_constants,
+    unused_zeros,
+    constants_alike,
+    one_place,
+    list_in_calls,
+    list_of_results,
+    list_of_ints,
+    free_calls,
+    views_of_fine_writes,
+    long_operator_name,
+    named_constants,
+    named_alike,
+    one_blob_for_all,
+    many_methods,
+    alignments,
+)
+ATTACKS: dict[str, Construction] = {
+    **{change.__name__: _program(change) for change in _CHANGES},
+    "overlapping_vtables": overlapping_vtables,
+    "overlapping_segments": overlapping_segments,
+}

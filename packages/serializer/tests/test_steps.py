@@ -1,0 +1,116 @@
+"""No small file takes long: work grows with the size of a file, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from serializer_attacks import ATTACKS  # type: ignore[import-not-found]
+from serializer_constructions import Construction, of_schema  # type: ignore[import-not-found]
+from serializer_steps import StepCounter  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    FormatError,
+    Program,
+    ProgramError,
+    PteFile,
+    deserialize_ptd,
+    deserialize_pte,
+    html_report,
+    serialize_ptd,
+    serialize_pte,
+    verify_pte,
+)
+from lowerdeck.serializer.commands.extract import parts_of
+from lowerdeck.serializer.commands.inspect import summary_lines
+from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.report.changes import method_changes, stored_changes
+from lowerdeck.serializer.report.pairing import pair_rows
+
+_SIZE = 3_000
+_ATTACK_SIZE = 24_000
+_DOUBLED = 2.3
+_STEPS_PER_BYTE = 320
+_MOST_DOUBLINGS = 6
+
+
+def _inspect(data: bytes) -> None:
+    summary = summarise(PteFile(data))
+    list(summary_lines("file", summary))
+    json.dumps(summary)
+
+
+def _differ(data: bytes) -> None:
+    program = deserialize_pte(data)
+    other = Program(execution_plan=program.execution_plan[:1])
+    method_changes(program, other)
+    stored_changes(program, other)
+
+
+def _look_at_everything(data: bytes) -> None:
+    file = PteFile(data)
+    list(parts_of(file))
+    for name in dir(PteFile):
+        if isinstance(getattr(PteFile, name), property):
+            getattr(file, name)
+
+
+_OPERATIONS: dict[str, Callable[[bytes], object]] = {
+    "read": deserialize_pte,
+    "verify": verify_pte,
+    "inspect": _inspect,
+    "report": lambda data: html_report(PteFile(data)),
+    "diff": _differ,
+    "look": _look_at_everything,
+    "rewrite": lambda data: serialize_pte(deserialize_pte(data)),
+}
+_EXTERNAL: dict[str, Callable[[bytes], object]] = {
+    "read": deserialize_ptd,
+    "rewrite": lambda data: serialize_ptd(deserialize_ptd(data)),
+}
+CONSTRUCTIONS: dict[str, Construction] = {**dict(of_schema()), **ATTACKS}
+
+
+def _count_for(make: Construction, size: int) -> int:
+    """Return the number for which a construction has about a size."""
+    growth = (len(make(256)) - len(make(128))) / 128
+    return max(int(size / growth), 16) // 8 * 8
+
+
+@pytest.mark.parametrize("name", CONSTRUCTIONS)
+def test_twice_the_file_takes_twice_the_steps(name: str) -> None:
+    make = CONSTRUCTIONS[name]
+    count = _count_for(make, _ATTACK_SIZE if name in ATTACKS else _SIZE)
+    files = [make(count)]
+    operations = _EXTERNAL if files[0][4:8] == b"FT01" else _OPERATIONS
+    steps = {
+        what: [StepCounter().count(lambda: do(files[0]), FormatError, ProgramError)]  # noqa: B023
+        for what, do in operations.items()
+    }
+    # What refers to one thing from many places may grow faster, until the limit on that ends it:
+    # within the bound a byte, and not for ever.
+    growing = list(operations)
+    while growing:
+        files.append(make(count << len(files)))
+        for what in growing:
+            do = operations[what]
+            now = StepCounter().count(lambda: do(files[-1]), FormatError, ProgramError)  # noqa: B023
+            steps[what].append(now)
+            assert now <= _STEPS_PER_BYTE * len(files[-1]), f"{what}: {now} steps"
+        growth = len(files[-1]) / len(files[-2]) / 2
+        growing = [
+            what for what in growing if steps[what][-1] > _DOUBLED * growth * steps[what][-2]
+        ]
+        told = {what: steps[what] for what in growing}
+        assert len(files) < _MOST_DOUBLINGS or not growing, f"{told} for {list(map(len, files))}"
+
+
+def test_pairing_takes_steps_in_proportion_to_its_items() -> None:
+    # Each split leaves one item that occurs once, at the very end of what is left.
+    def peeled(count: int) -> list[list[int]]:
+        pairs = [number for i in range(count, 0, -1) for number in (i + 1, i)]
+        return [[-1, *pairs, -2], [-3, *pairs, -4]]
+
+    counts = [StepCounter().count(lambda: pair_rows(*peeled(n))) for n in (2000, 4000)]  # noqa: B023
+    assert counts[1] <= _DOUBLED * counts[0]
