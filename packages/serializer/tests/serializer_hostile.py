@@ -199,7 +199,6 @@ _SPOILERS: dict[str, Callable[[Program, ExecutionPlan], object]] = {
     "negative storage offset": _tensor("storage_offset", -1),
     "negative size": _tensor("sizes", [-1]),
     "too many elements": _tensor("sizes", [2**31 - 1] * 3),
-    "17 dimensions": _tensor("sizes", [1] * 17),
     "dim order too long": _tensor("dim_order", [0] * 5),
     "dim order out of range": _tensor("dim_order", [255]),
     "no such data": _tensor("data_buffer_idx", 99),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serializer_constructions import of_schema  # type: ignore[import-not-found]
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
@@ -20,6 +21,7 @@ from lowerdeck.serializer import (
     DataLocation,
     FormatError,
     HeaderError,
+    LimitError,
     MagicError,
     NamedData,
     Program,
@@ -27,6 +29,7 @@ from lowerdeck.serializer import (
     PteFile,
     SegmentError,
     TruncatedError,
+    deserialize_ptd,
     deserialize_pte,
     open_pte,
     serialize_pte,
@@ -229,3 +232,27 @@ def test_a_file_says_its_size_and_that_it_is_closed(tmp_path: Path) -> None:
     assert repr(file) == "<PteFile closed>"
     with pytest.raises(ValueError, match="the file is closed"):
         file.method("forward")
+
+
+def test_an_open_file_can_be_looked_at_for_ever() -> None:
+    data = serialize_pte(add_program())
+    with PteFile(data) as file:
+        table = file.plan_tables[0]
+        looks = [name for name in dir(PteFile) if isinstance(getattr(PteFile, name), property)]
+        for _ in range(3000):
+            for name in looks:
+                getattr(file, name)
+            file.operators("forward")
+            file.method("forward")
+            file.decoder.values(table)
+            file.decoder.delegates(table)
+            file.decoder.memory_sizes(table)
+
+
+@pytest.mark.parametrize("rank", [17, 500, 20_000])
+@pytest.mark.parametrize("field", ["Tensor.sizes", "Tensor.dim_order", "TensorLayout.sizes"])
+def test_a_tensor_of_too_many_dimensions_is_refused(rank: int, field: str) -> None:
+    file = dict(of_schema())[f"{field}-long"](rank)
+    read = deserialize_ptd if field.startswith("TensorLayout") else deserialize_pte
+    with pytest.raises(LimitError, match=f"{rank} dimensions, expected at most 16"):
+        read(file)

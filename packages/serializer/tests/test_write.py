@@ -265,11 +265,11 @@ def test_impossible_alignments_are_refused(options: dict[str, int], message: str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: plan.values.append(_value(object())), r"values\[4\]: found EValue"),
+        (lambda plan: plan.values.append(_value(object())), r"values\[4\].val: found <object"),
         (lambda plan: plan.values.append(EValue(Int(2**63))), r"values\[4\].*9223372036854775808"),
         (
             lambda plan: plan.values.append(_value(Int(_any("1")))),
-            r"values\[4\].*Int\(int_val='1'\)",
+            r"values\[4\].*int_val: found '1'",
         ),
         (
             lambda plan: plan.values.append(EValue(Tensor(ScalarType.INT, sizes=[2**31]))),
@@ -285,7 +285,7 @@ def test_impossible_alignments_are_refused(options: dict[str, int], message: str
         ),
         (
             lambda plan: plan.chains[0].instructions.append(Instruction(KernelCall(2**40, []))),
-            r"KernelCall\.op_index: found 1099511627776",
+            r"instructions\[1\].*op_index: found 1099511627776",
         ),
         (lambda plan: plan.inputs.append("x"), "method 'forward'"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import lcm
 
 from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.printable import shown
 
 MAX_ALIGNMENT = 1 << 30
 """Above this an alignment is surely a mistake: the padding alone would be a gigabyte."""
@@ -37,8 +38,10 @@ def check_positive(alignment: int, name: str) -> None:
     Raises:
         ProgramError: ``alignment`` is below 1 or above 2**30.
     """
+    if not isinstance(alignment, int):
+        raise ProgramError(f"{name}: found {shown(alignment)}, expected a whole number")
     if not 1 <= alignment <= MAX_ALIGNMENT:
-        raise ProgramError(f"{name}: found {alignment}, expected 1 to {MAX_ALIGNMENT}")
+        raise ProgramError(f"{name}: found {shown(alignment)}, expected 1 to {MAX_ALIGNMENT}")
 
 
 def common_alignment(left: int, right: int) -> int:

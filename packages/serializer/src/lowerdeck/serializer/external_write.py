@@ -21,6 +21,7 @@ from typing import BinaryIO
 from lowerdeck.serializer.alignment import check_positive, round_up
 from lowerdeck.serializer.assembly import Assembly
 from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.field_check import check_external
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.named_data import NamedDataStoreOutput, TensorLayout
 from lowerdeck.serializer.packing import byte_vector, int_vector
@@ -141,7 +142,12 @@ def ptd_pieces(data: ExternalData | Mapping[str, ExternalEntry]) -> Iterator[Pie
         ProgramError: An entry or an alignment cannot be written.
     """
     if not isinstance(data, ExternalData):
+        if not isinstance(data, Mapping):
+            raise ProgramError(
+                f"found a {type(data).__name__}, expected ExternalData or a dict of entries"
+            )
         data = ExternalData(dict(data))
+    check_external(data)
     plan = _plan(data)
     pieces = _encode(data, plan)
     size = sum(len(piece) for piece in pieces)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lowerdeck.serializer.alignment import check_positive, check_power_of_two
+from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.printable import shown
 
 T = TypeVar("T")
 
@@ -46,6 +48,8 @@ def chosen_layout(
     Raises:
         ProgramError: An alignment is not possible.
     """
+    if not isinstance(known, FileLayout | None):
+        raise ProgramError(f"layout: found a {type(known).__name__}, expected a FileLayout")
     known = known or FileLayout()
     layout = FileLayout(
         _first(segment_alignment, known.segment_alignment),
@@ -56,6 +60,11 @@ def chosen_layout(
     check_positive(layout.segment_alignment, "segment_alignment")
     check_power_of_two(layout.constant_tensor_alignment, "constant_tensor_alignment")
     check_power_of_two(layout.delegate_alignment, "delegate_alignment")
+    if not isinstance(layout.extract_delegate_segments, bool):
+        raise ProgramError(
+            f"extract_delegate_segments: found {shown(layout.extract_delegate_segments)}, "
+            "expected True or False"
+        )
     return layout
 
 

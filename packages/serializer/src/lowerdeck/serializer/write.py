@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from lowerdeck.serializer.alignment import check_positive, common_alignment, round_up
 from lowerdeck.serializer.encode import encode_program
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
+from lowerdeck.serializer.field_check import TypeCheck, check_program
 from lowerdeck.serializer.header import HEADER_LENGTH, HEADER_START, ExtendedHeader, inserted_size
 from lowerdeck.serializer.layout import FileLayout, chosen_layout
 from lowerdeck.serializer.named_data import NamedDataStoreOutput
@@ -135,10 +137,17 @@ def pte_pieces(
     Raises:
         ProgramError: The program cannot be written.
     """
-    plan = _plan(program, layout, named_data)
-    warn_of_tables(program, segments=len(plan.segments))
-    inserted = inserted_size(layout) if plan.end else 0
-    pieces = encode_program(program, plan, layout, inserted=inserted)
+    if not TypeCheck().right(program):
+        check_program(program)
+    try:
+        plan = _plan(program, layout, named_data)
+        warn_of_tables(program, segments=len(plan.segments))
+        inserted = inserted_size(layout) if plan.end else 0
+        pieces = encode_program(program, plan, layout, inserted=inserted)
+    except (ProgramError, ArithmeticError, LookupError, TypeError, ValueError, struct.error):
+        # Packing knows that a number does not fit, but not whose it is.
+        check_program(program)
+        raise
     size = sum(len(piece) for piece in pieces)
     if not plan.end:
         pieces.append(b"\0" * (MIN_FILE_SIZE - size))

@@ -1,0 +1,80 @@
+"""Text from a file as text that is safe to print: on any terminal, in any encoding."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# Control characters steer a terminal; format characters turn the order of what is read or take
+# no room; surrogates, private and unassigned ones print as anything or not at all; separators
+# of lines would begin a line of their own.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_LONGEST = 200
+
+
+def printable(text: str, *, encoding: str | None = None) -> str:
+    r"""Return a text with every character that is not plainly visible written as an escape.
+
+    Whatever a file holds, the result steers no terminal, hides nothing, stays on its line and can
+    be printed. The same text gives the same result everywhere; a backslash is doubled, so that
+    no two texts give one.
+
+    Args:
+        text: Any text, such as a name from a file.
+        encoding: What the result must be encodable in, such as ``"ascii"``; None for any Unicode.
+
+    Returns:
+        The text, in which control, format (bidirectional among them), surrogate, private and
+        unassigned characters and separators of lines are ``\xNN``, ``\uNNNN`` or ``\UNNNNNNNN``.
+
+    Example:
+        >>> print(printable("weight\x1b[2J"), printable("naïve"))
+        weight\x1b[2J naïve
+        >>> print(printable("naïve", encoding="ascii"))
+        na\xefve
+    """
+    if text.isascii() and text.isprintable() and "\\" not in text:
+        return text
+    shown = "".join(_escaped(letter) if _is_hidden(letter) else letter for letter in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
+
+
+def quoted(text: str) -> str:
+    """Return a name from a file in quotes, printable and shortened, for a message.
+
+    Args:
+        text: Any text.
+    """
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return "'" + printable(text).replace("'", "\\'") + "'"
+
+
+def shown(value: object) -> str:
+    """Return any value with its type, printable and shortened, for a message.
+
+    Args:
+        value: What was found.
+    """
+    kind = type(value).__name__
+    if isinstance(value, str):
+        return f"{quoted(value)} ({kind})"
+    try:
+        text = printable(repr(value))
+    except ValueError:
+        # Python refuses to print a number of more than 4,300 digits.
+        text = "a number of thousands of digits"
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({kind})"
+
+
+def _is_hidden(letter: str) -> bool:
+    return letter == "\\" or unicodedata.category(letter) in _HIDDEN
+
+
+def _escaped(letter: str) -> str:
+    if letter == "\\":
+        return "\\\\"
+    number = ord(letter)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

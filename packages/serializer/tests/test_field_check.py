@@ -1,0 +1,221 @@
+"""Whatever value stands in whatever field, the writer says which field it is."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Bool,
+    BoolList,
+    Buffer,
+    CompileSpec,
+    DataLocation,
+    DelegateCall,
+    Double,
+    DoubleList,
+    EValue,
+    ExternalData,
+    ExternalEntry,
+    ExtraTensorInfo,
+    FileLayout,
+    FormatError,
+    Frame,
+    FrameList,
+    FreeCall,
+    Instruction,
+    IntList,
+    JumpFalseCall,
+    MoveCall,
+    NamedData,
+    NonConstBufferDevice,
+    Null,
+    OptionalTensorList,
+    Program,
+    ProgramError,
+    ScalarType,
+    String,
+    TensorLayout,
+    TensorList,
+    deserialize_ptd,
+    deserialize_pte,
+    schema,
+    serialize_ptd,
+    serialize_pte,
+)
+
+
+class _Nothing:
+    """Something that no field takes."""
+
+
+_VALUES: tuple[object, ...] = (
+    *(None, "text", "\ud800", b"bytes", True, -1, 0, 1.5, math.nan, math.inf, -math.inf),
+    *(2**7, 2**31, 2**32, 2**63, 2**64, -(2**63) - 1, 10**5000, [], [None], ["x"], [2**70]),
+    *(
+        [math.nan],
+        [-(2**40)],
+        [True] * 17,
+        {},
+        {"a": 1},
+        (),
+        {1},
+        _Nothing(),
+        _Nothing,
+        [_Nothing()],
+    ),
+    *(ScalarType.FLOAT, DataLocation.SEGMENT, Null(), [Null()], EValue(Null()), Buffer(b"")),
+)
+
+
+def _full() -> Program:
+    """Return a program in which every class of the schema stands."""
+    program: Program = add_program()
+    plan = program.execution_plan[0]
+    plan.values[1].val.extra_tensor_info = ExtraTensorInfo(1, "weight")  # type: ignore[union-attr]
+    kinds = (Null(), Bool(True), Double(0.5), String("s"), IntList([2]), DoubleList([1.5]))
+    lists = (BoolList([True]), TensorList([0]), OptionalTensorList([-1]))
+    plan.values += [EValue(kind) for kind in (*kinds, *lists)]
+    calls = (DelegateCall(0, [0]), MoveCall(0, 3), JumpFalseCall(5, 0), FreeCall(0))
+    plan.chains[0].instructions += [Instruction(call) for call in calls]
+    plan.chains[0].stacktrace = [FrameList([Frame("f", 1, "g", "h")])]
+    plan.delegates = [
+        BackendDelegate(
+            "b", BackendDelegateDataReference(DataLocation.INLINE, 0), [CompileSpec("k", b"v")]
+        )
+    ]
+    plan.non_const_buffer_device = [NonConstBufferDevice(1)]
+    program.mutable_data.append(Buffer(b"1234"))
+    program.backend_delegate_data = [BackendDelegateInlineData(b"blob")]
+    program.named_data = [NamedData("key", b"named", 16)]
+    program.layout = FileLayout()
+    return program
+
+
+def _places(item: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to each field of each object, and to each entry of each list."""
+    if is_dataclass(item):
+        for field in fields(item):
+            yield (*path, field.name)
+            yield from _places(getattr(item, field.name), (*path, field.name))
+    elif isinstance(item, list):
+        for index, entry in enumerate(item):
+            yield (*path, index)
+            yield from _places(entry, (*path, index))
+    elif isinstance(item, dict):
+        for key, entry in item.items():
+            yield from _places(entry, (*path, key))
+
+
+def _put(item: Any, path: tuple[Any, ...], value: object) -> Any:
+    """Return a copy in which one field has another value."""
+    copied = copy.deepcopy(item)
+    owner = copied
+    for step in path[:-1]:
+        owner = owner[step] if isinstance(owner, list | dict) else getattr(owner, str(step))
+    if isinstance(owner, list | dict):
+        owner[path[-1]] = value
+    elif owner.__dataclass_params__.frozen:
+        object.__setattr__(owner, str(path[-1]), value)
+    else:
+        setattr(owner, str(path[-1]), value)
+    return copied
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return next(step for step in reversed(path) if isinstance(step, str))
+
+
+def _check_message(told: str, path: tuple[Any, ...]) -> None:
+    assert _name(path) in told
+    assert len(told) < 1000
+
+
+_PROGRAM, _DATA = (
+    _full(),
+    ExternalData({"key": ExternalEntry(b"1234", TensorLayout(ScalarType.FLOAT, [1], [0]), 16)}),
+)
+
+
+def test_every_class_of_the_schema_is_in_the_program() -> None:
+    seen = {type(_at(path)).__name__ for path in _places(_PROGRAM)}
+    classes = {name for name, kind in vars(schema).items() if is_dataclass(kind)}
+    classes -= {"FileRange"}
+    assert classes - seen - {"Program", "DataSegment", "SubsegmentOffsets"} == set()
+
+
+def _at(path: tuple[Any, ...]) -> object:
+    item: Any = _PROGRAM
+    for step in path:
+        item = item[step] if isinstance(step, int) else getattr(item, str(step))
+    return item
+
+
+@pytest.mark.parametrize("path", list(_places(_PROGRAM)), ids=str)
+def test_a_wrong_field_of_a_program_is_named(path: tuple[Any, ...]) -> None:
+    for value in _VALUES:
+        program = _put(_PROGRAM, path, value)
+        try:
+            data = serialize_pte(program)
+        except ProgramError as error:
+            _check_message(str(error), path)
+        else:
+            # Nothing was taken for something else. Numbers that contradict each other (the index
+            # of a constant that is not there) are the verifier's business, and are refused.
+            assert _same_kind(value, _at(path))
+            with suppress(FormatError):
+                deserialize_pte(data)
+
+
+def _same_kind(value: object, was: object) -> bool:
+    """Return whether a value may stand where another was; fail if it may not."""
+    free = isinstance(was, schema.EValue) or was is None or value is None
+    members = (Null, schema.Int, schema.Tensor, Bool)
+    kinds = (
+        isinstance(value, type(was)),
+        isinstance(value, bool | IntEnum | int)
+        and isinstance(was, int)
+        and not isinstance(was, bool),
+        isinstance(value, int) and isinstance(was, float),
+        isinstance(value, list | tuple | bytes | bytearray) and isinstance(was, list | bytes),
+        isinstance(value, members) and is_dataclass(was),
+        isinstance(value, bytes) and isinstance(was, memoryview),
+    )
+    assert free or any(kinds), f"wrote {value!r} where {was!r} was"
+    return True
+
+
+@pytest.mark.parametrize("path", list(_places(_DATA)), ids=str)
+def test_a_wrong_field_of_external_data_is_named(path: tuple[Any, ...]) -> None:
+    for value in _VALUES:
+        try:
+            data = serialize_ptd(_put(_DATA, path, value))
+        except ProgramError as error:
+            _check_message(str(error), path)
+        else:
+            with suppress(FormatError):
+                deserialize_ptd(data)
+
+
+@pytest.mark.parametrize("key", [None, 1, b"key", "\ud800"])
+def test_a_wrong_key_of_external_data_is_named(key: Any) -> None:
+    with pytest.raises(ProgramError, match="key"):
+        serialize_ptd({key: ExternalEntry(b"1234")})
+
+
+@pytest.mark.parametrize("option", ["segment_alignment", "constant_tensor_alignment"])
+@pytest.mark.parametrize("value", ["16", 1.5, math.nan, 0, -1, 2**70, [16]])
+def test_a_wrong_option_is_named(option: str, value: Any) -> None:
+    with pytest.raises(ProgramError, match=option):
+        serialize_pte(add_program(), **{option: value})
