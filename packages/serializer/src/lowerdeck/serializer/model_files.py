@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,8 +35,9 @@ def write_model(
     """Write a program and its external data side by side, and return the paths of all files.
 
     ``external["weights"]`` goes to ``weights.ptd`` in the folder of ``path``. All files are
-    planned and checked first, then written under temporary names, then renamed, the program
-    last: it never refers to data that are not there.
+    planned and checked first, then written under temporary names, then renamed. The old program
+    goes away before the first of its data does, and the new one comes last: a process that dies
+    leaves the old model, the new one, or none, but never one with the data of the other.
 
     Args:
         program: The program.
@@ -117,8 +119,16 @@ def open_model(
         FormatError: A file is malformed, or the data are not those of the program.
         OSError: A file cannot be opened.
     """
-    files = [open_ptd(each) for each in data_paths]
-    program_file = open_pte(path)
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_ptd(each)) for each in data_paths]
+        program_file = stack.enter_context(open_pte(path))
+        model = _fit(program_file, files)
+        stack.pop_all()
+    return model
+
+
+def _fit(program_file: PteFile, files: list[PtdFile]) -> OpenModel:
+    """Return the open files as one model, checked to fit each other."""
     by_file = {str(number): file.entries for number, file in enumerate(files)}
     inside = [entry.key for entry in program_file.named_data]
     problem = _mismatch(program_file.program(), by_file, inside)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from errno import EISDIR
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
+
+from lowerdeck.serializer.errors import ProgramError
 
 Piece: TypeAlias = bytes | bytearray | memoryview
 
@@ -16,7 +21,9 @@ _CHUNK = 1 << 24
 def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
     """Write pieces to a path or an open file and return how many bytes they were.
 
-    A path is written under a temporary name in the same folder, flushed to the disk, and renamed.
+    A path to a file, or to no file yet, is written under a temporary name in the same folder,
+    flushed to the disk, and renamed. A symbolic link stays, and the file that it leads to is
+    replaced. A device or a pipe is written as it is.
 
     Args:
         pieces: The bytes in order.
@@ -33,33 +40,136 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
 def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
     """Write several files that belong together, and return how many bytes they were.
 
-    All are written under temporary names and flushed to the disk before the first is renamed.
+    All are written under temporary names and flushed to the disk before the first is renamed. The
+    last one is what refers to the others: while old and new ones could be mixed it is not there.
+    Whenever a process dies, the files are all old, or all new, or the last one is missing (and
+    stands under a hidden name beside its place, the old one as well as the new).
 
     Args:
-        files: The pieces and the path of each, in the order of renaming.
+        files: The pieces and the path of each, that of the file that refers to the others last.
 
     Raises:
+        ProgramError: Two of them would be one file.
         OSError: A file cannot be written; the old ones are as they were.
     """
     written = 0
-    made: list[tuple[str, Path]] = []
+    made: list[_Made] = []
     try:
         for pieces, path in files:
-            handle, name = _new_file(path)
-            made.append((name, path))
+            target = _target(path)
+            if target is None:
+                with _open_special(path) as special:
+                    written += _write_named(pieces, special, path)
+                continue
+            if any(other.path == target for other in made):
+                raise ProgramError(f"{path}: found two files to write to it, expected one")
+            handle, name = _new_file(target)
+            made.append(_Made(name, target))
             with os.fdopen(handle, "wb", buffering=0) as file:
-                written += _write(pieces, file)
+                written += _write_named(pieces, file, path)
                 with suppress(FileNotFoundError):
-                    os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+                    os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
                 os.fsync(file.fileno())
-        for name, path in made:
-            os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
+        _replace(made)
     except BaseException:
-        for name, _ in made:
+        for each in made:
             with suppress(OSError):
-                os.unlink(name)  # noqa: PTH108
+                os.unlink(each.name)  # noqa: PTH108
         raise
     return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A file under its temporary name, and the path that it is for."""
+
+    name: str
+    path: Path
+
+    @property
+    def aside(self) -> str:
+        """Return where the old file waits until all new ones are in place."""
+        return f"{self.name.removesuffix('.tmp')}.old"
+
+
+def _replace(made: Sequence[_Made]) -> None:
+    """Give files their names; what refers to the others goes first and comes back last."""
+    if len(made) == 1:
+        _rename(made[0].name, made[0].path)
+        return
+    aside: list[_Made] = []
+    placed: list[_Made] = []
+    try:
+        for each in reversed(made):
+            if each.path.exists():
+                aside.append(each)
+                _rename(each.path, each.aside)
+        for each in made:
+            placed.append(each)
+            _rename(each.name, each.path)
+    except BaseException:
+        # Undone in the same order, so that no old file is beside a new one either.
+        for each in reversed(placed):
+            if not Path(each.name).exists():
+                each.path.unlink()
+        for each in reversed(aside):
+            if Path(each.aside).exists():
+                _rename(each.aside, each.path)
+        raise
+    for each in aside:
+        with suppress(OSError):
+            os.unlink(each.aside)  # noqa: PTH108
+
+
+def _rename(name: str | Path, path: str | Path) -> None:
+    """Rename a file, and wait until the disk knows."""
+    os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
+    # Some file systems cannot sync a folder; there the order of renames is theirs to keep.
+    with suppress(OSError):
+        folder = os.open(Path(path).parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _target(path: Path) -> Path | None:
+    """Return the file to replace, or None where ``path`` leads to a device or a pipe.
+
+    Raises:
+        OSError: It is a folder, or a link that leads in a circle.
+    """
+    if path.is_absolute() and path.parts[1:2] in {("dev",), ("proc",)}:
+        # Also where /dev/stdout is a file: it is open already, another one would not be it.
+        return None
+    real = Path(os.path.realpath(path))
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return real
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(EISDIR, "found a folder, expected the name of a file", str(path))
+    return real if stat.S_ISREG(mode) else None
+
+
+def _open_special(path: Path) -> BinaryIO:
+    """Open a device or a pipe; of what this process has open already, the same file again."""
+    name = str(path)
+    number = {"/dev/stdout": "1", "/dev/stderr": "2"}.get(name, name.removeprefix("/dev/fd/"))
+    if not number.isdecimal():
+        return path.open("wb", buffering=0)
+    # Opened anew, a file would be cut and written from its start, over what was printed.
+    return os.fdopen(os.dup(int(number)), "wb", buffering=0)
+
+
+def _write_named(pieces: Iterable[Piece], file: BinaryIO, path: Path) -> int:
+    try:
+        return _write(pieces, file)
+    except OSError as error:
+        # A full disk says nothing of the file; ours has a temporary name that means nothing.
+        if error.errno is None or error.filename is not None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
@@ -77,10 +187,13 @@ def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
 def _new_file(path: Path) -> tuple[int, str]:
     """Create a file of an unused name beside ``path``; the module tempfile is slow to import."""
     while True:
-        name = str(path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp"))
+        name = str(path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}.tmp"))
         with suppress(FileExistsError):
             try:
                 return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), name
             except FileNotFoundError as error:
                 # The name is ours; what is missing is the folder that the caller named.
                 raise FileNotFoundError(error.errno, error.strerror, str(path.parent)) from None
+            except OSError as error:
+                # Nor is it our name that the folder refuses.
+                raise type(error)(error.errno, error.strerror, str(path)) from None

@@ -1,0 +1,232 @@
+"""Where files are written: what is replaced, what is written through, what a crash leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    Buffer,
+    ExternalData,
+    ExternalEntry,
+    FileRange,
+    Program,
+    ProgramError,
+    serialize_pte,
+    stream,
+    write_model,
+    write_ptd,
+    write_pte,
+)
+
+_WANTED = serialize_pte(add_program())
+
+
+def test_a_device_stays_one() -> None:
+    write_pte(add_program(), "/dev/null")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_pipe_is_written_through(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_pte(add_program(), pipe)
+    reader.join()
+    assert found == [_WANTED]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+def test_standard_output_is_written_through(redirected: bool, tmp_path: Path) -> None:
+    code = (
+        "from lowerdeck.serializer import Program, write_pte;"
+        "print('before', flush=True); write_pte(Program(), '/dev/stdout'); print('behind')"
+    )
+    if redirected:
+        with (tmp_path / "out").open("wb") as out:
+            subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+        shown = (tmp_path / "out").read_bytes()
+    else:
+        shown = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, check=True
+        ).stdout
+    assert shown == b"before\n" + serialize_pte(Program()) + b"behind\n"
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if redirected else [])
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_link_stays_and_its_target_is_replaced(there: bool, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "model.pte", tmp_path / "link.pte"
+    if there:
+        target.write_bytes(b"old")
+    link.symlink_to("real/model.pte")
+    write_pte(add_program(), link)
+    assert link.is_symlink()
+    assert target.read_bytes() == _WANTED
+    assert [path.name for path in target.parent.iterdir()] == ["model.pte"]
+
+
+def test_a_link_in_a_circle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match=r"'.*/a'"):
+        write_pte(add_program(), tmp_path / "a")
+
+
+def test_a_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=tmp_path.name):
+        write_pte(add_program(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"/nowhere'"):
+        write_pte(add_program(), tmp_path / "nowhere" / "model.pte")
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("open", errno.EACCES), ("open", errno.EROFS), ("write", errno.ENOSPC)]
+)
+def test_a_folder_or_disk_that_takes_nothing_leaves_nothing(
+    call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "model.pte"
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "open") if call == "open" else (stream, "_write")), refuse)
+        with pytest.raises(OSError, match=r"/model.pte'") as caught:
+            write_pte(add_program(), path)
+    assert caught.value.errno == number
+    assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
+    assert path.read_bytes() == b"old"
+
+
+def test_a_full_device_is_an_error_that_names_it() -> None:
+    with pytest.raises(OSError, match="/dev/full"):
+        write_pte(add_program(), "/dev/full")
+
+
+def test_a_file_may_replace_the_one_that_its_bytes_come_from(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    with path.open("wb") as file:
+        file.seek(1 << 22)
+        file.write(b"end")
+    program = add_program()
+    program.constant_buffer.append(Buffer(FileRange(path, 5, (1 << 22) - 2)))
+    write_pte(program, path)
+    assert path.read_bytes().endswith(bytes(64) + b"end")
+
+
+def _model(letter: str, path: Path) -> None:
+    program = add_program()
+    program.constant_buffer[1] = Buffer(letter.encode() * 24)
+    data = {
+        name: ExternalData({name: ExternalEntry(letter.encode() * 8)}) for name in ("one", "two")
+    }
+    write_model(program, path, external=data)
+
+
+def _letters(folder: Path) -> dict[str, str]:
+    """Return which model each file is of."""
+    return {
+        path.name: "b" if b"b" * 8 in path.read_bytes() else "a"
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+    }
+
+
+_OLD, _NEW = ({"model.pte": letter, "one.ptd": letter, "two.ptd": letter} for letter in ("a", "b"))
+
+
+def _at_step(number: int, stop: Callable[[], object]) -> None:
+    """Let the call of this number that changes the folder stop everything."""
+    calls = [0]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == number:
+                stop()
+            return call(*args, **options)
+
+        return run
+
+    for name in ("open", "replace", "unlink", "fsync", "close"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def test_a_killed_writer_never_leaves_a_program_with_the_data_of_another(tmp_path: Path) -> None:
+    states = []
+    for step in range(1, 200):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        _model("a", folder / "model.pte")
+        child = os.fork()
+        if not child:
+            _at_step(step, lambda: os._exit(9))
+            _model("b", folder / "model.pte")
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        found = _letters(folder)
+        assert found in (_OLD, _NEW) or "model.pte" not in found, f"step {step}: {found}"
+        states.append(found)
+        if not status:
+            break
+    assert states[0] == _OLD
+    assert states[-1] == _NEW
+    assert len(states) > 20
+
+
+def test_a_writer_that_fails_puts_the_old_model_back(tmp_path: Path) -> None:
+    class _StopError(Exception):
+        pass
+
+    def fail() -> None:
+        raise _StopError
+
+    whole = ("open", "replace", "unlink", "fsync", "close")
+    for step in range(1, 60):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        _model("a", folder / "model.pte")
+        kept = {name: getattr(os, name) for name in whole}
+        try:
+            _at_step(step, fail)
+            _model("b", folder / "model.pte")
+        except _StopError:
+            assert _letters(folder) in (_OLD, _NEW)
+        finally:
+            for name, call in kept.items():
+                setattr(os, name, call)
+
+
+def test_two_files_cannot_go_to_one_place(tmp_path: Path) -> None:
+    (tmp_path / "two.ptd").symlink_to("one.ptd")
+    with pytest.raises(ProgramError, match="found two files"):
+        _model("a", tmp_path / "model.pte")
+    assert [path.name for path in tmp_path.iterdir()] == ["two.ptd"]
+
+
+def test_external_data_are_written_the_same_way(tmp_path: Path) -> None:
+    link = tmp_path / "link.ptd"
+    link.symlink_to("weights.ptd")
+    write_ptd({"w": ExternalEntry(b"1234")}, link)
+    assert link.is_symlink()
+    assert (tmp_path / "weights.ptd").is_file()
