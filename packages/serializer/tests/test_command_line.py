@@ -146,12 +146,12 @@ def test_inspect_never_imports_torch_or_numpy(pte: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "extract"])
-def test_a_broken_file_gets_one_line_and_status_2(
+def test_a_broken_file_gets_one_line_and_status_3(
     command: str, pte: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pte.write_bytes(pte.read_bytes()[:40])
-    assert main([command, str(pte)]) == 2
-    assert capsys.readouterr().err.startswith(f"lowerdeck {command}: ")
+    assert main([command, str(pte)]) == 3
+    assert capsys.readouterr().err.startswith(f"lowerdeck {command}: {pte}: ")
     assert [path.name for path in pte.parent.iterdir()] == ["model.pte"]
 
 
@@ -236,7 +236,7 @@ def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     write_pte(program, good)
     program.execution_plan[0].outputs = [99]
     write_pte(program, bad)
-    assert main(["verify", str(good), str(bad)]) == 1
+    assert main(["verify", str(good), str(bad)]) == 3
     shown = capsys.readouterr()
     assert shown.out == f"{good}: ok\n"
     assert "IndexRangeError: method 'forward'.outputs" in shown.err

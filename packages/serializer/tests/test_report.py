@@ -40,6 +40,7 @@ from lowerdeck.serializer import (
     TensorList,
     html_diff,
     html_report,
+    printable,
     serialize_pte,
 )
 from lowerdeck.serializer.report.delegates import blob_preview, hex_dump
@@ -132,7 +133,7 @@ def test_hostile_names_cannot_leave_the_data() -> None:
     assert "<img" not in hostile
     assert "<!--" not in hostile
     hostile.encode()
-    assert data_of(hostile)["file"]["methods"][0]["name"] == HOSTILE
+    assert data_of(hostile)["file"]["methods"][0]["name"] == printable(HOSTILE)
 
 
 def test_what_is_in_the_program_is_in_the_page() -> None:

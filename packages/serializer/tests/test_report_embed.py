@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowerdeck.serializer import printable
 from lowerdeck.serializer.report.embed import clip, json_for_page, number
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=50)
@@ -41,5 +42,8 @@ def test_a_number_of_thousands_of_digits_is_cut() -> None:
 @given(ANY_TEXT, st.integers(2, 60))
 def test_a_long_text_keeps_its_ends(text: str, length: int) -> None:
     shown = clip(text, length)
-    assert len(shown) <= length + 3
-    assert shown[: length // 2] == text[: length // 2]
+    assert shown.isprintable() or any(c.isspace() for c in shown)
+    assert shown.startswith(printable(text[: length // 2]))
+    assert shown.endswith(printable(text[-(length // 2) :]))
+    # A character takes at most ten as an escape.
+    assert len(shown) <= 10 * (length + 3)

@@ -1,5 +1,12 @@
 """Read, write and verify ExecuTorch's .pte and .ptd files, without torch."""
 
+from lowerdeck.serializer.commands.answers import (
+    CommandError,
+    ExitStatus,
+    reading,
+    say,
+    writing,
+)
 from lowerdeck.serializer.enums import (
     DataLocation,
     DeviceType,
@@ -44,6 +51,7 @@ from lowerdeck.serializer.named_data import (
     NamedDataStoreOutput,
     TensorLayout,
 )
+from lowerdeck.serializer.printable import printable
 from lowerdeck.serializer.read import DelegateEntry, PteFile, deserialize_pte, open_pte
 from lowerdeck.serializer.report import html_diff, html_page, html_report
 from lowerdeck.serializer.schema import (
@@ -113,6 +121,13 @@ __all__ = [
     "write_model",
     "open_model",
     "OpenModel",
+    # Text from files, and what a command answers
+    "printable",
+    "say",
+    "reading",
+    "writing",
+    "ExitStatus",
+    "CommandError",
     # Pictures
     "html_report",
     "html_diff",

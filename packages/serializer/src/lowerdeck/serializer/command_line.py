@@ -8,16 +8,23 @@ imports torch.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint, distributions, entry_points
 
+from lowerdeck.serializer.commands.answers import (
+    EXIT_STATUS_HELP,
+    ExitStatus,
+    complain,
+    status_of,
+)
 from lowerdeck.serializer.commands.diff import DiffCommand
 from lowerdeck.serializer.commands.extract import ExtractCommand
 from lowerdeck.serializer.commands.inspect import InspectCommand
 from lowerdeck.serializer.commands.protocol import Command
 from lowerdeck.serializer.commands.verify import VerifyCommand
-from lowerdeck.serializer.errors import SerializerError
 
 GROUP = "lowerdeck.commands"
 _OWN: Mapping[str, Command] = {
@@ -35,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands behind ``lowerdeck`` on the command line; ``sys.argv`` by default.
 
     Returns:
-        What the command returns; 2 where a file is wrong or cannot be opened.
+        What the command returns, or the :class:`ExitStatus` of the error that ended it.
 
     Raises:
-        SystemExit: The arguments are wrong, or help was asked for.
+        SystemExit: The arguments are wrong, or help or the version was asked for.
 
     Example:
         >>> import contextlib, io
@@ -49,37 +56,120 @@ def main(arguments: Sequence[str] | None = None) -> int:
         True
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    name = arguments[0] if arguments else ""
+    # Known before anything is parsed or loaded, for that can fail as well.
+    debug = "--debug" in arguments
+    with _any_encoding():
+        try:
+            status = _run(arguments)
+            # What cannot be written shows here, and not when Python ends.
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader of our output (``| head``) went away; that is no error of ours.
+            _let_go_of_stdout()
+            return ExitStatus.DONE
+        except KeyboardInterrupt:
+            if debug:
+                raise
+            complain(name, "interrupted")
+            return ExitStatus.INTERRUPTED
+        except Exception as error:
+            if debug:
+                raise
+            return _end(name, error)
+        return status
+
+
+def _run(arguments: list[str]) -> int:
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(_menu(found))
-        return 0
+        return ExitStatus.DONE
+    if arguments[0] == "--version":
+        print(_versions())
+        return ExitStatus.DONE
     name = arguments[0]
     command = _OWN.get(name) or _load(name, found)
-    parser = argparse.ArgumentParser(prog=f"lowerdeck {name}", description=command.help)
+    parser = argparse.ArgumentParser(
+        prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP
+    )
     command.configure(parser)
-    args = parser.parse_args(arguments[1:])
+    taken = parser._option_string_actions
+    if "--debug" not in taken:
+        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if "--version" not in taken:
+        parser.add_argument("--version", action=_VersionAction, nargs=0, help="what is installed")
+    return command.run(parser.parse_args(arguments[1:]))
+
+
+class _VersionAction(argparse.Action):
+    """Prints one package in a line, where argparse would fill one line with all."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(_versions())
+        parser.exit()
+
+
+def _end(name: str, error: Exception) -> ExitStatus:
+    """Say in one line what ended a command, and return its status."""
+    status = status_of(error)
+    if status is not None:
+        complain(name, str(error) or type(error).__name__)
+        return status
+    complain(
+        name,
+        f"this is a fault of ours, not of your input: {type(error).__name__}: {error}; --debug "
+        "shows where it is, please report it",
+    )
+    return ExitStatus.FAILED
+
+
+@contextmanager
+def _any_encoding() -> Iterator[None]:
+    """Let what a terminal's encoding cannot say be printed as an escape, and not end us."""
+    stream = sys.stdout
+    before = getattr(stream, "errors", None)
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is None or before != "strict":
+        yield
+        return
+    reconfigure(errors="backslashreplace")
     try:
-        return command.run(args)
-    except BrokenPipeError:
-        # The reader of our output (``| head``) went away; that is no error of ours.
-        sys.stderr.close()
-        return 0
-    except (SerializerError, OSError) as error:
-        print(f"lowerdeck {name}: {error}", file=sys.stderr)
-        return 2
+        yield
+    finally:
+        with suppress(ValueError, OSError):
+            reconfigure(errors=before)
+
+
+def _let_go_of_stdout() -> None:
+    """Let Python's last flush of the output go nowhere: it would fail once more, and say so."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
     if name not in found:
         known = ", ".join(sorted({*_OWN, *found}))
-        print(
-            f"lowerdeck: there is no command {name!r}; installed are: {known}. Other packages "
-            "bring more (`lowerdeck-lowered-module`: lower, `lowerdeck-runner`: run).",
-            file=sys.stderr,
+        complain(
+            "",
+            f"there is no command {name!r}; installed are: {known}. Other packages bring more "
+            "(`lowerdeck-lowered-module`: lower, `lowerdeck-runner`: run).",
         )
-        raise SystemExit(2)
+        raise SystemExit(ExitStatus.USAGE)
     command: Command = found[name].load()
     return command
+
+
+def _versions() -> str:
+    """Return the installed packages of ours with their versions, one in a line."""
+    found = {
+        distribution.metadata["Name"]: distribution.version
+        for distribution in distributions()
+        if (distribution.metadata["Name"] or "").startswith("lowerdeck-")
+    }
+    return "\n".join(f"{name} {version}" for name, version in sorted(found.items()))
 
 
 def _menu(found: Mapping[str, EntryPoint]) -> str:
@@ -96,6 +186,8 @@ def _menu(found: Mapping[str, EntryPoint]) -> str:
             "",
             *lines,
             "",
-            "`lowerdeck COMMAND --help` tells what a command takes.",
+            "`lowerdeck COMMAND --help` tells what a command takes, `lowerdeck --version` what is "
+            "installed.",
+            f"Every command takes --debug; {EXIT_STATUS_HELP}.",
         )
     )

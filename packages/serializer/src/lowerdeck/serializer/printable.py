@@ -15,8 +15,8 @@ def printable(text: str, *, encoding: str | None = None) -> str:
     r"""Return a text with every character that is not plainly visible written as an escape.
 
     Whatever a file holds, the result steers no terminal, hides nothing, stays on its line and can
-    be printed. The same text gives the same result everywhere; a backslash is doubled, so that
-    no two texts give one.
+    be printed. The same text gives the same result everywhere, and a result gives itself: what
+    was made printable once may be made so again.
 
     Args:
         text: Any text, such as a name from a file.
@@ -32,7 +32,7 @@ def printable(text: str, *, encoding: str | None = None) -> str:
         >>> print(printable("naïve", encoding="ascii"))
         na\xefve
     """
-    if text.isascii() and text.isprintable() and "\\" not in text:
+    if text.isascii() and text.isprintable():
         return text
     shown = "".join(_escaped(letter) if _is_hidden(letter) else letter for letter in text)
     return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
@@ -68,12 +68,10 @@ def shown(value: object) -> str:
 
 
 def _is_hidden(letter: str) -> bool:
-    return letter == "\\" or unicodedata.category(letter) in _HIDDEN
+    return unicodedata.category(letter) in _HIDDEN
 
 
 def _escaped(letter: str) -> str:
-    if letter == "\\":
-        return "\\\\"
     number = ord(letter)
     if number < 0x100:
         return f"\\x{number:02x}"

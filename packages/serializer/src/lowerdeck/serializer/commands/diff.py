@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lowerdeck.serializer.commands.answers import ExitStatus, reading, say
+from lowerdeck.serializer.commands.inspect import write_page
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.read import PteFile, open_pte
@@ -43,20 +45,23 @@ class DiffCommand:
             0 if the files mean the same, else 1.
 
         Raises:
-            FormatError: A file is malformed.
-            OSError: A file cannot be opened, or the page cannot be written.
+            CommandError: A file is malformed or cannot be opened, or the page cannot be written.
         """
         with ExitStack() as stack:
-            old = stack.enter_context(open_pte(args.old))
-            new = stack.enter_context(open_pte(args.new))
+            old, new = (_open(path, stack) for path in (args.old, args.new))
             lines = list(difference_lines(old, new))
             if args.html is not None:
-                page = html_diff(old, new, titles=(args.old.name, args.new.name))
-                args.html.write_text(page, encoding="utf-8")
-                print(f"wrote {args.html}")
-        for line in lines or ["no difference in meaning"]:
-            print(line)
-        return 1 if lines else 0
+                write_page(html_diff(old, new, titles=(args.old.name, args.new.name)), args.html)
+        say(*(lines or ["no difference in meaning"]))
+        return ExitStatus.DIFFERS if lines else ExitStatus.DONE
+
+
+def _open(path: Path, stack: ExitStack) -> PteFile:
+    """Open a file and decode all that will be compared, while its name is known."""
+    with reading(path):
+        file = stack.enter_context(open_pte(path))
+        summarise(file)
+    return file
 
 
 def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:

@@ -69,9 +69,8 @@ def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
     width = max((len(entry["text"]) for entry in shown), default=0)
     for entry in shown:
         share = share_text(entry["size"], summary["size"])
-        # A key is any text: one with control characters must not reach the terminal as it is.
-        key = entry["key"] if entry["key"].isprintable() else repr(entry["key"])
-        yield f"  {size_text(entry['size']):>9}  {share:>7}  {entry['text']:<{width}}  {key}"
+        size = size_text(entry["size"])
+        yield f"  {size:>9}  {share:>7}  {entry['text']:<{width}}  {entry['key']}"
     if len(entries) > _MOST_ROWS:
         yield f"    ... and {len(entries) - _MOST_ROWS} more (--json shows all)"
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from lowerdeck.serializer import schema
+from lowerdeck.serializer.commands.answers import (
+    CommandError,
+    ExitStatus,
+    reading,
+    say,
+    writing,
+)
 from lowerdeck.serializer.commands.npy import npy_header
 from lowerdeck.serializer.commands.sizes import size_text
-from lowerdeck.serializer.errors import SerializerError
 from lowerdeck.serializer.read import PteFile, open_pte
 from lowerdeck.serializer.report.values import dtype_name
 from lowerdeck.serializer.storage import byte_view
@@ -70,17 +77,18 @@ class ExtractCommand:
             0.
 
         Raises:
-            SerializerError: The folder exists already, or the file is malformed.
-            OSError: The file cannot be opened, or the folder cannot be written.
+            CommandError: The folder exists already or cannot be written, or the file is malformed
+                or cannot be opened.
         """
         target = args.output or args.file.with_name(f"{args.file.stem}_parts")
-        with open_pte(args.file) as file:
-            parts = list(parts_of(file))
-            write_parts(parts, target)
-            total = sum(part.data.nbytes for part in parts)
+        with ExitStack() as stack:
+            with reading(args.file):
+                parts = list(parts_of(stack.enter_context(open_pte(args.file))))
+            with writing(target):
+                total = write_parts(parts, target)
             del parts
-        print(f"wrote {size_text(total)} to {target}; manifest.json there says what each file is")
-        return 0
+        say(f"wrote {size_text(total)} to {target}; manifest.json there says what each file is")
+        return ExitStatus.DONE
 
 
 def parts_of(file: PteFile) -> Iterator[Part]:
@@ -105,29 +113,36 @@ def parts_of(file: PteFile) -> Iterator[Part]:
         yield Part("named_data", named.key, byte_view(named.data, named.key))
 
 
-def write_parts(parts: list[Part], target: Path) -> None:
-    """Write parts to a new folder: all of them, or nothing.
+def write_parts(parts: list[Part], target: Path) -> int:
+    """Write parts to a new folder, all of them or nothing, and return how many bytes they are.
 
     Args:
         parts: What to write.
         target: The folder; it must not exist.
 
     Raises:
-        SerializerError: The folder exists.
+        CommandError: The folder exists.
         OSError: It cannot be written.
     """
-    if target.exists():
-        raise SerializerError(f"{target} exists already; name a new folder with --output")
+    if target.exists() or target.is_symlink():
+        raise CommandError(
+            f"{target} exists already; name a new folder with --output", ExitStatus.USAGE
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    # Not by tempfile, whose folders are for their owner alone, against what umask says.
+    work = target.parent / f".{target.name[:200]}-{os.urandom(6).hex()}"
+    work.mkdir()
     try:
-        manifest = [_write(part, number, work) for number, part in enumerate(parts)]
+        manifest, written = [], _Written()
+        for number, part in enumerate(parts):
+            manifest.append(_write(part, number, work, written))
         text = json.dumps(manifest, indent=2)
         (work / "manifest.json").write_text(text, encoding="utf-8")
         work.rename(target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+    return sum(size for _, size in written.values())
 
 
 def _tensors(file: PteFile) -> tuple[dict[int, schema.Tensor], dict[int, schema.Tensor]]:
@@ -152,11 +167,29 @@ def _tensor_part(
     return Part(folder, name, byte_view(buffer.storage, name), tensor)
 
 
-def _write(part: Part, number: int, work: Path) -> dict[str, object]:
+# What was written already, by the bytes (a view stands for its place in the file) and the header:
+# a small file may refer to its bytes from thousands of places.
+_Written = dict[tuple[int, bytes | None], tuple[str, int]]
+
+
+def _write(part: Part, number: int, work: Path, written: _Written) -> dict[str, object]:
+    header = npy_header(part.tensor) if part.tensor is not None else None
+    key = id(part.data), header
+    if key not in written:
+        written[key] = _write_file(part, number, work, header)
+    path, size = written[key]
+    entry: dict[str, object] = {"file": path, "name": part.name, "size": size}
+    if part.tensor is not None:
+        entry["dtype"] = dtype_name(part.tensor.scalar_type)
+        entry["sizes"] = list(part.tensor.sizes)
+        entry["dim_order"] = list(part.tensor.dim_order)
+    return entry
+
+
+def _write_file(part: Part, number: int, work: Path, header: bytes | None) -> tuple[str, int]:
     # Names come from the file, which may be hostile: keep the harmless part, let the number
     # make it unique.
-    safe = _UNSAFE.sub("_", part.name)[:_LONGEST_NAME].strip(".") or "unnamed"
-    header = npy_header(part.tensor) if part.tensor is not None else None
+    safe = _UNSAFE.sub("_", part.name[:_LONGEST_NAME]).strip(".") or "unnamed"
     data = part.data
     if header is not None and part.tensor is not None:
         data = data[: part.tensor.nbytes]
@@ -166,9 +199,4 @@ def _write(part: Part, number: int, work: Path) -> dict[str, object]:
         if header is not None:
             out.write(header)
         out.write(data)
-    entry: dict[str, object] = {"file": path.as_posix(), "name": part.name, "size": data.nbytes}
-    if part.tensor is not None:
-        entry["dtype"] = dtype_name(part.tensor.scalar_type)
-        entry["sizes"] = list(part.tensor.sizes)
-        entry["dim_order"] = list(part.tensor.dim_order)
-    return entry
+    return path.as_posix(), data.nbytes

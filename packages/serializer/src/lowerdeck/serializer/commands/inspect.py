@@ -9,6 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lowerdeck.serializer.commands.answers import (
+    CommandError,
+    ExitStatus,
+    reading,
+    say,
+    writing,
+)
 from lowerdeck.serializer.commands.external import (
     external_lines,
     is_external,
@@ -16,10 +23,10 @@ from lowerdeck.serializer.commands.external import (
 )
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
-from lowerdeck.serializer.errors import SerializerError
 from lowerdeck.serializer.external_read import open_ptd
 from lowerdeck.serializer.read import open_pte
 from lowerdeck.serializer.report.documents import html_report
+from lowerdeck.serializer.stream import write_pieces
 
 _BAR = 40
 _NAME = 20
@@ -54,39 +61,54 @@ class InspectCommand:
             0.
 
         Raises:
-            FormatError: The file is malformed.
-            SerializerError: A page was asked for of a `.ptd`.
-            OSError: It cannot be opened, or the page cannot be written.
+            CommandError: The file is malformed or cannot be opened, a page was asked for of a
+                `.ptd`, or the page cannot be written.
         """
-        if is_external(args.file):
+        with reading(args.file):
+            external = is_external(args.file)
+        if external:
             return self._external(args)
-        with open_pte(args.file) as file:
-            if args.html is not None:
-                page = html_report(file, title=args.file.name)
-                args.html.write_text(page, encoding="utf-8")
-                print(f"wrote {args.html}")
-                return 0
+        with reading(args.file), open_pte(args.file) as file:
             summary = summarise(file)
-        if args.json:
+            page = html_report(file, title=args.file.name) if args.html is not None else None
+        if page is not None:
+            write_page(page, args.html)
+        elif args.json:
             print(json.dumps(summary, indent=2))
         else:
-            print("\n".join(summary_lines(args.file.name, summary)))
-        return 0
+            say(*summary_lines(args.file.name, summary))
+        return ExitStatus.DONE
 
     @staticmethod
     def _external(args: argparse.Namespace) -> int:
         if args.html is not None:
-            raise SerializerError(
+            raise CommandError(
                 f"found external data in {args.file}, expected a program for a page: leave --html "
-                "away, or take --json"
+                "away, or take --json",
+                ExitStatus.USAGE,
             )
-        with open_ptd(args.file) as file:
+        with reading(args.file), open_ptd(args.file) as file:
             summary = summarise_external(file, args.file.stat().st_size)
         if args.json:
             print(json.dumps(summary, indent=2))
         else:
-            print("\n".join(external_lines(args.file.name, summary)))
-        return 0
+            say(*external_lines(args.file.name, summary))
+        return ExitStatus.DONE
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, and say so.
+
+    Args:
+        page: The text of the page.
+        path: Where to write it.
+
+    Raises:
+        CommandError: It cannot be written.
+    """
+    with writing(path):
+        write_pieces([page.encode()], path)
+    say(f"wrote {path}")
 
 
 def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:

@@ -29,5 +29,9 @@ class Command(Protocol):
             args: The parsed arguments.
 
         Returns:
-            The exit status: 0 for success.
+            The exit status, one of :class:`ExitStatus`.
+
+        Raises:
+            Exception: An error with an attribute ``exit_status`` ends the command with it and one
+                line, its message; any other one is told as a fault of ours.
         """

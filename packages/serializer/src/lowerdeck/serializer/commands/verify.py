@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from lowerdeck.serializer.commands.answers import (
+    CommandError,
+    ExitStatus,
+    complain,
+    reading,
+    say,
+)
 from lowerdeck.serializer.commands.external import is_external
-from lowerdeck.serializer.errors import FormatError
 from lowerdeck.serializer.external_read import open_ptd
 from lowerdeck.serializer.model_files import open_model
 from lowerdeck.serializer.read import open_pte
@@ -43,31 +48,30 @@ class VerifyCommand:
             args: The parsed arguments.
 
         Returns:
-            0 if every file is right, else 1.
-
-        Raises:
-            OSError: A file cannot be opened.
+            0 if every file is right, 3 if one is not or cannot be opened.
         """
-        status = 0
+        status = ExitStatus.DONE
         for path in [*args.data, *args.files]:
             try:
-                _verify(path, args.data)
-            except FormatError as error:
-                print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr)
-                status = 1
+                # Of data that are wrong themselves nothing more is to be said.
+                _verify(path, args.data if status is ExitStatus.DONE else [])
+            except CommandError as error:
+                complain("verify", str(error))
+                status = ExitStatus.BAD_INPUT
             else:
                 if not args.quiet:
-                    print(f"{path}: ok")
+                    say(f"{path}: ok")
         return status
 
 
 def _verify(path: Path, data: list[Path]) -> None:
-    if is_external(path):
-        # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
-        with open_ptd(path):
-            return
-    with open_pte(path) as file:
-        verify_pte(file.data)
-    if data:
-        with open_model(path, data):
-            return
+    with reading(path):
+        if is_external(path):
+            # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
+            with open_ptd(path):
+                return
+        with open_pte(path) as file:
+            verify_pte(file.data)
+        if data:
+            with open_model(path, data):
+                return

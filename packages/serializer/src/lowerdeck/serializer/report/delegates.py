@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
+from lowerdeck.serializer.printable import printable
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.xnnpack import xnnpack_nodes
 from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program
@@ -94,13 +95,13 @@ def hex_dump(data: bytes) -> str:
 def _text_start(view: memoryview) -> str | None:
     head = bytes(view[:_PREVIEW_TEXT])
     # A cut may fall inside a character of up to four bytes.
-    for cut in range(4):
+    for cut in range(min(4, len(head))):
         try:
             text = head[: len(head) - cut].decode()
         except UnicodeDecodeError:
             continue
         is_text = all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in text)
-        return text if is_text and text else None
+        return "\n".join(map(printable, text.expandtabs(4).split("\n"))) if is_text else None
     return None
 
 

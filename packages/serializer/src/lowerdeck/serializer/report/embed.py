@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from lowerdeck.serializer.printable import printable
+
 LARGEST_EXACT = 2**53
 """Whole numbers above this are not exact in a browser."""
 
@@ -31,16 +33,18 @@ def number(value: int) -> int | float:
 
 
 def clip(text: str, length: int = 400) -> str:
-    """Return ``text``, shortened in its middle when it is longer than ``length`` characters.
+    """Return ``text`` printable, shortened in its middle when it is longer than ``length``.
 
     Args:
         text: Any text.
         length: The most characters to keep.
     """
-    if len(text) <= length:
-        return text
-    half = length // 2
-    return f"{text[:half]} … {text[-half:]}"
+    if len(text) > length:
+        half = length // 2
+        text = f"{text[:half]} … {text[-half:]}"
+    # In a page nothing steers a terminal, but a character that turns the order of what follows
+    # would show a name as another one.
+    return printable(text)
 
 
 def json_for_page(data: Any) -> str:

@@ -9,6 +9,7 @@ from pkgutil import get_data
 from string import Template
 from typing import Any
 
+from lowerdeck.serializer.printable import printable
 from lowerdeck.serializer.report.embed import json_for_page
 
 _BEFORE = ("elements.js", "format.js", "search.js", "virtual_list.js", "tables.js")
@@ -67,7 +68,7 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
     )
     return Template(_asset("page.html")).substitute(
         policy=html.escape(policy),
-        title=html.escape(title.encode(errors="replace").decode()),
+        title=html.escape(printable(title)),
         style=styles,
         script=whole,
         data=json_for_page(data),

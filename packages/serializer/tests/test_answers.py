@@ -1,0 +1,291 @@
+"""What commands answer: to bad input, to names that attack a terminal, on any output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    CommandError,
+    CompileSpec,
+    DataLocation,
+    ExitStatus,
+    ExternalEntry,
+    ExtraTensorInfo,
+    NamedData,
+    Operator,
+    command_line,
+    printable,
+    write_ptd,
+    write_pte,
+)
+from lowerdeck.serializer.command_line import main
+
+_EVIL = "\x1b[2J\x9b31m\u202egnp.exe\r\nlowerdeck: ok\x07\u2028\u200b"
+_COMMANDS = ("inspect", "verify", "diff", "extract")
+
+
+def _hostile(path: Path) -> Path:
+    """Write a program in which every name attacks the terminal."""
+    program = add_program()
+    plan = program.execution_plan[0]
+    plan.name = f"m{_EVIL}"
+    plan.operators[0] = Operator(f"aten::{_EVIL}", _EVIL)
+    plan.values[1].val.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=f"w{_EVIL}")
+    reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
+    specs = [CompileSpec(f"k{_EVIL}", _EVIL.encode())]
+    plan.delegates = [BackendDelegate(f"b{_EVIL}", reference, specs)]
+    program.backend_delegate_data = [BackendDelegateInlineData(_EVIL.encode())]
+    program.named_data = [NamedData(f"n{_EVIL}", b"named")]
+    write_pte(program, path)
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Return files that are good, and all kinds that are not."""
+    found = {
+        name: tmp_path / name
+        for name in ("good.pte", "good.ptd", "cut.pte", "cut.ptd", "empty", "text", "folder", "no")
+    }
+    write_pte(add_program(), found["good.pte"])
+    write_ptd({"w": ExternalEntry(bytes(24))}, found["good.ptd"])
+    for name in ("pte", "ptd"):
+        whole = found[f"good.{name}"].read_bytes()
+        found[f"cut.{name}"].write_bytes(whole[: len(whole) - 30])
+    found["empty"].touch()
+    found["text"].write_text("this is no program, but a text that is long enough to be one " * 3)
+    found["folder"].mkdir()
+    found["hostile"] = _hostile(tmp_path / "hostile.pte")
+    return found
+
+
+_BAD = ("cut.pte", "cut.ptd", "empty", "text", "folder", "no")
+_TABLE = [
+    *[([command, name], 3, name) for command in ("inspect", "verify", "extract") for name in _BAD],
+    *[(["inspect", option, name], 3, name) for option in ("--json",) for name in _BAD],
+    *[(["diff", name, "good.pte"], 3, name) for name in _BAD],
+    *[(["diff", "good.pte", name], 3, name) for name in _BAD],
+    *[(["verify", "good.pte", "--data", name], 3, name) for name in _BAD],
+    (["extract", "good.ptd"], 3, "good.ptd"),
+    (["diff", "good.ptd", "good.pte"], 3, "good.ptd"),
+    (["inspect", "--html", "no/page", "good.pte"], 4, "page"),
+    (["inspect", "--html", "folder", "good.pte"], 4, "folder"),
+    (["inspect", "--html", "page", "good.ptd"], 2, "good.ptd"),
+    (["diff", "--html", "no/page", "good.pte", "good.pte"], 4, "page"),
+    (["extract", "good.pte", "-o", "folder"], 2, "folder"),
+    (["extract", "good.pte", "-o", "text/parts"], 4, "parts"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "named"), _TABLE, ids=str)
+def test_bad_input_gets_one_line_that_names_it(
+    arguments: list[str],
+    status: int,
+    named: str,
+    files: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = files["no"].parent
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    assert main(arguments) == status
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"lowerdeck {arguments[0]}: ")
+    assert shown.count("\n") == 1
+    assert named in shown
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("arguments", [[], ["--nonsense"], ["a", "b", "c", "--html"]])
+def test_wrong_arguments_are_status_2(command: str, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, *arguments])
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_tells_the_exit_statuses_and_version_the_packages(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, text in (
+        ("--help", "130 interrupted"),
+        ("--version", f"lowerdeck-serializer {version('lowerdeck-serializer')}"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([command, option])
+        assert stop.value.code == 0
+        assert text in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_script_tells_the_versions_of_what_is_installed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--version"]) == 0
+    assert f"lowerdeck-serializer {version('lowerdeck-serializer')}\n" in capsys.readouterr().out
+
+
+class _PlannedError(Exception):
+    exit_status = 4
+
+
+class _Failing:
+    help = "fails"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Take no arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Fail."""
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (_PlannedError("no kernel aten::a"), 4, "no kernel aten::a"),
+        (CommandError("bad"), 3, "bad"),
+        (CommandError("asked wrongly", ExitStatus.USAGE), 2, "asked wrongly"),
+        (OSError(28, "No space left on device", "out"), 4, "No space left"),
+        (MemoryError(), 4, "MemoryError"),
+        (KeyError("x"), 4, "a fault of ours.*KeyError: 'x'.*--debug"),
+        (RecursionError("deep"), 4, "a fault of ours"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=repr,
+)
+def test_an_error_of_any_package_becomes_a_status(
+    error: BaseException,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command_line, "_OWN", {"fail": _Failing(error)})
+    assert main(["fail"]) == status
+    shown = capsys.readouterr().err
+    assert re.fullmatch(f"lowerdeck fail: .*{message}.*\n", shown)
+    with pytest.raises(type(error)):
+        main(["fail", "--debug"])
+
+
+def _run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, check=False, **options
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
+def test_hostile_names_reach_no_terminal_in_any_encoding(
+    command: str, encoding: str, files: dict[str, Path]
+) -> None:
+    paths = [str(files["hostile"]), *([str(files["good.pte"])] if command == "diff" else [])]
+    done = _run([command, *paths], env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert done.returncode in (0, 1), done.stderr
+    text = (done.stdout + done.stderr).decode(encoding)
+    assert all(line == printable(line) for line in text.split("\n"))
+    assert (r"m\x1b[2J" in text) == (command != "verify")
+
+
+def test_hostile_names_in_a_page_turn_nothing(files: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main(["inspect", "--html", str(page), str(files["hostile"])]) == 0
+    shown = page.read_text(encoding="utf-8")
+    assert not set(shown) & set("\x1b\x9b\u202e\u200b\u2028")
+    assert r"\u202e" not in shown.replace(r"\\u202e", "")
+
+
+def test_a_reader_that_goes_away_is_no_error(files: dict[str, Path]) -> None:
+    code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "inspect", "--json", str(files["hostile"])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait() == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_a_full_disk_under_the_output_is_status_4(files: dict[str, Path]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "inspect", str(files["good.pte"])],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert done.stderr.startswith(b"lowerdeck inspect: ")
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_extract_makes_folders_as_umask_says(mask: int, files: dict[str, Path]) -> None:
+    target = files["no"].parent / "parts"
+    before = os.umask(mask)
+    try:
+        assert main(["extract", str(files["hostile"]), "-o", str(target)]) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o777 & ~mask
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in target.rglob("*"))
+
+
+def test_extract_writes_what_many_names_share_once(tmp_path: Path) -> None:
+    program = add_program()
+    program.named_data = [NamedData(f"k{index}", b"shared bytes") for index in range(50)]
+    write_pte(program, tmp_path / "model.pte")
+    assert main(["extract", str(tmp_path / "model.pte"), "-o", str(tmp_path / "parts")]) == 0
+    assert len(list((tmp_path / "parts" / "named_data").iterdir())) == 1
+
+
+@given(st.text(st.characters(codec=None)))
+def test_printable_text_is_printable_and_stays_so(text: str) -> None:
+    shown = printable(text)
+    assert printable(shown) == shown
+    shown.encode()
+    assert len(shown.splitlines()) <= 1
+    assert all(letter.isprintable() or letter.isspace() for letter in shown)
+    assert printable(text, encoding="ascii").isascii()
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        *map(chr, [*range(32), *range(127, 160)]),
+        *"\u061c\u200b\u200e\u200f\u202a\u202e",
+        *"\u2066\u2069\u2028\u2029\ufeff\ud800\udfff\ue000\U000e0001\U0010ffff",
+    ],
+    ids=ascii,
+)
+def test_what_hides_or_steers_is_escaped(letter: str) -> None:
+    number = ord(letter)
+    form = "\\x{:02x}" if number < 256 else "\\u{:04x}" if number < 65536 else "\\U{:08x}"
+    assert printable(f"a{letter}b") == f"a{form.format(number)}b"
