@@ -26,6 +26,7 @@ from lowerdeck.serializer import (
     FreeCall,
     Instruction,
     IntList,
+    JumpFalseCall,
     KernelCall,
     NamedData,
     Operator,
@@ -106,6 +107,23 @@ def list_of_ints(_: Program, plan: ExecutionPlan, count: int) -> None:
     plan.values.append(EValue(Bool(False)))
     plan.operators.append(Operator("aten::avg_pool2d", "out"))
     _calls(plan, [0, 4, 4, 4, 5, 5, 2, 3, 3], count)
+
+
+def list_of_views(_: Program, plan: ExecutionPlan, count: int) -> None:
+    """A long list that many calls take, of tensors that a view gives memory among jumps."""
+    first = len(plan.values)
+    plan.values += [EValue(_bytes_tensor(24)), EValue(_bytes_tensor(24, at=0)), EValue(Bool(True))]
+    plan.values += [EValue(IntList([])), EValue(TensorList([first] * count))]
+    plan.operators += [
+        Operator("executorch_prim::et_view", "default"),
+        Operator("mine::use", "out"),
+    ]
+    steps = plan.chains[0].instructions
+    for _number in range(count // 2):
+        step = len(steps)
+        steps.append(Instruction(KernelCall(1, [first + 1, first + 3, first, first])))
+        steps.append(Instruction(JumpFalseCall(first + 2, step + 3)))
+        steps.append(Instruction(KernelCall(2, [first + 4, 3])))
 
 
 def free_calls(_: Program, plan: ExecutionPlan, count: int) -> None:
@@ -230,6 +248,7 @@ _CHANGES: tuple[_Change, ...] = (
     list_in_calls,
     list_of_results,
     list_of_ints,
+    list_of_views,
     free_calls,
     views_of_fine_writes,
     long_operator_name,

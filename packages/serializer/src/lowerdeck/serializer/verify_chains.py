@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import NoReturn
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.enums import ScalarType, TensorDataLocation
-from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError
+from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError, LimitError
 from lowerdeck.serializer.kernel_signatures import (
     POSITIVE_ARGUMENTS,
     kernel_signatures,
 )
+from lowerdeck.serializer.verify_views import View, views_of
 
 _NUMBERS = (schema.Int, schema.Double, schema.Bool)
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -59,6 +61,11 @@ _UNUSABLE = {
 }
 
 
+_ALWAYS = 1 << 62
+# Jumps may end what a view gave again and again; a list is walked over anew each time.
+_MOST_LOOKS = 64
+
+
 class ChainVerifier:
     """Checks the instructions of one method; each check names the place that is wrong."""
 
@@ -91,16 +98,25 @@ class ChainVerifier:
         self._given = {*plan.inputs, *plan.outputs}
         # What was found right of a value is right wherever it is used again: a list of a
         # thousand members that a thousand calls take is walked over once.
-        self._with_memory: set[int] = set()
+        self._with_memory: dict[int, int] = {}
+        self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
         self._positive: set[int] = set()
         self._moved = {call.move_to for call in moves}
+        # For each tensor without memory of its own the end of the run of steps in which a view
+        # has given it some.
+        self._viewed: dict[int, int] = {}
         # Handles are copied, so what a constant is moved to must not be written either.
         self._moved_constants = {
             call.move_to
             for call in moves
             if 0 <= call.move_from < len(plan.values) and self._is_constant(call.move_from)
         }
+        self._views = [list(views_of(chain, plan.operators)) for chain in plan.chains]
+        for view in (view for views in self._views for view in views):
+            # A view of a constant is one, and so is a view of that.
+            if self._shows_constant(view):
+                self._moved_constants.add(view.out)
 
     def verify(self) -> None:
         """Check all instructions.
@@ -110,9 +126,16 @@ class ChainVerifier:
         """
         for chain_number, chain in enumerate(self._plan.chains):
             count = len(chain.instructions)
+            # What views gave memory in one chain may be without it in the next.
+            if self._viewed:
+                self._with_memory = {k: v for k, v in self._with_memory.items() if v == _ALWAYS}
+            self._viewed.clear()
+            views = {view.step: view for view in self._views[chain_number]}
             for number, step in enumerate(chain.instructions):
                 self._chain, self._step = chain_number, number
                 call = step.instr_args
+                if number in views:
+                    self._verify_view(views[number])
                 if isinstance(call, schema.KernelCall):
                     self._verify_kernel(call)
                 elif isinstance(call, schema.DelegateCall):
@@ -123,6 +146,24 @@ class ChainVerifier:
                     self._verify_jump(call, count)
                 else:
                     self._verify_free(call)
+
+    def _verify_view(self, view: View) -> None:
+        """Take the memory that a view gives into account, once that of its source is there."""
+        self._verify_indices((view.source, view.out))
+        source, out = (self._plan.values[index].val for index in (view.source, view.out))
+        if not isinstance(source, schema.Tensor) or not isinstance(out, schema.Tensor):
+            return  # refused with the call
+        if self._is_constant(view.out):
+            self._refuse(f"found the constant {view.out} as a view, whose place would be another")
+        if out.allocation_info is not None:
+            return
+        self._verify_memory(view.source)
+        if source.scalar_type is not out.scalar_type or source.nbytes != out.nbytes:
+            self._refuse(
+                f"found a view of {source.nbytes} bytes of {source.scalar_type!r} as "
+                f"{out.nbytes} of {out.scalar_type!r}, expected the same"
+            )
+        self._viewed[view.out] = max(view.end, self._viewed.get(view.out, 0))
 
     def _verify_kernel(self, call: schema.KernelCall) -> None:
         operators = self._plan.operators
@@ -159,7 +200,8 @@ class ChainVerifier:
 
     def _verify_primitive(self, name: str, args: list[int]) -> None:
         """Check what the runtime's own operators use before they check it themselves."""
-        letters = {"et_view": "TIW", "et_copy_index": "WTi"}.get(
+        # A view gives its result a place and writes nothing to it.
+        letters = {"et_view": "TIT", "et_copy_index": "WTi"}.get(
             name.removeprefix("executorch_prim::").partition(".")[0], ""
         )
         if len(args) < max(len(letters), 2):
@@ -283,10 +325,24 @@ class ChainVerifier:
     def _verify_arguments(self, args: list[int]) -> None:
         self._verify_indices(args)
         for index in args:
-            if index not in self._with_memory:
-                for tensor in self._tensors_of(index):
-                    self._verify_memory(tensor)
-                self._with_memory.add(index)
+            if self._step >= self._with_memory.get(index, 0):
+                self._with_memory[index] = self._memory_end(index)
+
+    def _memory_end(self, index: int) -> int:
+        """Return up to which step a tensor, or all in a list, have memory; refuse if now none."""
+        end = _ALWAYS
+        for tensor in self._tensors_of(index):
+            self._verify_memory(tensor)
+            end = min(end, self._viewed.get(tensor, _ALWAYS))
+        if end != _ALWAYS:
+            self._looks[index] += 1
+            if self._looks[index] > _MOST_LOOKS:
+                self._refuse(
+                    f"found value {index} used among jumps past the views that give it memory "
+                    f"more than {_MOST_LOOKS} times",
+                    LimitError,
+                )
+        return end
 
     def _verify_indices(self, indices: Iterable[int]) -> None:
         count = len(self._plan.values)
@@ -315,11 +371,21 @@ class ChainVerifier:
             return
         if self._is_constant(index) or not tensor.nbytes or index in self._moved:
             return
-        if index not in self._given:
+        if index not in self._given and self._step >= self._viewed.get(index, 0):
             self._refuse(
                 f"found tensor {index} without memory: it is no constant, has no allocation_info, "
-                "and is neither input, output nor the target of a move"
+                "is neither input, output nor the target of a move, and no view on every way here "
+                "gave it some"
             )
+
+    def _shows_constant(self, view: View) -> bool:
+        count = len(self._plan.values)
+        if not (0 <= view.source < count and 0 <= view.out < count):
+            return False
+        out = self._plan.values[view.out].val
+        if not isinstance(out, schema.Tensor) or out.allocation_info is not None:
+            return False
+        return self._is_constant(view.source) or view.source in self._moved_constants
 
     def _is_constant(self, index: int) -> bool:
         tensor = self._plan.values[index].val

@@ -1,0 +1,75 @@
+"""Views of memory that the caller brings: what the runtime runs right, the verifier accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+
+from lowerdeck.emitter import EmitConfig, emit
+from lowerdeck.serializer import serialize_pte, verify_pte
+from tests.interop import official
+
+pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
+
+
+class _ViewOfMutated(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1.0)
+        return x.view(-1) * 2
+
+
+class _ViewBefore(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.view(-1)
+        x.add_(1.0)
+        return y * 2
+
+
+class _ViewsOfViews(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.view(-1)
+        return (y * 2).view(4, 4), y.view(2, 8).view(8, 2) + 1
+
+
+class _ViewReturned(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.mul_(3.0)
+        return x.view(-1), x.view(2, 8) - 1
+
+
+class _SliceWritten(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x[0].mul_(3.0)
+        return x.view(2, 8) + 1
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize(
+    "kind", [_ViewOfMutated, _ViewBefore, _ViewsOfViews, _ViewReturned, _SliceWritten]
+)
+def test_views_of_inputs_are_accepted_and_run_right(
+    kind: type[nn.Module], planned: bool, tmp_path: Path
+) -> None:
+    model = kind()
+    exported = export(model, (torch.zeros(4, 4),))
+    data = serialize_pte(emit(exported, config=EmitConfig(plan_inputs=planned)).program)
+    verify_pte(data)
+    path = tmp_path / "model.pte"
+    path.write_bytes(data)
+    inputs = [torch.arange(16.0).reshape(4, 4) + 100 * number for number in range(3)]
+    for source in (path, data):
+        calls = [official.Call((each.clone(),)) for each in inputs]
+        outcome = official.run(source, calls)
+        assert isinstance(outcome, official.Ran), outcome
+        for got, each in zip(outcome.outputs, inputs, strict=True):
+            expected = model(each.clone())
+            wanted = expected if isinstance(expected, tuple) else (expected,)
+            # Inputs that the method writes come first or last, as the signature numbers them.
+            for tensor in wanted:
+                assert any(
+                    tensor.shape == found.shape and torch.equal(tensor, found) for found in got
+                )
