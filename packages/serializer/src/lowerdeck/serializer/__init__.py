@@ -34,6 +34,7 @@ from lowerdeck.serializer.errors import (
     TextError,
     TruncatedError,
 )
+from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.external_read import PtdFile, deserialize_ptd, open_ptd
 from lowerdeck.serializer.external_write import (
     ExternalData,
@@ -51,7 +52,6 @@ from lowerdeck.serializer.named_data import (
     NamedDataStoreOutput,
     TensorLayout,
 )
-from lowerdeck.serializer.printable import printable
 from lowerdeck.serializer.read import DelegateEntry, PteFile, deserialize_pte, open_pte
 from lowerdeck.serializer.report import html_diff, html_page, html_report
 from lowerdeck.serializer.schema import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 
 from lowerdeck.serializer.errors import ProgramError
-from lowerdeck.serializer.printable import shown
+from lowerdeck.serializer.escaping import shown
 
 MAX_ALIGNMENT = 1 << 30
 """Above this an alignment is surely a mistake: the padding alone would be a gigabyte."""

@@ -94,10 +94,10 @@ def _run(arguments: list[str]) -> int:
         prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP
     )
     command.configure(parser)
-    taken = parser._option_string_actions
-    if "--debug" not in taken:
+    # A command that has an option of that name keeps its own.
+    with suppress(argparse.ArgumentError):
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    if "--version" not in taken:
+    with suppress(argparse.ArgumentError):
         parser.add_argument("--version", action=_VersionAction, nargs=0, help="what is installed")
     return command.run(parser.parse_args(arguments[1:]))
 

@@ -23,8 +23,8 @@ from lowerdeck.serializer.enums import (
     TensorShapeDynamism,
 )
 from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.escaping import quoted, shown
 from lowerdeck.serializer.limits import MAX_RANK
-from lowerdeck.serializer.printable import quoted, shown
 from lowerdeck.serializer.storage import FileRange, byte_view
 from lowerdeck.serializer.wire import EXTERNAL_TABLES, INSTRUCTION_ARGUMENTS, KERNEL_TYPES
 from lowerdeck.serializer.wire import PROGRAM_TABLES as TABLES

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from lowerdeck.serializer.alignment import check_positive, check_power_of_two
 from lowerdeck.serializer.errors import ProgramError
-from lowerdeck.serializer.printable import shown
+from lowerdeck.serializer.escaping import shown
 
 T = TypeVar("T")
 

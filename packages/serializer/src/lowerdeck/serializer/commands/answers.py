@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from lowerdeck.serializer.errors import FormatError, SerializerError
-from lowerdeck.serializer.printable import printable
+from lowerdeck.serializer.escaping import printable
 
 _LONGEST = 2000
 

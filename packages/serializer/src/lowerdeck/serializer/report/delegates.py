@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from lowerdeck.serializer.printable import printable
+from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.xnnpack import xnnpack_nodes
 from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program

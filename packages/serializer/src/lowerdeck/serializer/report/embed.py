@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lowerdeck.serializer.printable import printable
+from lowerdeck.serializer.escaping import printable
 
 LARGEST_EXACT = 2**53
 """Whole numbers above this are not exact in a browser."""

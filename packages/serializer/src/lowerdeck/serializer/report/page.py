@@ -9,7 +9,7 @@ from pkgutil import get_data
 from string import Template
 from typing import Any
 
-from lowerdeck.serializer.printable import printable
+from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.report.embed import json_for_page
 
 _BEFORE = ("elements.js", "format.js", "search.js", "virtual_list.js", "tables.js")
