@@ -242,13 +242,18 @@ def test_no_method_owns_as_constant_what_another_method_changes() -> None:
     torch.testing.assert_close(lowered["read"].module()(x), x @ expected.t())
 
 
-def test_methods_that_are_lowered_one_by_one_keep_one_state() -> None:
+def test_methods_that_are_lowered_together_keep_one_state_of_their_own() -> None:
     state = Cache()
-    write = torch.export.export(Writes(state), (torch.ones(2, 2),))
-    read = torch.export.export(Reads(state), (torch.ones(2, 2),))
+    programs = {
+        "write": torch.export.export(Writes(state), (torch.ones(2, 2),)),
+        "read": torch.export.export(Reads(state), (torch.ones(2, 2),)),
+    }
     nothing = Takes(lambda node: False)
-    one, other = to_backend(write, nothing), to_backend(read, nothing)
-    assert one.state_dict["cache"].data_ptr() == other.state_dict["cache"].data_ptr()
+    lowered = to_backend(MethodProgramsPartitionerSpec(programs, dict.fromkeys(programs, nothing)))
+    ours, theirs = (lowered[name].state_dict["cache"] for name in programs)
+    lowered["write"].module()(torch.ones(2, 2))
+    assert ours.sum() == theirs.sum() == 2
+    assert state.cache.eq(0).all()
 
 
 def test_a_constant_that_shares_memory_with_changing_state_is_no_constant() -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import sys
 import types
+from collections import namedtuple
 from typing import Any
 
 import pytest
+import torch
+from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (
     AmbiguousBackendError,
     BackendDetails,
     BackendNotFoundError,
+    DelegationSpec,
+    LoweredBackendModule,
+    PartitionResult,
     PreprocessResult,
     backend_names,
     find_backend,
     find_partitioner,
     register_backend,
+    to_backend,
     unregister_backend,
 )
 from lowerdeck.lowered_module.testing import VerbatimBackend
@@ -128,3 +136,74 @@ def test_backends_of_executorch_are_found_where_it_is_imported(
     module.BackendDetails = BackendDetailsOfThePeer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert find_backend("PeerBackend") is PeerBackend
+
+
+def test_of_one_name_who_asks_decides_which_side_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BackendDetailsOfThePeer:
+        pass
+
+    def subclass(base: type) -> type:
+        return type("OnBothSides", (base,), {"preprocess": staticmethod(lambda *_: None)})
+
+    ours, theirs = subclass(BackendDetails), subclass(BackendDetailsOfThePeer)
+    module = types.ModuleType("executorch.exir.backend.backend_details")
+    module.BackendDetails = BackendDetailsOfThePeer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert find_backend("OnBothSides") is ours
+    assert find_backend("OnBothSides", peers=True) is theirs
+
+
+def test_a_partition_of_the_peers_partitioner_goes_to_the_peers_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class BackendDetailsOfThePeer:
+        pass
+
+    asked: list[str] = []
+
+    def subclass(base: type, side: str) -> type:
+        def preprocess(*_: object) -> PreprocessResult:
+            asked.append(side)
+            return PreprocessResult(side.encode())
+
+        return type("OnEachSide", (base,), {"preprocess": staticmethod(preprocess)})
+
+    sides = [subclass(BackendDetails, "ours"), subclass(BackendDetailsOfThePeer, "theirs")]
+    module = types.ModuleType("executorch.exir.backend.backend_details")
+    module.BackendDetails = BackendDetailsOfThePeer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    peers_spec = namedtuple("peers_spec", ["backend_id", "compile_specs"])
+    peers_spec.__module__ = "executorch.exir.backend.partitioner"
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+
+    def partition(tagged: ExportedProgram, spec: Any) -> PartitionResult:
+        for node in tagged.graph.nodes:
+            if node.op == "call_function":
+                node.meta["delegation_tag"] = "t"
+        return PartitionResult(tagged, {"t": spec("OnEachSide", [])})
+
+    for spec in (DelegationSpec, peers_spec):
+        to_backend(program, lambda tagged, spec=spec: partition(tagged, spec))
+    assert asked == ["ours", "theirs"]
+    assert len(sides) == 2
+
+
+def test_a_delegate_is_the_peers_whenever_the_peer_was_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LoweredBackendModuleOfThePeer:
+        pass
+
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    before = to_backend("VerbatimBackend", program, [])
+    assert before.__class__ is LoweredBackendModule
+    module = types.ModuleType("executorch.exir.lowered_backend_module")
+    peer = type("LoweredBackendModule", (LoweredBackendModuleOfThePeer,), {})
+    module.LoweredBackendModule = peer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    after = to_backend("VerbatimBackend", program, [])
+    for delegate in (before, after, copy.deepcopy(before)):
+        assert isinstance(delegate, peer)
+        assert isinstance(delegate, LoweredBackendModule)
+        assert type(delegate) is LoweredBackendModule
+        torch.testing.assert_close(delegate(torch.ones(2)), torch.ones(2))

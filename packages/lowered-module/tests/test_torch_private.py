@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,41 +16,10 @@ from lowerdeck.lowered_module._torch_private import (
     composite_parts,
     executorch_call_delegate,
     fake_mode_of,
-    lazy_clone,
     pytree,
     schema_of,
     set_program_parts,
 )
-
-
-def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
-    weight = torch.nn.Parameter(torch.zeros(4))
-    copied = lazy_clone(weight)
-    assert isinstance(copied, torch.nn.Parameter)
-    assert torch._C._is_cow_tensor(copied)  # type: ignore[attr-defined]
-    with torch.no_grad():
-        copied.add_(1)
-    assert torch.equal(weight, torch.zeros(4))
-    assert torch.equal(copied, torch.ones(4))
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.from_numpy(np.zeros(3, dtype=np.float32)),
-        torch.eye(3).to_sparse(),
-        torch.zeros(6)[1:4],
-        torch.zeros(0),
-    ],
-    ids=["lent by numpy", "sparse", "view", "empty"],
-)
-def test_any_tensor_can_be_cloned(tensor: torch.Tensor) -> None:
-    copied = lazy_clone(tensor)
-    before = tensor.to_dense().clone()
-    assert torch.equal(copied.to_dense(), before)
-    copied.mul_(0).add_(copied)
-    copied = copied.to_dense().add_(1)
-    assert torch.equal(tensor.to_dense(), before)
 
 
 def test_fake_modes_are_found() -> None:
@@ -62,7 +30,6 @@ def test_fake_modes_are_found() -> None:
         fake = torch.zeros(2)
     assert fake_mode_of([1, {"a": fake}]) is mode
     assert fake_mode_of([torch.zeros(1)]) is None
-    assert fake_mode_of(lazy_clone(fake)) is mode
 
 
 def test_a_bare_program_is_a_whole_program() -> None:

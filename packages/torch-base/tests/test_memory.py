@@ -77,25 +77,32 @@ def test_a_composite_operator_may_copy_and_so_reads() -> None:
     assert memory.reads(flat) == [memory.group(x)]
 
 
-def test_names_of_one_storage_share_memory_wherever_they_begin_in_it() -> None:
+def test_names_share_memory_where_they_overlap_in_one_storage() -> None:
     class Parts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             whole = torch.zeros(8)
+            self.register_buffer("apart", whole[6:])
             self.register_buffer("low", whole[:4])
-            self.register_buffer("high", whole[4:])
+            self.register_buffer("high", whole[2:6])
             self.register_buffer("other", torch.zeros(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.low + self.high + self.other
+            return x + self.low + self.high + self.other + self.apart[0]
 
     program = exported(Parts(), torch.ones(4))
     nodes = named(program.graph)
     assert shared_inputs(program) == [[nodes["b_low"], nodes["b_high"]]]
-    assert held_tensors(program).keys() == {nodes["b_low"], nodes["b_high"], nodes["b_other"]}
+    assert {node.name for node in held_tensors(program)} == {
+        "b_low",
+        "b_high",
+        "b_other",
+        "b_apart",
+    }
     memory = MemoryUse.of_program(program)
     assert memory.group(nodes["b_low"]) is memory.group(nodes["b_high"])
     assert memory.group(nodes["b_low"]) is not memory.group(nodes["b_other"])
+    assert memory.group(nodes["b_low"]) is not memory.group(nodes["b_apart"])
 
 
 def test_two_storages_on_one_lent_memory_share_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowerdeck.torch_base import _torch_private as private
 from lowerdeck.torch_base import bytes_of
@@ -57,11 +58,22 @@ def test_reading_a_lazy_clone_does_not_copy_it() -> None:
     assert private.data_address(tensor[3:]) == private.data_address(tensor) + 12
 
 
-def test_the_range_of_a_storage_is_told_without_writing() -> None:
+def test_the_address_of_a_storage_is_told_without_writing() -> None:
     whole = torch.zeros(4)
-    start, end = private.address_range(whole[2:])
-    assert (start, end) == (whole.data_ptr(), whole.data_ptr() + 16)
+    assert private.storage_address(whole[2:]) == whole.data_ptr()
     lazy = torch._lazy_clone(whole)
-    assert private.address_range(lazy) == (start, end), "it still shares"
-    assert private.address_range(torch.zeros(4, device="meta")) == (0, 0)
-    assert private.address_range(torch.zeros(4).to_sparse()) == (0, 0)
+    assert private.storage_address(lazy) == private.storage_address(whole), "it still shares"
+    assert private.storage_address(torch.zeros(4, device="meta")) == 0
+    assert private.storage_address(torch.zeros(4).to_sparse()) == 0
+
+
+def test_a_negative_view_shares_memory() -> None:
+    tensor = torch.ones(2)
+    view = private.negative_view(tensor)
+    tensor.mul_(3)
+    assert view.eq(-3).all()
+
+
+def test_values_under_a_fake_mode_are_fake() -> None:
+    with FakeTensorMode():
+        assert isinstance(torch.zeros(2), private.FakeTensor)

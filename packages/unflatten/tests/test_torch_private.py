@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy
 import pytest
 import torch
 from torch._export.passes._node_metadata_hook import _node_metadata_hook
@@ -10,23 +9,6 @@ from torch.export import export
 from torch.fx import Graph
 
 from lowerdeck.unflatten import _torch_private as private
-
-
-def test_lazy_clones_share_memory_until_one_is_written() -> None:
-    tensor = torch.ones(4)
-    copy = private.lazy_clone(tensor)
-    assert private.is_copy_on_write(copy)
-    copy.add_(1)
-    assert not private.is_copy_on_write(copy)
-    assert tensor.eq(1).all()
-    assert copy.eq(2).all()
-
-
-def test_memory_of_others_is_copied_at_once() -> None:
-    tensor = torch.from_numpy(numpy.ones(3))
-    copy = private.lazy_clone(tensor)
-    assert not private.is_copy_on_write(copy)
-    assert private.storage_key(copy) != private.storage_key(tensor)
 
 
 def test_views_have_one_storage_key() -> None:
@@ -136,15 +118,6 @@ def test_modes_are_switched_and_restored() -> None:
         private.SET_GRAD_MODE(False)
         assert not torch.is_grad_enabled()
     assert torch.is_grad_enabled()
-
-
-def test_a_negative_view_shares_memory() -> None:
-    tensor = torch.ones(2)
-    view = private.negative_view(tensor)
-    tensor[0] = 5
-    assert view.is_neg()
-    assert view.tolist() == [-5, -1]
-    assert private.storage_key(view) == private.storage_key(tensor)
 
 
 def test_trees_come_apart_and_together() -> None:

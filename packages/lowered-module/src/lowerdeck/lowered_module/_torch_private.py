@@ -30,7 +30,6 @@ __all__ = [
     "composite_parts",
     "executorch_call_delegate",
     "fake_mode_of",
-    "lazy_clone",
     "pytree",
     "schema_of",
     "set_program_parts",
@@ -38,26 +37,6 @@ __all__ = [
 
 # The same object, with a type that checkers need not infer.
 executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
-
-
-def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy that shares memory until one side writes, where torch can share it.
-
-    Args:
-        tensor: Any tensor. One whose memory torch does not own alone (mapped from a file, lent by
-            numpy) or that has no storage (sparse) is truly copied; a fake one costs nothing.
-
-    Returns:
-        A tensor of the same class, also for parameters, with the same ``requires_grad``.
-    """
-    source = tensor.detach()
-    try:
-        copied = source.clone() if isinstance(tensor, FakeTensor) else torch._lazy_clone(source)
-    except (RuntimeError, NotImplementedError):
-        copied = source.clone()
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
-    return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
 
 
 def schema_of(target: object) -> torch.FunctionSchema | None:

@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 from lowerdeck.lowered_module._torch_private import (
     bare_program,
     fake_mode_of,
-    lazy_clone,
 )
 from lowerdeck.lowered_module.collector import collector_held
 from lowerdeck.lowered_module.graphs import attribute_of, delegate_calls, delegate_of, graphs_of
+from lowerdeck.torch_base import lazy_clone
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:

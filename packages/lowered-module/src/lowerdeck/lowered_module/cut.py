@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import CycleError, Region, outline
+from lowerdeck.lowered_module._executorch import is_peers
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.graphs import nested_graphs
 from lowerdeck.lowered_module.grouping import Groups, group_by_tag
@@ -26,6 +27,7 @@ class Cut:
         tag: Its tag.
         backend_id: The backend that it goes to.
         compile_specs: What that backend is told.
+        peers: Whether ExecuTorch's classes ask for the backend, and so mean their own.
         owner: The graph that it was cut out of.
         call: The node of ``owner`` that calls it.
         part: The partition as a program.
@@ -35,6 +37,7 @@ class Cut:
     tag: str
     backend_id: str
     compile_specs: list[Any]
+    peers: bool
     owner: GraphModule
     call: Node
     part: SubProgram
@@ -126,6 +129,7 @@ def _cut_graph(
             tag=tag,
             backend_id=spec.backend_id,
             compile_specs=list(spec.compile_specs),
+            peers=is_peers(spec),
             owner=gm,
             call=call,
             part=sub_program(submodule, program, tag, call, index, constraints),

@@ -6,12 +6,11 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._torch_private import set_program_parts
 from lowerdeck.lowered_module.calling_convention import CallingConvention
 from lowerdeck.lowered_module.cut import Cut
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.prepared import own_mutable_state
+from lowerdeck.lowered_module.prepared import give_own_state
 from lowerdeck.lowered_module.source_code import source_of
 
 
@@ -32,11 +31,7 @@ def make_delegate(
         convention: How to call it, where that is not with flat positional arguments.
     """
     # What the delegate changes is its own from now on: the caller's program keeps its values.
-    set_program_parts(
-        program,
-        state_dict=own_mutable_state(program, program.state_dict),
-        constants=own_mutable_state(program, program.constants),
-    )
+    give_own_state(program)
     delegate = LoweredBackendModule(
         program,
         backend_id,

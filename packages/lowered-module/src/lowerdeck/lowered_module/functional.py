@@ -21,11 +21,12 @@ from lowerdeck.lowered_module.graphs import graphs_of, is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import MUTATIONS
 from lowerdeck.torch_base import (
+    Extent,
+    MemoryMap,
     MemoryUse,
     held_tensors,
     hides_aliases,
     shared_inputs,
-    storage_identity,
 )
 
 CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
@@ -144,7 +145,7 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
     """Return the placeholders whose memory a call of ``program`` changes.
 
     By a write in place, directly or through views, or by a mutation that the signature names; and
-    whatever shares a storage with one of these, or with what another method changes.
+    whatever overlaps one of these, or what another method changes.
 
     Args:
         program: Any program; only its outermost graph is looked at.
@@ -166,37 +167,33 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
     }
 
 
-def changed_storages(programs: Iterable[ExportedProgram]) -> set[int | None]:
-    """Return the identities of the storages that a call of any of ``programs`` changes.
+def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
+    """Return the memory that a call of any of ``programs`` changes.
 
     Args:
-        programs: The methods of one file; they hold the storages.
+        programs: The methods of one file; they hold the memory.
     """
-    found: set[int | None] = set()
+    found: list[Extent] = []
     for program in programs:
         held = held_tensors(program)
         changing = changing_inputs(program)
-        found |= {storage_identity(held[node]) for node in changing if node in held}
-    return found
+        found += [Extent.of(held[node]) for node in changing if node in held]
+    return MemoryMap(found)
 
 
-def mark_changed(
-    program: ExportedProgram, source: ExportedProgram, storages: Container[object]
-) -> None:
-    """Mark, in place, the placeholders of ``program`` whose storage some method changes.
+def mark_changed(program: ExportedProgram, source: ExportedProgram, memory: MemoryMap) -> None:
+    """Mark, in place, the placeholders of ``program`` whose memory some method changes.
 
     Args:
         program: A copy for a partitioner.
         source: The program that it was copied from, with the tensors.
-        storages: What is changed, as ``changed_storages`` returns it.
+        memory: What is changed, as ``changed_memory`` returns it.
     """
-    if not storages:
-        return
     held = held_tensors(source)
     originals = source.graph.find_nodes(op="placeholder")
     copies = program.graph.find_nodes(op="placeholder")
     for copied, node in zip(copies, originals, strict=True):
-        if node in held and storage_identity(held[node]) in storages:
+        if node in held and memory.find(Extent.of(held[node])) is not None:
             copied.meta[CHANGED_ELSEWHERE] = True
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, overload
@@ -13,6 +13,7 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
+from lowerdeck.lowered_module._executorch import is_peers
 from lowerdeck.lowered_module._torch_private import set_program_parts
 from lowerdeck.lowered_module.cache import ResultCache
 from lowerdeck.lowered_module.calling_convention import flatten_program
@@ -24,7 +25,6 @@ from lowerdeck.lowered_module.delegate import make_delegate
 from lowerdeck.lowered_module.edits import first_edit
 from lowerdeck.lowered_module.errors import AliasingError, PartitionError
 from lowerdeck.lowered_module.functional import (
-    changed_storages,
     first_harm,
     functional,
     mark_changed,
@@ -34,11 +34,13 @@ from lowerdeck.lowered_module.functional import (
 from lowerdeck.lowered_module.grouping import warn_of_lost_tags
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.partitioner import Partitioner
+from lowerdeck.lowered_module.prepared import StateCopies
 from lowerdeck.lowered_module.preprocess import preprocess_each, preprocess_methods
 from lowerdeck.lowered_module.progress import Progress, shown
 from lowerdeck.lowered_module.rejects import keep_reasons
 from lowerdeck.lowered_module.signature import SubProgram
 from lowerdeck.lowered_module.splice import splice_delegates
+from lowerdeck.torch_base import MemoryMap
 
 PartitionerLike = Callable[[ExportedProgram], Any]
 
@@ -165,7 +167,7 @@ def to_backend(
         after_calls = cut.next_handle + len(cut.cuts)
         with handles_taken(after_calls), shown(progress, len(cut.cuts)) as show:
             results = preprocess_each(cut.cuts, show, executor=executor, cache=kept)
-        return _spliced(cut, results)
+        return _spliced(cut, results, StateCopies([what]))
     if hasattr(what, "method_to_edge_program") and hasattr(what, "method_to_partitioner"):
         return _lower_methods(what, executor, kept, progress)
     raise PartitionError(
@@ -198,6 +200,7 @@ def _lower_whole(
         tag="",
         backend_id=backend_id,
         compile_specs=compile_specs,
+        peers=any(map(is_peers, compile_specs)),
         owner=kept.graph_module,
         call=kept.graph.output_node(),
         part=SubProgram(kept, {}, {}),
@@ -218,25 +221,25 @@ def _lower_methods(
             f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
             f"{', '.join(programs) or 'none'}: give a program for each"
         )
-    changed = changed_storages(programs.values()) if len(programs) > 1 else set()
+    together = StateCopies(programs.values())
     cut = {
-        name: _partitioned(programs[name], partitioner, changed)
+        name: _partitioned(programs[name], partitioner, together.changed)
         for name, partitioner in spec.method_to_partitioner.items()
     }
     parts = {name: one.cuts for name, one in cut.items()}
     taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
     with handles_taken(taken), shown(progress, sum(map(len, parts.values()))) as show:
         results = preprocess_methods(parts, show, executor=executor, cache=cache)
-    return programs | {name: _spliced(one, results[name]) for name, one in cut.items()}
+    return programs | {name: _spliced(one, results[name], together) for name, one in cut.items()}
 
 
-def _spliced(cut: CutProgram, results: list[Any]) -> ExportedProgram:
+def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
     with collector_held():
         delegates = [
             make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
             for part, result in zip(cut.cuts, results, strict=True)
         ]
-        return splice_delegates(cut, delegates)
+        return splice_delegates(cut, delegates, copies)
 
 
 def _require_partitioner(given: object) -> None:
@@ -258,12 +261,12 @@ def _require_partitioner(given: object) -> None:
 
 
 def _partitioned(
-    program: ExportedProgram, partitioner: PartitionerLike, changed: Container[object] = ()
+    program: ExportedProgram, partitioner: PartitionerLike, changed: MemoryMap | None = None
 ) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it.
 
     Where the cut would lose a write in place, the functional form of the program is partitioned
-    instead. ``changed`` are the storages that any method of the same file changes.
+    instead. ``changed`` is the memory that any method of the same file changes.
     """
     _require_partitioner(partitioner)
     tagged, tags = _tagged(program, partitioner, changed)
@@ -293,12 +296,13 @@ def _cut(tagged: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
 
 
 def _tagged(
-    program: ExportedProgram, partitioner: PartitionerLike, changed: Container[object]
+    program: ExportedProgram, partitioner: PartitionerLike, changed: MemoryMap | None
 ) -> tuple[ExportedProgram, Mapping[str, Any]]:
     """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
-    mark_changed(copied, program, changed)
+    if changed is not None:
+        mark_changed(copied, program, changed)
     result = partitioner(copied)
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)

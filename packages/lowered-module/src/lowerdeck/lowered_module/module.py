@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.lowered_module._executorch import as_peer
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.calling_convention import CallingConvention
 from lowerdeck.lowered_module.errors import SignatureError
@@ -19,11 +18,6 @@ from lowerdeck.lowered_module.single_call import single_call_program
 
 if TYPE_CHECKING:
     from lowerdeck.serializer import NamedDataStoreOutput, Program
-
-
-# ExecuTorch's passes ask isinstance() for its class. Whoever runs them has imported this module,
-# so that looking is enough: this package never imports it.
-EXECUTORCH_MODULE = "executorch.exir.lowered_backend_module"
 
 
 class LoweredBackendModule(torch.nn.Module):
@@ -47,12 +41,10 @@ class LoweredBackendModule(torch.nn.Module):
 
     meta: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> LoweredBackendModule:  # noqa: ARG004
-        """Return a new delegate; where ExecuTorch is imported, one that it takes for its own."""
-        peer = sys.modules.get(EXECUTORCH_MODULE)
-        if peer is not None and cls is LoweredBackendModule:
-            return super().__new__(_joined(peer.LoweredBackendModule))
-        return super().__new__(cls)
+    @property
+    def __class__(self) -> type[LoweredBackendModule]:
+        """The class; where ExecuTorch is loaded, one that it takes for its own too."""
+        return as_peer(type(self))
 
     def __init__(
         self,
@@ -63,8 +55,7 @@ class LoweredBackendModule(torch.nn.Module):
         named_data_store_output: NamedDataStoreOutput | None = None,
         convention: CallingConvention | None = None,
     ) -> None:
-        # Not super(): beside the peer's class, that would be the peer's constructor.
-        torch.nn.Module.__init__(self)
+        super().__init__()
         self._convention = convention
         self._program = PreparedProgram.of(edge_program)
         self._backend_id = backend_id
@@ -178,10 +169,3 @@ class LoweredBackendModule(torch.nn.Module):
         copied._compile_specs = copy.deepcopy(self._compile_specs, memo)
         copied.meta = copy.deepcopy(self.meta, memo)
         return copied
-
-
-@functools.cache
-def _joined(peer: type) -> type[LoweredBackendModule]:
-    """Return this class as a subclass of the peer's too; everything is done by this one."""
-    members = {"__module__": __name__, "__doc__": LoweredBackendModule.__doc__}
-    return type("LoweredBackendModule", (LoweredBackendModule, peer), members)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, Node
 
+from lowerdeck.lowered_module._executorch import clone_operator
 from lowerdeck.lowered_module._torch_private import schema_of
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
 from lowerdeck.lowered_module.functional import changing_inputs
@@ -136,7 +136,4 @@ def _clone_like(value: Node) -> Any:
     """Return the clone operator in the dialect of ``value``'s own operator."""
     source = value.args[0] if schema_of(value.target) is None else value
     target = source.target if isinstance(source, Node) else value.target
-    edge = sys.modules.get("executorch.exir.dialects._ops")
-    if edge is not None and type(target).__module__.startswith("executorch."):
-        return edge.ops.edge.aten.clone.default
-    return torch.ops.aten.clone.default
+    return clone_operator(target) or torch.ops.aten.clone.default

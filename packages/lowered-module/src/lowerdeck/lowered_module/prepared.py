@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -16,11 +16,11 @@ from lowerdeck.lowered_module._torch_private import (
     active_fake_mode,
     bare_program,
     fake_mode_of,
-    lazy_clone,
     set_program_parts,
 )
+from lowerdeck.lowered_module.functional import changed_memory
 from lowerdeck.lowered_module.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
-from lowerdeck.torch_base import MemoryUse
+from lowerdeck.torch_base import Extent, MemoryMap, MemoryUse, OwnCopies
 
 
 class PreparedProgram(ExportedProgram):
@@ -54,11 +54,7 @@ class PreparedProgram(ExportedProgram):
     def with_own_state(self) -> PreparedProgram:
         """Return a program on the same graph and constants whose mutable state is its own."""
         copied = PreparedProgram.of(self)
-        set_program_parts(
-            copied,
-            state_dict=own_mutable_state(self, self.state_dict),
-            constants=own_mutable_state(self, self.constants),
-        )
+        give_own_state(copied)
         return copied
 
     def module(self, check_guards: bool = True) -> Any:
@@ -189,9 +185,41 @@ def mutated_targets(program: ExportedProgram) -> Iterator[str]:
             yield spec.target
 
 
-def own_mutable_state(program: ExportedProgram, values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` in which what ``program`` mutates is replaced by copies."""
-    changed = set(mutated_targets(program))
-    return {
-        name: lazy_clone(value) if name in changed else value for name, value in values.items()
-    }
+class StateCopies:
+    """Copies of what programs change, so that whoever runs the copies leaves the originals alone.
+
+    What shares memory in the programs shares it in the copies: methods that are lowered together
+    keep one state.
+
+    Args:
+        programs: The methods; they hold the tensors.
+    """
+
+    def __init__(self, programs: Iterable[ExportedProgram]) -> None:
+        self._programs = list(programs)
+        self.changed: MemoryMap = changed_memory(self._programs)
+        held = [v for p in self._programs for v in (*p.state_dict.values(), *p.constants.values())]
+        self._copies = OwnCopies(filter(self._is_changed, held))
+
+    def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``values`` in which what is changed is replaced by its copy."""
+        return {
+            name: self._copies.of(value) if self._is_changed(value) else value
+            for name, value in values.items()
+        }
+
+    def _is_changed(self, value: object) -> bool:
+        if not isinstance(value, torch.Tensor):
+            return False
+        return self.changed.find(Extent.of(value)) is not None
+
+
+def give_own_state(program: ExportedProgram) -> None:
+    """Let ``program``, in place, change copies from now on."""
+    if any(mutated_targets(program)):
+        copies = StateCopies([program])
+        set_program_parts(
+            program,
+            state_dict=copies.of(program.state_dict),
+            constants=copies.of(program.constants),
+        )

@@ -38,14 +38,16 @@ def preprocess_each(
         PreprocessError: A backend raised or returned no result. What other partitions came to
             stays in the cache.
     """
-    backends = {name: find_backend(name) for name in dict.fromkeys(c.backend_id for c in cuts)}
+    wanted = dict.fromkeys((cut.backend_id, cut.peers) for cut in cuts)
+    backends = {one: find_backend(one[0], peers=one[1]) for one in wanted}
+    backend_of = [backends[cut.backend_id, cut.peers] for cut in cuts]
     results: dict[int, Any] = {}
     keys: dict[int, str | None] = {}
     if cache is not None:
         for number, cut in enumerate(cuts):
-            backend = backends[cut.backend_id]
-            program = cut.part.program
-            keys[number] = content_key(program, backend, cut.backend_id, cut.compile_specs)
+            keys[number] = content_key(
+                cut.part.program, backend_of[number], cut.backend_id, cut.compile_specs
+            )
             found = cache.get(keys[number])
             if found is not None:
                 results[number] = found
@@ -60,12 +62,12 @@ def preprocess_each(
     todo = [number for number in range(len(cuts)) if number not in results]
     if executor is None:
         for number in todo:
-            keep(number, _run_here(cuts[number], backends[cuts[number].backend_id]))
+            keep(number, _run_here(cuts[number], backend_of[number]))
     else:
         parcels: dict[Future[Any], int] = {}
         for number in todo:
             cut = cuts[number]
-            parcel = pack(cut.part.program, backends[cut.backend_id], cut.compile_specs)
+            parcel = pack(cut.part.program, backend_of[number], cut.compile_specs)
             parcels[executor.submit(preprocess_parcel, parcel)] = number
         _gather(parcels, cuts, keep)
     return [results[number] for number in range(len(cuts))]
@@ -95,9 +97,9 @@ def preprocess_methods(
     """
     every = [(method, cut) for method, parts in cuts.items() for cut in parts]
     results: dict[int, Any] = {}
-    for name in dict.fromkeys(cut.backend_id for _, cut in every):
-        mine = [(method, cut) for method, cut in every if cut.backend_id == name]
-        backend = find_backend(name)
+    for name, peers in dict.fromkeys((cut.backend_id, cut.peers) for _, cut in every):
+        mine = [one for one in every if (one[1].backend_id, one[1].peers) == (name, peers)]
+        backend = find_backend(name, peers=peers)
         if _looks_at_each(backend):
             found = preprocess_each(
                 [cut for _, cut in mine], progress, executor=executor, cache=cache

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from lowerdeck.lowered_module._executorch import backend_base
 from lowerdeck.lowered_module.backend import BackendDetails
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
 
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"
-
-# Classes written for ExecuTorch derive from its own base. Whoever imported one has imported this
-# module too, so that looking is enough: this package never imports it.
-EXECUTORCH_BACKENDS = "executorch.exir.backend.backend_details"
 
 
 @runtime_checkable
@@ -67,16 +63,18 @@ def backend_name(backend: type) -> str:
     return own if isinstance(own, str) else backend.__name__
 
 
-def find_backend(name: str) -> Any:
+def find_backend(name: str, *, peers: bool = False) -> Any:
     """Return the backend class called ``name``.
 
-    What was registered is what the caller meant. Otherwise imported classes are looked through
-    (subclasses of ``BackendDetails``, and of ExecuTorch's where that is imported), and where none
-    has the name, installed ones (entry points ``lowerdeck.backends``): a distribution that is only
-    installed never stands in the way of a class that the program uses.
+    What was registered is what the caller meant. Otherwise imported classes are looked through:
+    subclasses of ``BackendDetails``, then those of ExecuTorch's class of that name, or the other
+    way round if ``peers``. Where none has the name, installed ones are (entry points
+    ``lowerdeck.backends``): a distribution that is only installed never stands in the way of a
+    class that the program uses.
 
     Args:
         name: The backend id.
+        peers: Whether who asks for it is ExecuTorch's, such as a partitioner's DelegationSpec.
 
     Returns:
         The class.
@@ -87,7 +85,10 @@ def find_backend(name: str) -> Any:
     """
     if name in _registered:
         return _registered[name]
-    found = _different(cls for cls in _subclasses() if backend_name(cls) == name)
+    bases = [BackendDetails, backend_base()]
+    found: list[Any] = []
+    for base in reversed(bases) if peers else bases:
+        found = found or _different(c for c in _subclasses(base) if backend_name(c) == name)
     if not found:
         entries = importlib.metadata.entry_points(group=BACKENDS)
         found = _different(entry.load() for entry in entries if entry.name == name)
@@ -108,7 +109,9 @@ def find_backend(name: str) -> Any:
 
 def backend_names() -> list[str]:
     """Return the sorted names of all backends that can be found, without loading any."""
-    names = set(_registered) | {backend_name(cls) for cls in _subclasses()}
+    names = set(_registered)
+    for base in (BackendDetails, backend_base()):
+        names.update(backend_name(cls) for cls in _subclasses(base))
     names.update(entry.name for entry in importlib.metadata.entry_points(group=BACKENDS))
     return sorted(names)
 
@@ -150,10 +153,8 @@ def _different(candidates: Iterable[Any]) -> list[Any]:
     return list(newest.values())
 
 
-def _subclasses() -> Iterator[Any]:
-    waiting: list[Any] = list(BackendDetails.__subclasses__())
-    if EXECUTORCH_BACKENDS in sys.modules:
-        waiting.extend(sys.modules[EXECUTORCH_BACKENDS].BackendDetails.__subclasses__())
+def _subclasses(base: Any) -> Iterator[Any]:
+    waiting: list[Any] = [] if base is None else list(base.__subclasses__())
     while waiting:
         cls = waiting.pop(0)
         waiting.extend(cls.__subclasses__())

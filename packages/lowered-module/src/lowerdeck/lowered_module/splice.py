@@ -16,21 +16,22 @@ from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.graphs import graphs_of
 from lowerdeck.lowered_module.grouping import strip_tags
 from lowerdeck.lowered_module.module import LoweredBackendModule
+from lowerdeck.lowered_module.prepared import StateCopies
 from lowerdeck.lowered_module.signature import STATE_MUTATIONS, renamed
 
 
 def splice_delegates(
-    cut: CutProgram, delegates: Sequence[LoweredBackendModule]
+    cut: CutProgram, delegates: Sequence[LoweredBackendModule], copies: StateCopies
 ) -> ExportedProgram:
     """Return the program with each partition called through its delegate, verified.
 
     Args:
         cut: The program and its partitions; used up.
         delegates: One per partition, in order.
+        copies: Copies of the state that the program, or another method of it, changes.
 
     Returns:
-        A new program on the same tensors. State is shared as torch's own programs share it, so
-        that methods of one model, lowered one by one, keep one state.
+        A new program that owns its mutable state; constants are shared with the original.
     """
     kept = _take_mutations(cut)
     names = _FreeNames()
@@ -56,7 +57,7 @@ def splice_delegates(
     for gm in graphs_of(cut.program.graph_module):
         if gm is not cut.program.graph_module:
             gm.recompile()
-    return _finish(cut, kept)
+    return _finish(cut, kept, copies)
 
 
 def _take_mutations(cut: CutProgram) -> list[tuple[Any, OutputSpec]]:
@@ -106,7 +107,9 @@ def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
         reader.meta.pop("source_fn_stack", None)
 
 
-def _finish(cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]]) -> ExportedProgram:
+def _finish(
+    cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]], copies: StateCopies
+) -> ExportedProgram:
     program = cut.program
     graph = program.graph
     taken_inputs = {name for part in cut.cuts for name in part.part.owned}
@@ -130,11 +133,11 @@ def _finish(cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]]) -> Exported
         root=program.graph_module,
         graph=graph,
         graph_signature=signature,
-        state_dict=state,
+        state_dict=copies.of(state),
         range_constraints=dict(program.range_constraints),
         module_call_graph=_call_graph(program.module_call_graph, graph.nodes),
         example_inputs=program.example_inputs,
-        constants=constants,
+        constants=copies.of(constants),
         verifiers=list(program.verifiers),
     )
 

@@ -6,10 +6,11 @@ graph and replaces nothing of torch.
 
 from __future__ import annotations
 
-from lowerdeck.torch_base._torch_private import storage_identity
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
+from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
+from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.tensor_bytes import bytes_of
 
@@ -19,13 +20,16 @@ __all__ = [
     "Behaviours",
     "Effect",
     # What shares memory
+    "Extent",
+    "MemoryMap",
     "MemoryUse",
     "held_tensors",
     "hides_aliases",
     "shared_inputs",
-    "storage_identity",
-    # The bytes of a tensor
+    # The bytes of a tensor, and copies that cost nothing until they are written
+    "OwnCopies",
     "bytes_of",
+    "lazy_clone",
     # Attributes by their dotted path
     "attribute",
     "has_attribute",

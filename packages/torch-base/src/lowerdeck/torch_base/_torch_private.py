@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = [
+    "FakeTensor",
     "HigherOrderOperator",
     "NormBase",
     "OpOverload",
     "OpOverloadPacket",
-    "address_range",
     "data_address",
     "is_composite",
     "is_impure",
+    "negative_view",
     "schema_of",
+    "storage_address",
     "storage_identity",
 ]
 
@@ -64,13 +67,17 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the storage of a tensor lies, first byte and past the last; (0, 0) if nowhere.
+def storage_address(tensor: torch.Tensor) -> int:
+    """Return where the storage of a tensor begins in memory; 0 where it lies nowhere.
 
     ``data_ptr()`` would be for writing too, and so turn a lazy clone into a real one.
     """
     try:
-        start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-        return (start, start + tensor.untyped_storage().nbytes()) if start else (0, 0)
+        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
     except (NotImplementedError, RuntimeError):
-        return 0, 0
+        return 0
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view that reads as the negative of ``tensor``."""
+    return torch._neg_view(tensor)

@@ -15,10 +15,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base._torch_private import address_range, storage_identity
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Effect
+from lowerdeck.torch_base.extents import Extent, MemoryMap
 
 _STANDING = frozenset({"placeholder", "get_attr", "output"})
 
@@ -135,16 +135,21 @@ class MemoryUse:
         self._above[self.group(node)] = self.group(other)
 
     def _join_attributes(self, graph: Graph, module: torch.nn.Module | None) -> None:
-        known: dict[object, Node] = {}
-        for node in graph.nodes:
-            if node.op != "get_attr":
-                continue
-            path = str(node.target)
+        read: dict[str, list[Node]] = {}
+        for node in graph.find_nodes(op="get_attr"):
+            read.setdefault(str(node.target), []).append(node)
+        extents: dict[str, Extent] = {}
+        for path in read:
             found = attribute(module, path) if module and has_attribute(module, path) else None
-            key: object = storage_identity(found) if isinstance(found, torch.Tensor) else path
-            first = known.setdefault(path if key is None else key, node)
-            if first is not node:
-                self._join(node, first)
+            if isinstance(found, torch.Tensor):
+                extents[path] = Extent.of(found)
+        memory = MemoryMap(extents.values())
+        first: dict[object, Node] = {}
+        for path, nodes in read.items():
+            where = memory.find(extents[path]) if path in extents else None
+            known = first.setdefault(path if where is None else where, nodes[0])
+            for node in nodes:
+                self._join(node, known)
 
     def _only_looks(self, node: Node) -> bool:
         if node.op != "call_function":
@@ -160,16 +165,14 @@ def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
     """Return the placeholders of ``program`` whose tensors share memory, a list for each memory.
 
     Args:
-        program: Its parameters, buffers and constants are asked for their storages.
+        program: Its parameters, buffers and constants are asked where they lie.
     """
-    by_storage: dict[object, list[Node]] = {}
-    ranges: list[tuple[int, int, list[Node]]] = []
-    for node, tensor in held_tensors(program).items():
-        key = storage_identity(tensor)
-        if key not in by_storage or key is None:
-            ranges.append((*address_range(tensor), by_storage.setdefault(key or node, [])))
-        by_storage[key or node].append(node)
-    return [nodes for nodes in _overlapping(ranges) if len(nodes) > 1]
+    extents = {node: Extent.of(tensor) for node, tensor in held_tensors(program).items()}
+    memory = MemoryMap(extents.values())
+    by_memory: dict[Extent | None, list[Node]] = {}
+    for node, extent in extents.items():
+        by_memory.setdefault(memory.find(extent), []).append(node)
+    return [nodes for found, nodes in by_memory.items() if found is not None and len(nodes) > 1]
 
 
 def held_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
@@ -184,19 +187,6 @@ def held_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
         value = program.state_dict.get(spec.target, program.constants.get(spec.target))
         if isinstance(value, torch.Tensor):
             found[node] = value
-    return found
-
-
-def _overlapping(ranges: list[tuple[int, int, list[Node]]]) -> list[list[Node]]:
-    """Join the nodes of ranges that overlap: two arrays may lend parts of one memory."""
-    found: list[list[Node]] = []
-    reach = 0
-    for start, end, nodes in sorted(ranges, key=lambda entry: entry[:2]):
-        if start and start < reach:
-            found[-1].extend(nodes)
-        else:
-            found.append(list(nodes))
-        reach = max(reach, end)
     return found
 
 

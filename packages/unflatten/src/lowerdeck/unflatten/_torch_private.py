@@ -31,10 +31,7 @@ __all__ = [
     "add_node",
     "buffers_of",
     "children_of",
-    "is_copy_on_write",
-    "lazy_clone",
     "module_state",
-    "negative_view",
     "overload_name",
     "packet_name",
     "parameters_of",
@@ -105,11 +102,6 @@ def unsaved_buffers_of(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
-def negative_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of ``tensor`` that reads as its negative."""
-    return tensor._neg_view()
-
-
 def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` without the tokens that order its effectful operators.
 
@@ -175,23 +167,6 @@ _MODULE_CONTAINERS = [
 ]
 
 
-def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``tensor`` whose memory is shared until either is written.
-
-    Memory that torch does not own itself (numpy's, shared with another process, mapped from a
-    file) cannot be shared so; it is copied at once.
-    """
-    try:
-        return torch._lazy_clone(tensor)
-    except (RuntimeError, NotImplementedError):
-        return tensor.clone()
-
-
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that two tensors have in common exactly when they share memory."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def is_copy_on_write(tensor: torch.Tensor) -> bool:
-    """Return whether the memory of ``tensor`` is still shared until written."""
-    return bool(torch._C._is_cow_tensor(tensor))  # type: ignore[attr-defined]

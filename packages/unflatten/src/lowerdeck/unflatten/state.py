@@ -12,7 +12,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from lowerdeck.unflatten._torch_private import lazy_clone, negative_view, storage_key
+from lowerdeck.torch_base import OwnCopies
+from lowerdeck.unflatten._torch_private import storage_key
 
 
 class StateKind(Enum):
@@ -125,11 +126,11 @@ class ProgramState:
 
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:
         """Yield each entry with a value of our own; names of one tensor get one object."""
-        cloner = _Cloner()
+        own = OwnCopies(entry.value for entry in self.entries.values())
         made: dict[object, Any] = {}
         for entry in self.entries.values():
             if entry.identity not in made:
-                made[entry.identity] = cloner.clone(entry.value)
+                made[entry.identity] = own.of(entry.value)
             yield entry, made[entry.identity]
 
 
@@ -180,35 +181,3 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN and value.layout is torch.strided and not value.is_quantized
-
-
-class _Cloner:
-    """Clones tensors so that views of one memory become views of one copy."""
-
-    def __init__(self) -> None:
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def clone(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        copy = self._view(value.detach()) if _is_plain(value) else value.detach().clone()
-        if isinstance(value, torch.nn.Parameter):
-            return torch.nn.Parameter(copy, requires_grad=value.requires_grad)
-        return copy.requires_grad_(value.requires_grad) if value.is_leaf else copy
-
-    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
-        key = storage_key(tensor)
-        storage = self._storages.get(key)
-        if storage is None:
-            copy = lazy_clone(tensor)
-            if copy.untyped_storage().nbytes() == tensor.untyped_storage().nbytes():
-                self._storages[key] = copy.untyped_storage()
-                return copy
-            # The fallback copies only what a view shows; other views need the rest.
-            storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
-            self._storages[key] = storage
-        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-        if tensor.is_conj():
-            view = view.conj()
-        return negative_view(view) if tensor.is_neg() else view

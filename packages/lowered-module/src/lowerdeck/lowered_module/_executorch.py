@@ -1,0 +1,50 @@
+"""What this package does beside ExecuTorch: the same whatever was imported first.
+
+Nothing here imports ExecuTorch. Whoever has an object of its classes, or asks about one, has
+imported the module that defines the class, so that looking whether it is loaded is enough; and it
+is looked each time that it is asked, never once and for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+_DELEGATES = "executorch.exir.lowered_backend_module"
+_BACKENDS = "executorch.exir.backend.backend_details"
+_DIALECT = "executorch.exir.dialects._ops"
+
+
+def as_peer(cls: type) -> type:
+    """Return the class that a delegate of ``cls`` says it is of.
+
+    ExecuTorch's passes ask ``isinstance()`` for their own class of delegates. The class returned
+    is a subclass of both where that is loaded, else ``cls``.
+
+    Args:
+        cls: This package's class of delegates.
+    """
+    peer = getattr(sys.modules.get(_DELEGATES), "LoweredBackendModule", None)
+    return cls if peer is None else _joined(cls, peer)
+
+
+@functools.cache
+def _joined(cls: type, peer: type) -> type:
+    return type(cls.__name__, (cls, peer), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def backend_base() -> Any:
+    """Return the base of the backends that were written for ExecuTorch, or None."""
+    return getattr(sys.modules.get(_BACKENDS), "BackendDetails", None)
+
+
+def is_peers(value: object) -> bool:
+    """Return whether ``value`` is an object of one of ExecuTorch's own classes."""
+    return type(value).__module__.partition(".")[0] == "executorch"
+
+
+def clone_operator(like: object) -> Any:
+    """Return the clone operator of the dialect that the operator ``like`` is of, or None."""
+    edge = sys.modules.get(_DIALECT)
+    return edge.ops.edge.aten.clone.default if edge is not None and is_peers(like) else None

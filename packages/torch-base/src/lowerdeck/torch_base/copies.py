@@ -1,0 +1,129 @@
+"""Copies of tensors that cost nothing until one side writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeGuard
+
+import torch
+
+from lowerdeck.torch_base._torch_private import FakeTensor, negative_view, storage_identity
+from lowerdeck.torch_base.extents import Extent, MemoryMap
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that shares memory until one side writes, where torch can share it.
+
+    Args:
+        tensor: Any tensor. What has no storage (sparse), and memory that torch could not replace
+            by its own when it is written, is truly copied: what ``torch.load`` read or mapped,
+            what numpy or another process lent. A fake one costs nothing.
+
+    Returns:
+        A tensor of the same class, also for parameters, with the same ``requires_grad``.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> copy = lazy_clone(weight)
+        >>> with torch.no_grad():
+        ...     _ = copy.add_(1)
+        >>> weight
+        Parameter containing:
+        tensor([1., 1.], requires_grad=True)
+    """
+    source = tensor.detach()
+    copied = _shared_copy(source)
+    return _as(tensor, source.clone() if copied is None else copied)
+
+
+class OwnCopies:
+    """Gives copies of tensors, lazy where torch can: what shares memory shares it in the copies.
+
+    Args:
+        tensors: All that will be copied. Others among them cost nothing.
+    """
+
+    def __init__(self, tensors: Iterable[object]) -> None:
+        # Held, so that no identity and no address is given to another one meanwhile.
+        self._held = [value for value in tensors if _is_plain(value)]
+        extents = [_in_storage(tensor) for tensor in self._held]
+        self._memory = MemoryMap(extents)
+        self._copies: dict[Extent, torch.UntypedStorage] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return the copy of ``value``; what is no tensor is given back."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        extent = self._memory.find(_in_storage(value)) if _is_plain(value) else None
+        if extent is None:
+            return lazy_clone(value)
+        source = value.detach()
+        # A lazy copy is one of the whole storage; a true one is of what is asked for, for all
+        # weights read from one file may be parts of one storage.
+        whole = Extent(extent.space, 0, -1)
+        if whole not in self._copies and extent not in self._copies:
+            data = _bytes(source)
+            shared = _shared_copy(data)
+            if shared is None:
+                copied = data[extent.start : extent.end].clone()
+                self._copies[extent] = copied.untyped_storage()
+            else:
+                self._copies[whole] = shared.untyped_storage()
+        storage = self._copies.get(whole)
+        shift = 0 if storage is not None else extent.start // source.element_size()
+        view = torch.empty(0, dtype=source.dtype, device=source.device)
+        view.set_(
+            self._copies[extent] if storage is None else storage,
+            source.storage_offset() - shift,
+            source.shape,
+            source.stride(),
+        )
+        view = view.conj() if source.is_conj() else view
+        return _as(value, negative_view(view) if source.is_neg() else view)
+
+
+def _as(original: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+    """Return ``copied`` as a tensor of the kind of ``original``."""
+    if isinstance(original, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=original.requires_grad)
+    return copied.requires_grad_() if original.requires_grad and original.is_leaf else copied
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _in_storage(tensor: torch.Tensor) -> Extent:
+    """Return where ``tensor`` lies in its storage, aligned to sixteen bytes for every type."""
+    found = Extent.of(tensor)
+    first = tensor.storage_offset() * tensor.element_size()
+    start = first // 16 * 16
+    return Extent(storage_identity(tensor), start, first + found.end - found.start)
+
+
+def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in _PLAIN
+        and value.layout is torch.strided
+        and not value.is_quantized
+    )
+
+
+def _shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy that shares memory until one side writes, or None where that cannot be.
+
+    torch then takes new memory from the allocator of the storage. A storage that has none is not
+    resizable either, and writing to its lazy copy would crash the process.
+    """
+    if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
+        return None
+    try:
+        return torch._lazy_clone(tensor) if tensor.untyped_storage().resizable() else None
+    except (NotImplementedError, RuntimeError):
+        # Memory that other processes share.
+        return None

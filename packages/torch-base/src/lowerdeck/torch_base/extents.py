@@ -1,0 +1,85 @@
+"""Where tensors lie in memory, and which of them overlap.
+
+A storage tells too little: all weights that were read from one file may be parts of one storage,
+and two storages may lie on one memory that somebody lent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from lowerdeck.torch_base._torch_private import storage_address, storage_identity
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The bytes from the first to the last element of a tensor, with whatever lies between.
+
+    It is good as long as the tensor lives.
+
+    Attributes:
+        space: What ``start`` counts in: a device's memory, or a storage without an address.
+        start: The first byte.
+        end: The one past the last; equal to ``start`` for a tensor without elements.
+    """
+
+    space: object
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Extent:
+        """Return where ``tensor`` lies.
+
+        Args:
+            tensor: Any tensor; one without a storage of its own (a sparse one) overlaps none.
+        """
+        storage = storage_identity(tensor)
+        if storage is None:
+            return cls(("object", id(tensor)), 0, 1)
+        address = storage_address(tensor)
+        first = tensor.storage_offset() * tensor.element_size()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        reach = 1 + sum((size - 1) * stride for size, stride in steps)
+        end = first + (reach * tensor.element_size() if tensor.numel() else 0)
+        if address:
+            return cls(str(tensor.device), address + first, address + end)
+        return cls(("storage", storage), first, end)
+
+
+class MemoryMap:
+    """Joins extents that overlap, and finds what an extent was joined into.
+
+    The cost is that of sorting.
+
+    Args:
+        extents: Any number, in any order.
+    """
+
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        by_space: dict[object, list[tuple[int, int]]] = {}
+        for extent in extents:
+            by_space.setdefault(extent.space, []).append((extent.start, extent.end))
+        self._joined: dict[object, list[tuple[int, int]]] = {}
+        for space, ranges in by_space.items():
+            joined: list[tuple[int, int]] = []
+            for start, end in sorted(ranges):
+                if joined and start < joined[-1][1]:
+                    joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+                elif end > start:
+                    joined.append((start, end))
+            self._joined[space] = joined
+
+    def find(self, extent: Extent) -> Extent | None:
+        """Return the joined extent that ``extent`` overlaps, the first if several, or None."""
+        joined = self._joined.get(extent.space, [])
+        # The last one that begins before the end is the only one that can reach the start, or
+        # lies inside.
+        index = bisect_right(joined, (extent.end - 1, 1 << 62)) - 1
+        if index < 0 or joined[index][1] <= extent.start or extent.start == extent.end:
+            return None
+        return Extent(extent.space, *joined[index])

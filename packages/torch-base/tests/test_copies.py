@@ -1,0 +1,132 @@
+"""Copies of tensors: lazy where torch can make them so, and never a crash."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lowerdeck.torch_base import OwnCopies, lazy_clone
+
+
+def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
+    weight = torch.nn.Parameter(torch.zeros(4))
+    copied = lazy_clone(weight)
+    assert isinstance(copied, torch.nn.Parameter)
+    assert torch._C._is_cow_tensor(copied)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        copied.add_(1)
+    assert torch.equal(weight, torch.zeros(4))
+    assert torch.equal(copied, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.from_numpy(np.zeros(3, dtype=np.float32)),
+        torch.eye(3).to_sparse(),
+        torch.zeros(6)[1:4],
+        torch.zeros(0),
+    ],
+    ids=["lent by numpy", "sparse", "view", "empty"],
+)
+def test_any_tensor_can_be_cloned(tensor: torch.Tensor) -> None:
+    copied = lazy_clone(tensor)
+    before = tensor.to_dense().clone()
+    assert torch.equal(copied.to_dense(), before)
+    copied.mul_(0).add_(copied)
+    copied = copied.to_dense().add_(1)
+    assert torch.equal(tensor.to_dense(), before)
+
+
+# Each gives a tensor of three ones in ``tensor``, whose memory torch did not allocate for it.
+LENT = {
+    "torch.load": "torch.save(torch.ones(3), path); tensor = torch.load(path)",
+    "mapped": "torch.save(torch.ones(3), path); tensor = torch.load(path, mmap=True)",
+    "export.load": """
+module = torch.nn.Module()
+module.register_buffer("state", torch.ones(3))
+module.forward = lambda x: x + module.state
+program = torch.export.export(module, (torch.ones(3),))
+torch.export.save(program, path)
+tensor = torch.export.load(path).state_dict["state"]
+""",
+    "numpy": "tensor = torch.from_numpy(numpy.ones(3, dtype=numpy.float32))",
+    "buffer": "tensor = torch.frombuffer(bytearray(numpy.ones(3, dtype=numpy.float32)), "
+    "dtype=torch.float32)",
+    "shared": "tensor = torch.ones(3).share_memory_()",
+    "assigned": """
+torch.save({"weight": torch.ones(3)}, path)
+module = torch.nn.Module()
+module.register_parameter("weight", torch.nn.Parameter(torch.zeros(3)))
+module.load_state_dict(torch.load(path), assign=True)
+tensor = module.weight.detach()
+""",
+}
+
+
+@pytest.mark.parametrize("way", LENT)
+def test_writing_to_a_copy_of_memory_that_torch_did_not_allocate(way: str, tmp_path: Path) -> None:
+    # In a process of its own: what this holds up was a segmentation fault.
+    code = f"""
+import numpy, torch
+from lowerdeck.torch_base import OwnCopies, lazy_clone
+path = {str(tmp_path / "file.pt2")!r}
+{LENT[way]}
+for copy in (lazy_clone(tensor), OwnCopies([tensor]).of(tensor), lazy_clone(tensor[1:])):
+    copy.add_(1)
+    assert copy.eq(2).all()
+assert tensor.eq(1).all()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_shares_memory_shares_it_in_the_copies() -> None:
+    whole = torch.arange(8.0)
+    parts = [whole[:6], whole[4:], whole.view(2, 4).t(), torch.zeros(2)]
+    own = OwnCopies(parts)
+    first, second, crossed, other = (own.of(part) for part in parts)
+    first[5] = 50
+    assert second[1] == 50
+    assert crossed[1, 1] == 50
+    assert whole[5] == 5
+    assert other.eq(0).all()
+    assert own.of(parts[0]).data_ptr() == first.data_ptr()
+    assert own.of("no tensor") == "no tensor"
+
+
+def test_of_memory_that_cannot_be_shared_only_what_is_asked_for_is_copied() -> None:
+    saved = io.BytesIO()
+    torch.save(torch.zeros(1_000_000), saved)
+    saved.seek(0)
+    whole = torch.load(saved)
+    parts = [whole[100:200], whole[150:300].view(15, 10), whole[999_000:].view(torch.int32)]
+    own = OwnCopies(parts)
+    copies = [own.of(part) for part in parts]
+    copies[0][60] = 7
+    assert copies[1][1, 0] == 7
+    assert whole.eq(0).all()
+    for copy, part in zip(copies, parts, strict=True):
+        assert copy.shape == part.shape
+        assert copy.untyped_storage().nbytes() < 5000
+
+
+def test_lazy_views_stay_what_they_are() -> None:
+    value = torch.complex(torch.ones(2), torch.ones(2))
+    views = [value.conj(), torch.imag(value.conj()), torch.nn.Parameter(torch.ones(2))]
+    own = OwnCopies(views)
+    for view in views:
+        copy = own.of(view)
+        assert torch.equal(copy, view)
+        assert copy.is_conj() == view.is_conj()
+        assert copy.is_neg() == view.is_neg()
+        assert type(copy) is type(view)
+        assert copy.requires_grad == view.requires_grad
