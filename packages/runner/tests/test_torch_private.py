@@ -1,5 +1,6 @@
 """What is expected of the private parts of torch that this package uses."""
 
+from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -76,7 +77,8 @@ def test_the_direct_call_is_the_operator() -> None:
 
 def test_trees_are_read_flattened_named_and_rebuilt() -> None:
     tree = ((torch.ones(1), [2]), {"k": (3,)})
-    spec = private.parse_treespec(pytree.treespec_dumps(pytree.tree_structure(tree)))
+    spec = private.structure_of(tree)
+    assert spec == pytree.tree_structure(tree)
     leaves = private.flatten_like(tree, spec)
     assert leaves is not None
     assert leaves[1:] == [2, 3]
@@ -84,6 +86,15 @@ def test_trees_are_read_flattened_named_and_rebuilt() -> None:
     assert private.leaf_paths(spec) == ["[0][0]", "[0][1][0]", "[1]['k'][0]"]
     assert private.unflatten([1, 2, 3], spec) == ((1, [2]), {"k": (3,)})
     assert private.leaves(tree)[1:] == [2, 3]
+
+
+def test_registered_named_tuples_are_found_by_their_name_in_files() -> None:
+    pair = namedtuple("pair", ["left", "right"])
+    assert private.registered_named_tuple("torch_private_tests.pair") is None
+    pytree._register_namedtuple(pair, serialized_type_name="torch_private_tests.pair")
+    assert private.registered_named_tuple("torch_private_tests.pair") is pair
+    for other in ("torch.Size", "builtins.tuple", "collections.namedtuple", "os.path"):
+        assert private.registered_named_tuple(other) is None
 
 
 def test_an_exported_program_gives_the_inputs_of_its_graph() -> None:

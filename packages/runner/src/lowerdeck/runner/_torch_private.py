@@ -23,8 +23,9 @@ __all__ = [
     "leaf_paths",
     "leaves",
     "operator_name",
-    "parse_treespec",
+    "registered_named_tuple",
     "schema_arguments",
+    "structure_of",
     "unflatten",
 ]
 
@@ -94,9 +95,15 @@ def direct_call(operator: OpOverload) -> Callable[..., Any]:
     return call
 
 
-def parse_treespec(text: str) -> _pytree.TreeSpec:
-    """Return the pytree structure that ``treespec_dumps`` wrote as ``text``."""
-    return _pytree.treespec_loads(text)
+def registered_named_tuple(name: str) -> type | None:
+    """Return the named tuple that is registered under ``name``, or None; nothing is imported."""
+    found = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    return found if isinstance(found, type) and _pytree.is_namedtuple_class(found) else None
+
+
+def structure_of(tree: object) -> _pytree.TreeSpec:
+    """Return the pytree structure of ``tree``."""
+    return _pytree.tree_structure(tree)
 
 
 def flatten_like(tree: object, spec: _pytree.TreeSpec) -> list[Any] | None:

@@ -7,9 +7,16 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner._torch_private import flatten_like, leaf_paths, parse_treespec, unflatten
+from lowerdeck.runner._torch_private import (
+    flatten_like,
+    leaf_paths,
+    registered_named_tuple,
+    structure_of,
+    unflatten,
+)
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.layout import dim_order_of, has_layout, strides_of
+from lowerdeck.runner.structure import UnknownStructureError, parse_structure
 from lowerdeck.runner.tensors import Origin, TensorSpec
 
 
@@ -76,8 +83,8 @@ def _spec(text: str, count: int) -> Any:
     if not text:
         return None
     try:
-        spec = parse_treespec(text)
-    except Exception:
+        spec = structure_of(parse_structure(text, registered_named_tuple))
+    except UnknownStructureError:
         # The structure is a convenience that the file cannot be trusted for: the method still
         # runs with flat inputs, for instance when a class of the original program is not here.
         return None

@@ -1,0 +1,121 @@
+"""The structure of inputs and outputs, read from a file's text without torch's own reader.
+
+Torch's ``treespec_loads`` imports every module that the text names, which loads whatever shared
+library such a module brings along: nothing for a file from anywhere. This reader knows the
+containers of Python and the named tuples that the caller's process has registered, and nothing
+else; it looks names up and imports none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+MAX_TEXT = 1 << 20
+"""Longest text, in characters: a leaf takes 56, so that it holds some 18,000 of them."""
+
+MAX_DEPTH = 32
+"""Deepest nesting."""
+
+MAX_PATH = 512
+"""Most characters of all keys on the way to one leaf: its readable name stands in messages."""
+
+Tree = Any
+"""Tuples, lists, dicts and named tuples with a 0 for every leaf."""
+
+
+class UnknownStructureError(ValueError):
+    """The text is damaged, beyond the limits, or uses a container that this reader lacks."""
+
+
+def parse_structure(text: str, named_tuples: Callable[[str], type | None]) -> Tree:
+    """Return a tree of the structure that ``treespec_dumps`` wrote as ``text``.
+
+    Args:
+        text: The text, from a file that nobody vouches for.
+        named_tuples: Returns the registered class of a named tuple by its name in files, or None.
+
+    Returns:
+        The containers with 0 for each leaf.
+
+    Raises:
+        UnknownStructureError: The text is damaged, too long or too deep, or uses a container that
+            is none of tuple, list, dict, ``OrderedDict`` and registered named tuples.
+    """
+    if len(text) > MAX_TEXT:
+        raise UnknownStructureError(f"{len(text)} characters; at most {MAX_TEXT} are read")
+    match _json(text):
+        case [1, node]:
+            return _tree(node, named_tuples, MAX_DEPTH, MAX_PATH)
+        case _:
+            raise UnknownStructureError("[1, structure] was expected")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnknownStructureError(f"the text is no JSON: {error}") from error
+
+
+def _tree(node: Any, named_tuples: Callable[[str], type | None], depth: int, length: int) -> Tree:
+    match node:
+        case {"type": None, "context": None, "children_spec": []}:
+            return 0
+        case {"type": str(kind), "context": str(context), "children_spec": list(children)}:
+            pass
+        case _:
+            raise UnknownStructureError("a node has a type, a context and a list of children")
+    if depth == 0:
+        raise UnknownStructureError(f"nested deeper than {MAX_DEPTH}")
+    keys = _keys(kind, context, len(children))
+    items = [
+        _tree(child, named_tuples, depth - 1, _without(length, key))
+        for key, child in zip(keys, children, strict=True)
+    ]
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](items)
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind](zip(keys, items, strict=True))
+    return _named_tuple(named_tuples(context), items)
+
+
+_SEQUENCES: Mapping[str, Callable[[Any], Any]] = {"builtins.tuple": tuple, "builtins.list": list}
+_MAPPINGS: Mapping[str, Callable[[Any], Any]] = {
+    "builtins.dict": dict,
+    "collections.OrderedDict": OrderedDict,
+}
+_NAMED_TUPLE = "collections.namedtuple"
+
+
+def _keys(kind: str, context: str, count: int) -> Sequence[str | int]:
+    """Return the keys of ``count`` children: the dict's own, or their indices."""
+    if kind == _NAMED_TUPLE or (kind in _SEQUENCES and context == "null"):
+        return range(count)
+    if kind not in _MAPPINGS:
+        raise UnknownStructureError(f"the container {kind[:80]!r} is not known, or damaged")
+    keys = _json(context)
+    if (
+        not isinstance(keys, list)
+        or len(keys) != count
+        or not all(isinstance(key, (str, int)) for key in keys)
+        or len(set(keys)) != count
+    ):
+        raise UnknownStructureError("the keys of a dict are different texts or numbers")
+    return keys
+
+
+def _without(length: int, key: str | int) -> int:
+    """Return how many characters are left for keys below ``key``."""
+    left = length - len(str(key))
+    if left < 0:
+        raise UnknownStructureError(f"the keys above a leaf have more than {MAX_PATH} characters")
+    return left
+
+
+def _named_tuple(cls: Any, items: list[Any]) -> Tree:
+    if cls is None or not issubclass(cls, tuple) or len(getattr(cls, "_fields", ())) != len(items):
+        raise UnknownStructureError("a named tuple is not registered with torch, or differs")
+    return cls._make(items)

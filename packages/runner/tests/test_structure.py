@@ -1,0 +1,171 @@
+"""The structure of inputs and outputs, from a text that nobody vouches for."""
+
+import json
+import sys
+from collections import OrderedDict, defaultdict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+from lowerdeck.runner import load, structure
+from lowerdeck.runner._torch_private import registered_named_tuple
+from lowerdeck.runner.structure import MAX_DEPTH, MAX_PATH, MAX_TEXT, UnknownStructureError
+
+Point = namedtuple("Point", ["x", "y"])
+pytree._register_namedtuple(Point, serialized_type_name="structure_tests.Point")
+
+LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+
+
+def parse(text: str) -> Any:
+    return structure.parse_structure(text, registered_named_tuple)
+
+
+def node(kind: Any, context: Any, *children: Any) -> dict[str, Any]:
+    return {"type": kind, "context": context, "children_spec": list(children)}
+
+
+def tuples(*children: Any) -> dict[str, Any]:
+    return node("builtins.tuple", "null", *children)
+
+
+trees = st.recursive(
+    st.just(0),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3).map(OrderedDict)
+        | st.builds(Point, inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(trees)
+@settings(deadline=None)
+def test_what_torch_wrote_is_read_as_torch_reads_it(tree: Any) -> None:
+    text = pytree.treespec_dumps(pytree.tree_structure(tree))
+    found = pytree.tree_structure(parse(text))
+    assert found == pytree.treespec_loads(text) == pytree.tree_structure(tree)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.text()
+        | st.sampled_from(
+            ["type", "context", "children_spec", "builtins.tuple", "builtins.dict", "null", "[]"]
+        ),
+        lambda inner: st.lists(inner) | st.builds(node, inner, inner, inner),
+    )
+)
+@settings(deadline=None)
+def test_other_texts_are_unknown(item: Any) -> None:
+    for text in (json.dumps([1, item]), json.dumps(item), str(item)):
+        try:
+            parse(text)
+        except UnknownStructureError:
+            continue
+
+
+HOSTILE = {
+    "an enumeration": node(
+        "builtins.dict", '[{"__enum__": true, "fqn": "h1_evil:A", "name": "B"}]', LEAF
+    ),
+    "a tuple's enumeration": node(
+        "builtins.tuple", '{"__enum__": true, "fqn": "h1_evil:A", "name": "B"}', LEAF
+    ),
+    "a factory": node(
+        "collections.defaultdict",
+        {
+            "default_factory_module": "h1_evil",
+            "default_factory_name": "A",
+            "dict_context": ["a"],
+        },
+        LEAF,
+    ),
+    "a class": node("h1_evil.A", "null", LEAF),
+    "a named tuple": node("collections.namedtuple", "h1_evil.A", LEAF),
+    "no named tuple": node("collections.namedtuple", "torch.Size", LEAF),
+    "a container": node("collections.namedtuple", "builtins.list", LEAF),
+    "too few fields": node("collections.namedtuple", "structure_tests.Point", LEAF),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_that_a_text_names_is_imported(
+    name: str, method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "h1_evil.py").write_text("import enum\nclass A(enum.Enum):\n    B = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = json.dumps([1, tuples(tuples(HOSTILE[name]), node("builtins.dict", "[]"))])
+    x = method.tensor([1])
+    method.structure(text, text)
+    forward = load(method.ends([x], [x])).method()
+    assert "h1_evil" not in sys.modules
+    assert forward.signature.names == ["inputs[0]"]
+
+
+def test_a_method_with_an_unknown_container_takes_flat_inputs(method: Any) -> None:
+    text = pytree.treespec_dumps(pytree.tree_structure(defaultdict(int, {"a": 0})))
+    with pytest.raises(UnknownStructureError, match="a node has a type"):
+        parse(text)
+    x = method.tensor([1])
+    method.structure(text, text)
+    assert load(method.ends([x], [x])).run("forward", torch.ones(1)) == [torch.ones(1)]
+
+
+def deep(depth: int) -> str:
+    head = '{"type": "builtins.tuple", "context": "null", "children_spec": ['
+    return f"[1, {head * depth}{json.dumps(LEAF)}{']}' * depth}]"
+
+
+def test_depth_and_size_are_limited() -> None:
+    parse(deep(MAX_DEPTH))
+    for depth in (MAX_DEPTH + 1, 5000):
+        with pytest.raises(UnknownStructureError, match=r"deeper|recursion"):
+            parse(deep(depth))
+    with pytest.raises(UnknownStructureError, match="at most"):
+        parse(" " * (MAX_TEXT + 1))
+    for brackets in ("[", '{"type":'):
+        with pytest.raises(UnknownStructureError):
+            parse((brackets * MAX_TEXT)[:MAX_TEXT])
+
+
+def test_readable_names_cannot_outgrow_the_text() -> None:
+    def keyed(length: int) -> str:
+        inner = tuples(*[LEAF] * 9)
+        return json.dumps([1, node("builtins.dict", json.dumps(["k" * length]), inner)])
+
+    parse(keyed(MAX_PATH))
+    with pytest.raises(UnknownStructureError, match="characters"):
+        parse(keyed(MAX_PATH + 1))
+
+
+@pytest.mark.parametrize("many", [[LEAF], [tuples()], [node("builtins.dict", '["a"]', LEAF)]])
+def test_twice_the_text_takes_twice_the_steps(
+    many: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    real = structure._tree
+
+    def counted(*args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return real(*args)
+
+    monkeypatch.setattr(structure, "_tree", counted)
+    counts = []
+    for number in (1000, 2000):
+        steps = 0
+        parse(json.dumps([1, tuples(*many * number)]))
+        counts.append(steps)
+    assert counts[1] <= 2.01 * counts[0]
