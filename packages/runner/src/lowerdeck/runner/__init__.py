@@ -12,6 +12,7 @@ from lowerdeck.runner.errors import (
     ExecutionError,
     InputError,
     MemoryPlanError,
+    MissingKernelError,
     ProgramError,
     RunnerError,
 )
@@ -42,6 +43,7 @@ __all__ = [
     # Errors
     "RunnerError",
     "ProgramError",
+    "MissingKernelError",
     "InputError",
     "ExecutionError",
     "MemoryPlanError",

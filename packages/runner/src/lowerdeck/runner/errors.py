@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class RunnerError(Exception):
     """Base of every error that ``lowerdeck.runner`` raises on purpose."""
@@ -17,6 +19,27 @@ class ProgramError(RunnerError, ValueError):
     def __init__(self, message: str, *, method: str | None = None) -> None:
         super().__init__(f"method {method!r}: {message}" if method is not None else message)
         self.method = method
+
+
+class MissingKernelError(ProgramError):
+    """A program calls operators that the runner has no kernel for, or may not call.
+
+    Attributes:
+        missing: Full names of the operators, such as ``mylib::gelu.out``.
+    """
+
+    def __init__(self, missing: Sequence[str], problem: str, *, method: str | None = None) -> None:
+        super().__init__(problem, method=method)
+        self.missing: tuple[str, ...] = tuple(missing)
+        self._problem = problem
+
+    def within(self, method: str) -> MissingKernelError:
+        """Return the same error with the name of the method that calls the operators.
+
+        Args:
+            method: Name of the method.
+        """
+        return MissingKernelError(self.missing, self._problem, method=method)
 
 
 class InputError(RunnerError, ValueError):

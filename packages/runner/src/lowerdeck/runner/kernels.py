@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from lowerdeck.serializer import (
     String,
     Tensor,
     TensorList,
+    kernel_names,
 )
 
 VIEW = "executorch_prim::et_view.default"
@@ -130,7 +131,15 @@ class ViewKernel:
 Kernel = TorchKernel | ScalarKernel | ViewKernel
 
 
-def find_kernel(name: str, overload: str) -> Kernel | None:
+ALLOWED = kernel_names()
+"""The operators of torch that any file may call: those that the official runtime has kernels for.
+
+Torch has 1,600 more with an ``out`` argument, some of which open files or crash the process when
+their arguments are wrong; those are called only where the caller names them.
+"""
+
+
+def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kernel | None:
     """Return the kernel that the runtime knows as ``name.overload``, or None.
 
     Only operators that write to their arguments count, as the runtime has no others.
@@ -138,6 +147,7 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
     Args:
         name: Namespace and name, such as ``aten::add``.
         overload: Overload name; empty for the default one.
+        custom: Full names of further operators that the caller allows.
     """
     full_name = f"{name}.{overload}" if overload else name
     if full_name in SCALAR_OPERATORS:
@@ -147,6 +157,8 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
         types, written, function = VIEW_OPERATORS[full_name]
         prim = full_name.startswith("executorch_prim::")
         return ViewKernel(full_name, function, types, written, returns=not prim)
+    if full_name not in ALLOWED and full_name not in custom:
+        return None
     namespace, separator, short = name.partition("::")
     if not separator or not namespace.isidentifier() or not short.isidentifier():
         return None

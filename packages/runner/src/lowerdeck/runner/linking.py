@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from lowerdeck.runner.aliases import is_unread_view
 from lowerdeck.runner.binding import bind_kernel, effects
 from lowerdeck.runner.delegates import Delegate, DelegateStep
-from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.errors import MissingKernelError, ProgramError
 from lowerdeck.runner.flow import always_written, successors
 from lowerdeck.runner.frame import Frame, Freed
 from lowerdeck.runner.kernels import VIEW, Kernel, ScalarKernel, find_kernel
@@ -35,17 +35,26 @@ class Linker:
         plan: The method as the file describes it.
         frame: Its values.
         delegates: Its delegates.
+        custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Attributes:
         views: Pairs (from, to) of values whose memory an instruction makes one.
         moves: Pairs (from, to) of registers that an instruction copies.
 
     Raises:
-        ProgramError: An operator is unknown, or an index is out of range.
+        MissingKernelError: An operator is unknown, or not among those that a file may call.
+        ProgramError: An index is out of range.
     """
 
-    def __init__(self, plan: ExecutionPlan, frame: Frame, delegates: Sequence[Delegate]) -> None:
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        frame: Frame,
+        delegates: Sequence[Delegate],
+        custom_kernels: Collection[str] = (),
+    ) -> None:
         self._plan = plan
+        self._custom_kernels = custom_kernels
         self._frame = frame
         self._delegates = delegates
         self._code = [[item.instr_args for item in chain.instructions] for chain in plan.chains]
@@ -72,13 +81,11 @@ class Linker:
             raise ProgramError(
                 f"an instruction calls operator {max(used)}; {len(operators)} are listed"
             )
-        kernels = [find_kernel(item.name, item.overload) for item in operators]
-        missing = sorted(operators[index].full_name for index in used if kernels[index] is None)
+        custom = self._custom_kernels
+        kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
+        missing = sorted({operators[index].full_name for index in used if kernels[index] is None})
         if missing:
-            raise ProgramError(
-                f"no kernel is known for {', '.join(missing)}; the runner has the out variants "
-                "of torch and the runtime's own scalar and view operators"
-            )
+            raise MissingKernelError(missing, _missing_text(missing, custom))
         return kernels
 
     def _kernel(self, op_index: int) -> Kernel:
@@ -227,6 +234,21 @@ class Linker:
                 return f"{self._delegates[index].backend_id}[{index}]"
             case _:
                 return type(item).__name__
+
+
+def _missing_text(missing: Sequence[str], custom: Collection[str]) -> str:
+    absent = [name for name in missing if name in custom]
+    if absent:
+        return (
+            f"custom_kernels allows {', '.join(absent)}, which torch does not have here, or which "
+            "has no argument that is written: import the library that registers the out variant"
+        )
+    shown = "".join(f", {name!r}" for name in missing)[2:]
+    return (
+        f"no kernel is known for {', '.join(missing)}: a file may call what the ExecuTorch "
+        f"runtime has kernels for; if this is a kernel of your own, import its library and give "
+        f"load(..., custom_kernels={{{shown}}})"
+    )
 
 
 def _values_of(item: InstructionArguments) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ def load(
     backends: Mapping[str, BackendRuntime] | None = None,
     memory: Literal["strict", "poison"] = "strict",
     debug: DebugMaps | None = None,
+    custom_kernels: Collection[str] = (),
 ) -> LoadedProgram:
     """Return a program ready to run.
 
@@ -39,6 +40,9 @@ def load(
         memory: ``"poison"`` checks the memory plan: writes onto values that are still needed are
             refused, and dead memory is filled with 0xFF, so that reading it gives NaN.
         debug: Where instructions come from, such as the emitter's ``EmittedProgram``.
+        custom_kernels: Full names of operators that the program may call besides those that the
+            ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; what
+            registers them with torch must be imported.
 
     Raises:
         ProgramError: The file is malformed, or an argument is of the wrong kind.
@@ -62,6 +66,7 @@ def load(
         backends=backends or {},
         poison=memory == "poison",
         debug=debug,
+        custom_kernels=_kernel_names(custom_kernels),
     )
 
 
@@ -77,6 +82,16 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
         return verify_pte(_mapped(source))
     except SerializerError as error:
         raise ProgramError(f"{name} cannot be used: {error}") from error
+
+
+def _kernel_names(given: object) -> frozenset[str]:
+    if isinstance(given, Collection) and not isinstance(given, str):
+        names = frozenset(given)
+        if all(isinstance(name, str) and "::" in name for name in names):
+            return names
+    raise ProgramError(
+        f"found {given!r} as custom_kernels, expected full names, as in {{'mylib::gelu.out'}}"
+    )
 
 
 def _require_mapping(backends: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class LoadedMethod:
         delegates: Its delegates, initialised.
         poison: Whether to check the memory plan.
         debug: Where instructions come from, if it is known.
+        custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Attributes:
         name: Its name.
@@ -53,6 +54,7 @@ class LoadedMethod:
         *,
         poison: bool,
         debug: DebugMaps | None,
+        custom_kernels: Collection[str] = (),
     ) -> None:
         self.name: str = plan.name
         self.plan = plan
@@ -62,7 +64,7 @@ class LoadedMethod:
         with torch.inference_mode():
             # Inference tensors skip autograd's bookkeeping at every call.
             self._frame = Frame(plan, arenas, source)
-            linker = Linker(plan, self._frame, delegates)
+            linker = Linker(plan, self._frame, delegates, custom_kernels)
             self._chains = linker.link()
             self._freed = _freed(plan, self._frame)
             self._outputs = [self._frame.check(index, "an output") for index in plan.outputs]

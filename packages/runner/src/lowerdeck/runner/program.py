@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
-from lowerdeck.runner.errors import MemoryPlanError, ProgramError
+from lowerdeck.runner.errors import MemoryPlanError, MissingKernelError, ProgramError
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
@@ -28,6 +28,7 @@ class LoadedProgram:
         backends: Runtime halves by backend id, before the installed ones.
         poison: Whether to check memory plans.
         debug: Where instructions come from, if it is known.
+        custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Raises:
         ProgramError: Two methods have one name.
@@ -41,7 +42,9 @@ class LoadedProgram:
         backends: Mapping[str, BackendRuntime],
         poison: bool = False,
         debug: DebugMaps | None = None,
+        custom_kernels: Collection[str] = (),
     ) -> None:
+        self._custom_kernels = custom_kernels
         self._poison = poison
         self._debug = debug
         self._program = program
@@ -121,9 +124,12 @@ class LoadedProgram:
                     self._delegates(plan),
                     poison=self._poison,
                     debug=self._debug,
+                    custom_kernels=self._custom_kernels,
                 )
         except MemoryPlanError:
             raise
+        except MissingKernelError as error:
+            raise error.within(plan.name) from None
         except ProgramError as error:
             raise ProgramError(str(error), method=plan.name) from error
         except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:

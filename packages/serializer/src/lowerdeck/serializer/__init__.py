@@ -44,6 +44,7 @@ from lowerdeck.serializer.external_write import (
     write_ptd,
 )
 from lowerdeck.serializer.header import ExtendedHeader
+from lowerdeck.serializer.kernel_signatures import kernel_names
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.model_files import OpenModel, open_model, write_model
 from lowerdeck.serializer.named_data import (
@@ -132,6 +133,8 @@ __all__ = [
     "html_report",
     "html_diff",
     "html_page",
+    # Kernels
+    "kernel_names",
     # Named data
     "NamedDataStore",
     "NamedDataStoreOutput",

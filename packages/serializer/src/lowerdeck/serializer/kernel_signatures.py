@@ -267,3 +267,13 @@ def kernel_signatures() -> dict[str, str]:
     """Return the letters of each kernel by its full name."""
     rows = (line.split() for line in _ATEN.strip().splitlines())
     return {f"aten::{name}": letters for name, letters in rows} | _OTHERS
+
+
+def kernel_names() -> frozenset[str]:
+    """Return the full names of the kernels of ExecuTorch 1.4.1 that compute on tensors.
+
+    Returns:
+        Names such as ``aten::add.out``; an operator without an overload has no dot. The scalar
+        and view operators (``executorch_prim``) are part of the runtime and are left out.
+    """
+    return frozenset(kernel_signatures())

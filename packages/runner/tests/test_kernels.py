@@ -1,0 +1,81 @@
+"""Which operators a file may call: the runtime's own, and what the caller names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.runner import MissingKernelError, ProgramError, load
+from lowerdeck.runner.kernels import ALLOWED, find_kernel
+from lowerdeck.runner.prim_ops import SCALAR_OPERATORS
+from lowerdeck.runner.view_ops import VIEW_OPERATORS
+from lowerdeck.serializer import kernel_names
+
+
+def split(name: str) -> tuple[str, str]:
+    short, _, overload = name.partition(".")
+    return short, overload
+
+
+def test_every_kernel_of_the_runtime_is_known() -> None:
+    assert kernel_names() == ALLOWED
+    assert [name for name in sorted(ALLOWED) if find_kernel(*split(name)) is None] == []
+
+
+def test_no_other_operator_of_torch_can_be_called() -> None:
+    registered = {
+        f"{schema.name}.{schema.overload_name}".rstrip(".")
+        for schema in torch._C._jit_get_all_schemas()
+    }
+    known = {name for name in registered if find_kernel(*split(name)) is not None}
+    assert len(registered) > 3000
+    assert known <= ALLOWED | set(SCALAR_OPERATORS) | set(VIEW_OPERATORS)
+
+
+def test_a_file_cannot_open_files(method: Any, tmp_path: Path) -> None:
+    path, out = method.string(str(tmp_path / "grown")), method.tensor([4])
+    args = (path, method.boolean(True), method.integer(4), *[method.null()] * 4)
+    method.call("aten::from_file.out", *args[:3], out, out)
+    with pytest.raises(MissingKernelError, match=r"aten::from_file\.out") as caught:
+        load(method.ends([], [out])).method()
+    assert caught.value.missing == ("aten::from_file.out",)
+    assert caught.value.method == "forward"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::segment_reduce.out", "aten::_embedding_bag_dense_backward.out"]
+)
+def test_operators_that_crash_on_wrong_arguments_are_refused(method: Any, name: str) -> None:
+    x = method.tensor([4])
+    method.call(name, x, x)
+    with pytest.raises(MissingKernelError, match="a file may call what the ExecuTorch runtime"):
+        load(method.ends([x], [x])).method()
+
+
+def test_a_kernel_of_one_s_own_is_one_line(method: Any) -> None:
+    x, out = method.tensor([2]), method.tensor([2])
+    method.call("runner_tests::twice.out", x, out, out)
+    program = method.ends([x], [out])
+    custom = {"runner_tests::twice.out"}
+    with pytest.raises(MissingKernelError, match=r"custom_kernels=\{'runner_tests::twice.out'\}"):
+        load(program).method()
+    with pytest.raises(MissingKernelError, match="import the library that registers"):
+        load(program, custom_kernels=custom).method()
+    with torch.library._scoped_library("runner_tests", "FRAGMENT") as library:
+        library.define("twice.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+        library.impl(
+            "twice.out", lambda x, *, out: torch.mul(x, 2, out=out), "CompositeExplicitAutograd"
+        )
+        with pytest.raises(MissingKernelError):
+            load(program).method()
+        forward = load(program, custom_kernels=custom).method()
+        assert forward(torch.ones(2))[0].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("given", ["mylib::a.out", {"a"}, [1], 3, None])
+def test_names_of_kernels_that_are_none_are_refused(method: Any, given: Any) -> None:
+    program = method.ends([], [])
+    with pytest.raises(ProgramError, match="expected full names"):
+        load(program, custom_kernels=given)
