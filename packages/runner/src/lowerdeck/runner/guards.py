@@ -1,7 +1,8 @@
 """Checks for the operators of torch that read beyond their inputs when the arguments disagree.
 
-Each was found by running damaged programs; torch's own checks stand in the composite operators
-that call these, where a program does not pass.
+Each was found by calling every kernel that a file may name with arguments that no compiler
+writes, its tensors between pages that nobody may touch; torch's own checks stand in the composite
+operators that call these, where a program does not pass.
 """
 
 from __future__ import annotations
@@ -27,7 +28,51 @@ def _one_per_channel(values: Sequence[Any]) -> None:
             )
 
 
+def _transform(values: Sequence[Any]) -> None:
+    """Check a Fourier transform of real numbers: its kernel indexes by dimensions as they come."""
+    numbers, dims, normalization = values[0], values[1], values[2]
+    if numbers.dtype not in (torch.float32, torch.float64):
+        raise ExecutionError(f"a transform of {numbers.dtype}; float32 or float64 was expected")
+    _check_dims(numbers, dims, normalization)
+
+
+def _back_transform(values: Sequence[Any]) -> None:
+    """Check a Fourier transform to real numbers."""
+    numbers, dims, normalization, last = values[:4]
+    if numbers.dtype not in (torch.complex64, torch.complex128):
+        raise ExecutionError(f"a transform of {numbers.dtype}; complex numbers were expected")
+    _check_dims(numbers, dims, normalization)
+    if not 1 <= last <= 2 * numbers.shape[dims[-1]] - 1:
+        raise ExecutionError(
+            f"{last} real numbers cannot come from {numbers.shape[dims[-1]]} complex ones"
+        )
+
+
+def _check_dims(numbers: torch.Tensor, dims: Sequence[int], normalization: int) -> None:
+    rank = numbers.dim()
+    if not dims or len(set(dims)) != len(dims) or not all(0 <= dim < rank for dim in dims):
+        raise ExecutionError(f"a transform over the dimensions {list(dims)} of {rank}")
+    if not 0 <= normalization <= 2:
+        raise ExecutionError(f"the normalization {normalization}; 0, 1 or 2 was expected")
+    if numbers.numel() == 0:
+        raise ExecutionError(f"a transform of no numbers: {list(numbers.shape)}")
+
+
+def _distances(values: Sequence[Any]) -> None:
+    rows = values[0]
+    if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float64):
+        raise ExecutionError(
+            f"distances of a {rows.dtype} of shape {list(rows.shape)}; a matrix of float32 or "
+            "float64 was expected"
+        )
+    if not values[1] >= 0:
+        raise ExecutionError(f"distances of the norm {values[1]}; 0 or more was expected")
+
+
 _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
+    "aten::_fft_c2r.out": _back_transform,
+    "aten::_fft_r2c.out": _transform,
+    "aten::_pdist_forward.out": _distances,
     "aten::_native_batch_norm_legit_no_training.out": _one_per_channel,
     "aten::_native_batch_norm_legit.out": _one_per_channel,
     "aten::_native_batch_norm_legit.no_stats_out": lambda values: _one_per_channel(values[:3]),
