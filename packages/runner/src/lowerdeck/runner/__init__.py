@@ -9,6 +9,7 @@ from lowerdeck.runner.delegates import (
     LogsEvents,
 )
 from lowerdeck.runner.errors import (
+    BusyError,
     ExecutionError,
     InputError,
     MemoryPlanError,
@@ -47,4 +48,5 @@ __all__ = [
     "InputError",
     "ExecutionError",
     "MemoryPlanError",
+    "BusyError",
 ]

@@ -73,5 +73,9 @@ class ExecutionError(RunnerError, RuntimeError):
         self.operator = operator
 
 
+class BusyError(RunnerError, RuntimeError):
+    """A program was asked for something while one of its methods runs; nothing was changed."""
+
+
 class MemoryPlanError(ExecutionError):
     """The memory plan gives two values the same bytes while both are needed."""

@@ -18,6 +18,7 @@ from lowerdeck.runner.machine import run_chains, run_observed
 from lowerdeck.runner.memory_check import MemoryChecker
 from lowerdeck.runner.profile import Profile, Recorder
 from lowerdeck.runner.tensors import DataSource
+from lowerdeck.runner.turn import Turn
 from lowerdeck.serializer import ExecutionPlan, FreeCall
 
 MAX_INSTRUCTIONS = 10_000_000
@@ -27,8 +28,10 @@ MAX_INSTRUCTIONS = 10_000_000
 class LoadedMethod:
     """A method whose tensors are made and whose instructions are bound.
 
-    Made by :func:`lowerdeck.runner.load`. Not safe for use by several threads at once: all calls
-    work in the same planned memory.
+    Made by :func:`lowerdeck.runner.load`. The methods of a program work in the same memory, one
+    call at a time: a call that comes meanwhile, from another thread or from a delegate of this
+    very call, is a ``BusyError`` and changes nothing. Threads take a :meth:`LoadedProgram.clone`
+    each.
 
     Args:
         plan: The method as the file describes it.
@@ -38,6 +41,7 @@ class LoadedMethod:
         poison: Whether to check the memory plan.
         debug: Where instructions come from, if it is known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
+        turn: Lets one call at a time into the memory that it shares with other methods.
 
     Attributes:
         name: Its name.
@@ -55,7 +59,9 @@ class LoadedMethod:
         poison: bool,
         debug: DebugMaps | None,
         custom_kernels: Collection[str] = (),
+        turn: Turn | None = None,
     ) -> None:
+        self._turn = turn or Turn()
         self.name: str = plan.name
         self.plan = plan
         self._places = Places(plan, debug)
@@ -83,6 +89,7 @@ class LoadedMethod:
 
         Raises:
             InputError: The inputs do not fit; nothing has run.
+            BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
         outputs = self.run_flat(self.signature.flatten(args, kwargs))
@@ -96,12 +103,14 @@ class LoadedMethod:
 
         Raises:
             InputError: An input does not fit; nothing has run.
+            BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
-        with torch.inference_mode():
-            self._set_inputs(inputs)
-            run_chains(self._chains, self.name, MAX_INSTRUCTIONS)
-        return self._get_outputs()
+        with self._turn:
+            with torch.inference_mode():
+                self._set_inputs(inputs)
+                run_chains(self._chains, self.name, MAX_INSTRUCTIONS)
+            return self._get_outputs()
 
     def profile(self, *args: Any, values: bool = True, **kwargs: Any) -> Profile:
         """Return what one call took, instruction by instruction, with its result.
@@ -113,6 +122,7 @@ class LoadedMethod:
 
         Raises:
             InputError: The inputs do not fit; nothing has run.
+            BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
 
         Example:
@@ -121,11 +131,12 @@ class LoadedMethod:
         """
         inputs = self.signature.flatten(args, kwargs)
         recorder = Recorder(self._chains, self._frame, self._places, keep_values=values)
-        with torch.inference_mode():
-            self._set_inputs(inputs)
-            run_observed(self._chains, self.name, MAX_INSTRUCTIONS, recorder)
-        result = self.signature.unflatten(self._get_outputs())
-        return Profile(self.name, result, tuple(recorder.events))
+        with self._turn:
+            with torch.inference_mode():
+                self._set_inputs(inputs)
+                run_observed(self._chains, self.name, MAX_INSTRUCTIONS, recorder)
+            outputs = self._get_outputs()
+        return Profile(self.name, self.signature.unflatten(outputs), tuple(recorder.events))
 
     def _get_outputs(self) -> list[Any]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,20 @@ from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import MemoryPlanError, MissingKernelError, ProgramError
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.sources import ExternalTensor, ProgramData, as_view
+from lowerdeck.runner.turn import Turn
 from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
+
+_LOADING = threading.RLock()
+"""Held while any method is made: the filters of warnings and the garbage collector, which are
+paused meanwhile, belong to the whole process. A delegate may load a program of its own."""
 
 
 class LoadedProgram:
-    """A program whose methods can be run.
+    """A program whose methods can be run, one at a time.
 
-    Made by :func:`lowerdeck.runner.load`.
+    Made by :func:`lowerdeck.runner.load`. All methods share the program's state and one turn: what
+    is asked for while one of them runs, in another thread or from a delegate, is a ``BusyError``.
+    For several threads make a :meth:`clone` for each.
 
     Args:
         program: The program as the serializer reads it.
@@ -46,6 +54,8 @@ class LoadedProgram:
     ) -> None:
         self._custom_kernels = custom_kernels
         self._poison = poison
+        self._external = external
+        self._turn = Turn()
         self._debug = debug
         self._program = program
         self._source = ProgramData(program, external)
@@ -74,6 +84,7 @@ class LoadedProgram:
 
         Raises:
             ProgramError: There is no such method, or it needs what is not here.
+            BusyError: It has yet to be made, and another method of this program is running.
         """
         given: object = name
         if not isinstance(given, str):
@@ -85,9 +96,11 @@ class LoadedProgram:
             raise ProgramError(
                 f"there is no method {name!r}; the program has {', '.join(self.methods)}"
             )
-        if name not in self._loaded:
-            self._loaded[name] = self._load(self._plans[name])
-        return self._loaded[name]
+        known = self._loaded.get(name)
+        if known is not None:
+            return known
+        with self._turn:
+            return self._loaded.setdefault(name, self._load(self._plans[name]))
 
     def run(self, name: str, *inputs: Any, profile: bool = False, **kwargs: Any) -> Any:
         """Return the result of one call of the method ``name``, in its original structure.
@@ -102,19 +115,45 @@ class LoadedProgram:
         Raises:
             ProgramError: There is no such method, or it cannot be loaded.
             InputError: The inputs do not fit; nothing has run.
+            BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
         method = self.method(name)
         return method.profile(*inputs, **kwargs) if profile else method(*inputs, **kwargs)
 
     def reset(self) -> None:
-        """Bring all state back to its initial value; methods got before keep the old state."""
-        self._loaded.clear()
-        self._shared.clear()
+        """Bring all state back to its initial value; methods got before keep the old state.
+
+        Raises:
+            BusyError: A method of this program is running.
+        """
+        with self._turn:
+            self._loaded.clear()
+            self._shared.clear()
+
+    def clone(self) -> LoadedProgram:
+        """Return the same program with planned memory and state of its own, for another thread.
+
+        Constants are shared. State begins at its initial value, whatever this program's is by
+        now. Delegates are initialised again, each by its backend's installed runtime half, made
+        anew, or by the object that was given to ``load``: that one then serves several threads.
+
+        Example:
+            >>> from concurrent.futures import ThreadPoolExecutor  # doctest: +SKIP
+            >>> programs = [program.clone() for _ in range(4)]  # doctest: +SKIP
+        """
+        return LoadedProgram(
+            self._program,
+            external=self._external,
+            backends=self._backends,
+            poison=self._poison,
+            debug=self._debug,
+            custom_kernels=self._custom_kernels,
+        )
 
     def _load(self, plan: ExecutionPlan) -> LoadedMethod:
         try:
-            with _collector_paused(), warnings.catch_warnings():
+            with _LOADING, _collector_paused(), warnings.catch_warnings():
                 # Constants are the file itself, mapped read-only; nothing ever writes to them.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                 return LoadedMethod(
@@ -125,6 +164,7 @@ class LoadedProgram:
                     poison=self._poison,
                     debug=self._debug,
                     custom_kernels=self._custom_kernels,
+                    turn=self._turn,
                 )
         except MemoryPlanError:
             raise
