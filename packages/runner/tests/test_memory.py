@@ -1,5 +1,6 @@
 """Memory plans: state shared between methods, overlaps found, dead memory poisoned."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from lowerdeck.runner import MemoryPlanError, ProgramError, load
 from lowerdeck.runner.liveness import members
+from lowerdeck.runner.plan_check import PlanCheck
 
 
 def relu(m: Any, x: int, out: int) -> int:
@@ -25,10 +27,143 @@ def test_a_write_onto_a_value_that_is_needed_later_is_refused(method: Any) -> No
     relu(method, x, other)
     add(method, kept, other, out)
     program = method.ends([x], [out])
-    load(program).run("forward", torch.ones(4))
-    with pytest.raises(MemoryPlanError, match="writes value 2 onto value 1") as caught:
-        load(program, memory="poison").method()
-    assert (caught.value.instruction, caught.value.operator) == (1, "aten::relu.out")
+    load(program, memory="unchecked").run("forward", torch.ones(4))
+    for memory in ("strict", "poison"):
+        with pytest.raises(MemoryPlanError, match="writes value 2 onto value 1") as caught:
+            load(program, memory=memory).method()
+        assert (caught.value.instruction, caught.value.operator) == (1, "aten::relu.out")
+
+
+def test_inputs_on_one_another_are_refused_if_both_are_read(build: Any) -> None:
+    for name, read in (("both", (0, 1)), ("second", (1, 1))):
+        m = build.method(name)
+        given = [m.tensor([4], at=0), m.tensor([4], at=8)]
+        out = m.tensor([4], at=32)
+        add(m, given[read[0]], given[read[1]], out)
+        m.ends(given, [out])
+    program = load(build.program)
+    with pytest.raises(MemoryPlanError, match="writes value 1 onto value 0"):
+        program.method("both")
+    assert program.run("second", torch.ones(4), torch.ones(4))[0].tolist() == [2.0] * 4
+
+
+def test_results_of_one_instruction_on_one_another_are_refused(method: Any) -> None:
+    x, most, at = (
+        method.tensor([2, 3], at=0),
+        method.tensor([2], at=32),
+        method.tensor([2], torch.int64, at=32),
+    )
+    method.call(
+        "aten::max.dim_max", x, method.integer(1), method.boolean(False), most, at, method.null()
+    )
+    with pytest.raises(MemoryPlanError, match="at once onto the same bytes"):
+        load(method.ends([x], [most])).method()
+
+
+def test_state_that_is_overwritten_between_calls_is_refused(method: Any) -> None:
+    state = method.tensor([4], at=0, initial=torch.ones(4))
+    x, out, spoiler = (method.tensor([4], at=at) for at in (16, 32, 8))
+    add(method, state, x, out)
+    relu(method, out, spoiler)
+    relu(method, spoiler, out)
+    with pytest.raises(MemoryPlanError, match=f"writes value {spoiler} onto value {state}"):
+        load(method.ends([x], [out])).method()
+
+
+def test_bytes_that_nothing_writes_are_not_read(method: Any) -> None:
+    x, unwritten, out = (method.tensor([4], at=at) for at in (0, 16, 32))
+    add(method, x, unwritten, out)
+    with pytest.raises(MemoryPlanError, match="nothing has been written to"):
+        load(method.ends([x], [out])).method()
+
+
+def test_state_without_a_name_is_written_after_it_is_read(method: Any) -> None:
+    x, total, out = (method.tensor([4], at=at) for at in (0, 16, 32))
+    add(method, x, total, out)
+    method.call("aten::copy_", total, out, method.boolean(False), total)
+    program = load(method.ends([x], [out]))
+    program.run("forward", torch.ones(4))
+    assert program.run("forward", torch.ones(4))[0].tolist() == [2.0] * 4
+
+
+def test_a_name_of_no_use_is_refused(method: Any) -> None:
+    x, first, second, out = (method.tensor([4], at=at) for at in (0, 16, 16, 32))
+    relu(method, x, first)
+    add(method, first, second, out)
+    with pytest.raises(MemoryPlanError, match="reads value 2, whose bytes hold value 1"):
+        load(method.ends([x], [out])).method()
+
+
+def test_a_result_whose_name_was_moved_is_refused(method: Any) -> None:
+    x, other, first, out = (method.tensor([4], at=at) for at in (0, 16, 32, 64))
+    name = method.tensor([2, 2], at=16)  # the bytes of ``other``, not of ``first``
+    late = method.tensor([2, 2], at=48)
+    relu(method, x, other)
+    relu(method, other, first)
+    relu(method, name, late)
+    relu(method, other, out)
+    with pytest.raises(MemoryPlanError, match="writes value 2, which nobody reads"):
+        load(method.ends([x], [late, out])).method()
+
+
+def test_a_loop_reads_what_its_last_round_wrote(build: Any) -> None:
+    for name, at in (("apart", 48), ("onto", 8)):
+        m = build.method(name)
+        done, x = m.tensor([], torch.bool, at=96), m.tensor([4], at=0)
+        total, spoiler = m.tensor([4], at=32), m.tensor([4], at=at)
+        relu(m, x, total)
+        add(m, total, x, total)
+        relu(m, total, spoiler)
+        m.jump(done, 1)
+        m.ends([done, x], [total])
+    program = load(build.program)
+    program.method("apart")
+    with pytest.raises(MemoryPlanError, match="onto value"):
+        program.method("onto")
+
+
+def test_methods_must_agree_where_their_state_lies(build: Any) -> None:
+    for name, at in (("one", 0), ("two", 16)):
+        m = build.method(name)
+        state = m.tensor([4], memory_id=2, at=at, name="cache", initial=torch.ones(4))
+        x, out = m.tensor([4]), m.tensor([4])
+        add(m, state, x, out)
+        m.ends([x], [out])
+    with pytest.raises(MemoryPlanError, match="'cache' lies elsewhere than in method 'one'"):
+        load(build.program)
+    load(build.program, memory="unchecked")
+    tensor = build.program.execution_plan[1].values[0].val
+    tensor.extra_tensor_info.fully_qualified_name = "other"
+    load(build.program)
+    tensor.allocation_info.memory_offset_low = 8
+    with pytest.raises(MemoryPlanError, match="'other' lies on 'cache' of method 'one'"):
+        load(build.program)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_twice_the_instructions_take_about_twice_the_steps(build: Any, live: bool) -> None:
+    def steps(count: int) -> int:
+        m = type(build)().method()
+        values = [
+            m.tensor([4], at=16 * index if live else 16 * (index % 3)) for index in range(count)
+        ]
+        for one, other in itertools.pairwise(values):
+            relu(m, one, other)
+        for value in values if live else ():
+            add(m, values[-1], value, values[-1])
+        plan = m.ends([values[0]], [values[-1]]).execution_plan[0]
+        loaded = load(m.owner.program).method()
+        check = PlanCheck(
+            "forward",
+            loaded._frame.specs,
+            loaded._chains,
+            len(plan.non_const_buffer_sizes),
+            inputs=plan.inputs,
+            outputs=plan.outputs,
+        )
+        return check.steps
+
+    assert steps(400) <= 2.3 * steps(200)
 
 
 def test_a_result_on_its_own_input_is_refused_unless_the_kernel_bears_it(build: Any) -> None:
@@ -59,7 +194,7 @@ def test_a_second_name_for_bytes_keeps_them_alive_and_may_be_written(method: Any
     relu(method, again, again)
     relu(method, again, flat)
     relu(method, first, out)
-    program = method.ends([x], [out])
+    program = method.ends([x], [out, flat])
     assert load(program, memory="poison").run("forward", torch.ones(2))[0].tolist() == [1.0, 1.0]
 
 

@@ -11,6 +11,7 @@ import torch
 from lowerdeck.runner.errors import ExecutionError, ProgramError
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.kernels import (
+    COPY_INDEX,
     VIEW,
     Kernel,
     ScalarKernel,
@@ -60,16 +61,20 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
     reads: list[int] = []
     writes: list[int] = []
     overwrites: list[int] = []
+    in_place: list[int] = []
     if isinstance(kernel, ViewKernel):
         for position, index in enumerate(args[: len(kernel.types)]):
             (writes if position == kernel.written else reads).extend(frame.unfolded(index))
-        if kernel.name == "executorch_prim::et_copy_index.tensor":
+        in_place += reads
+        if kernel.name == COPY_INDEX:
             reads += writes  # it writes one row and leaves the others
         else:
             overwrites = writes
     else:
-        for argument, index in zip(kernel.arguments, args, strict=False):
+        for position, (argument, index) in enumerate(zip(kernel.arguments, args, strict=False)):
             items = frame.unfolded(index)
+            if position in kernel.in_place:
+                in_place += items
             if argument.is_written:
                 writes += items
             if argument.is_out or (argument.is_written and kernel.name == "aten::copy_"):
@@ -77,7 +82,12 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
             else:
                 reads += items
     return Instruction(
-        kernel.name, tuple(reads), tuple(writes), tuple(overwrites), kernel.in_place
+        kernel.name,
+        tuple(reads),
+        tuple(writes),
+        tuple(overwrites),
+        tuple(in_place),
+        (args[0], args[2]) if kernel.name == VIEW and len(args) > 2 else None,
     )
 
 

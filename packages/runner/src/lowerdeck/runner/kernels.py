@@ -38,6 +38,9 @@ from lowerdeck.serializer import (
 VIEW = "executorch_prim::et_view.default"
 """The one operator that makes its result share memory instead of writing to it."""
 
+COPY_INDEX = "executorch_prim::et_copy_index.tensor"
+"""The one operator that writes a row of its result and leaves the others."""
+
 _KINDS: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
     "int": (Int,),
@@ -60,7 +63,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _IN_PLACE = frozenset(
     {
         "_native_batch_norm_legit_no_training",
-        "copy",
         "index_put",
         "masked_scatter",
         "scatter",
@@ -69,7 +71,7 @@ _IN_PLACE = frozenset(
         "slice_scatter",
     }
 )
-"""Kernels that may write the bytes that they read, besides the elementwise ones."""
+"""Kernels that may write the bytes of their first argument, besides the elementwise ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,13 @@ class TorchKernel:
         name: Full name, such as ``aten::add.out``.
         call: The function; out arguments by name.
         arguments: The arguments in schema order.
-        in_place: Whether it may write the very bytes that it reads.
+        in_place: Positions of the arguments whose very bytes it may write.
     """
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[SchemaArgument, ...]
-    in_place: bool
+    in_place: Collection[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,9 @@ class ViewKernel:
     returns: bool
 
     @property
-    def in_place(self) -> bool:
-        """Return whether it may write the very bytes that it reads."""
-        return True
+    def in_place(self) -> Collection[int]:
+        """Return the positions of the arguments whose very bytes it may write."""
+        return range(len(self.types))
 
 
 Kernel = TorchKernel | ScalarKernel | ViewKernel
@@ -168,7 +170,11 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
     arguments = schema_arguments(operator)
     if not any(argument.is_written for argument in arguments):
         return None
-    in_place = is_pointwise(namespace, short) or short in _IN_PLACE or arguments[0].is_written
+    in_place: Collection[int] = ()
+    if is_pointwise(namespace, short) or short.strip("_") == "copy":
+        in_place = range(len(arguments))
+    elif short in _IN_PLACE or arguments[0].is_written:
+        in_place = (0,)
     return TorchKernel(full_name, guarded(full_name, direct_call(operator)), arguments, in_place)
 
 

@@ -139,9 +139,19 @@ class Linker:
         return BoundChain(
             tuple(steps),
             tuple(instructions),
-            tuple(successors(code)),
+            self._follow(code),
             any(isinstance(item, JumpFalseCall) for item in code),
         )
+
+    def _follow(self, code: Sequence[InstructionArguments]) -> tuple[tuple[int, ...], ...]:
+        """Return what may run after each instruction; a fixed condition has one way only."""
+        follow = successors(code)
+        for index, item in enumerate(code):
+            if isinstance(item, JumpFalseCall) and item.cond_value_index not in self._frame.moving:
+                value = self._frame.values[item.cond_value_index]
+                if isinstance(value, Bool):
+                    follow[index] = follow[index][:1] if value.bool_val else follow[index][1:]
+        return tuple(follow)
 
     def _may_write(self, item: InstructionArguments) -> Sequence[int]:
         """Return what holds something once ``item`` has run; a delegate's inputs did before."""
@@ -191,7 +201,8 @@ class Linker:
                 reads = tuple(i for value in inputs for i in self._frame.unfolded(value))
                 return call, Instruction(name, reads, tuple(outputs), tuple(outputs))
             case MoveCall(source, target):
-                return _move(registers, source, target), Instruction(name, (source,), (target,))
+                known = Instruction(name, (source,), (target,), renames=(source, target))
+                return _move(registers, source, target), known
             case FreeCall(index):
                 return _free(registers, index), Instruction(name)
             case JumpFalseCall(condition, destination):

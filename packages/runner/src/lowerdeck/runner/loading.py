@@ -6,11 +6,12 @@ import mmap
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
 from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import ProgramError
+from lowerdeck.runner.method import Memory
 from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.runner.sources import ExternalTensor, as_view
 from lowerdeck.serializer import Program, SerializerError, deserialize_ptd, verify_pte
@@ -24,7 +25,7 @@ def load(
     *,
     data: str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None = None,
     backends: Mapping[str, BackendRuntime] | None = None,
-    memory: Literal["strict", "poison"] = "strict",
+    memory: Memory = "strict",
     debug: DebugMaps | None = None,
     custom_kernels: Collection[str] = (),
 ) -> LoadedProgram:
@@ -37,8 +38,12 @@ def load(
         program: The path of a ``.pte``, its bytes, or a program in memory.
         data: The ``.ptd`` beside it (path or bytes), or the bytes of external tensors by name.
         backends: Runtime halves of backends by id, before the installed ones.
-        memory: ``"poison"`` checks the memory plan: writes onto values that are still needed are
-            refused, and dead memory is filled with 0xFF, so that reading it gives NaN.
+        memory: ``"strict"`` checks the memory plan when a method is made: what is read must be
+            what was written last under that name, on every way through the code and from call
+            to call. A value that nothing writes counts as another name for what lies there, so
+            that a plan in which such a name or what it names was moved may pass. ``"poison"``
+            also fills dead memory with 0xFF, so that reading it gives NaN. ``"unchecked"`` takes
+            the plan as it is.
         debug: Where instructions come from, such as the emitter's ``EmittedProgram``.
         custom_kernels: Full names of operators that the program may call besides those that the
             ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; what
@@ -46,6 +51,7 @@ def load(
 
     Raises:
         ProgramError: The file is malformed, or an argument is of the wrong kind.
+        MemoryPlanError: Two methods have different places for one state.
         OSError: The file cannot be read.
 
     Example:
@@ -53,8 +59,8 @@ def load(
         >>> load(Program(execution_plan=[ExecutionPlan("forward")])).methods
         ['forward']
     """
-    if memory not in ("strict", "poison"):
-        raise ValueError(f"memory is {memory!r}; 'strict' or 'poison' was expected")
+    if memory not in get_args(Memory):
+        raise ValueError(f"memory is {memory!r}; one of {get_args(Memory)} was expected")
     _require_mapping(backends)
     if debug is not None and not hasattr(debug, "debug_handle_map"):
         raise ProgramError(
@@ -64,7 +70,7 @@ def load(
         program if isinstance(program, Program) else _read(program),
         external=_external(data),
         backends=backends or {},
-        poison=memory == "poison",
+        memory=memory,
         debug=debug,
         custom_kernels=_kernel_names(custom_kernels),
     )

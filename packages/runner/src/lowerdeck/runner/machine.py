@@ -38,14 +38,17 @@ class Instruction:
         reads: The values it reads, lists unfolded.
         writes: The values it writes, lists unfolded.
         overwrites: Those of ``writes`` of which nothing old is left.
-        in_place: Whether its kernel may write the very bytes that it reads.
+        in_place: Those of ``reads`` whose very bytes its kernel may write.
+        renames: For a move or a view: the value whose bytes, and the value that stands on them
+            from now on; nothing is written.
     """
 
     name: str
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
-    in_place: bool = False
+    in_place: tuple[int, ...] = ()
+    renames: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,7 +15,8 @@ from lowerdeck.runner.frame import Frame, Freed
 from lowerdeck.runner.inputs import Signature, bind_fixed, bind_input
 from lowerdeck.runner.linking import Linker
 from lowerdeck.runner.machine import run_chains, run_observed
-from lowerdeck.runner.memory_check import MemoryChecker
+from lowerdeck.runner.plan_check import PlanCheck
+from lowerdeck.runner.poison import Poison
 from lowerdeck.runner.profile import Profile, Recorder
 from lowerdeck.runner.tensors import DataSource
 from lowerdeck.runner.turn import Turn
@@ -23,6 +24,9 @@ from lowerdeck.serializer import ExecutionPlan, FreeCall
 
 MAX_INSTRUCTIONS = 10_000_000
 """How many instructions one run of a method may take, as in the official runtime."""
+
+Memory = Literal["strict", "poison", "unchecked"]
+"""What is done about the memory plan: checked, checked and dead memory filled, or nothing."""
 
 
 class LoadedMethod:
@@ -38,7 +42,7 @@ class LoadedMethod:
         arenas: Its planned memory.
         source: Finds the bytes of constants.
         delegates: Its delegates, initialised.
-        poison: Whether to check the memory plan.
+        memory: Whether to check the memory plan, and to poison dead memory.
         debug: Where instructions come from, if it is known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
         turn: Lets one call at a time into the memory that it shares with other methods.
@@ -56,7 +60,7 @@ class LoadedMethod:
         source: DataSource,
         delegates: Sequence[Delegate],
         *,
-        poison: bool,
+        memory: Memory,
         debug: DebugMaps | None,
         custom_kernels: Collection[str] = (),
         turn: Turn | None = None,
@@ -65,7 +69,7 @@ class LoadedMethod:
         self.name: str = plan.name
         self.plan = plan
         self._places = Places(plan, debug)
-        self._checker: MemoryChecker | None = None
+        self._poison: Poison | None = None
         self.signature: Signature = _read_signature(plan)
         with torch.inference_mode():
             # Inference tensors skip autograd's bookkeeping at every call.
@@ -77,8 +81,17 @@ class LoadedMethod:
             self._checks: list[Callable[[Any], None]] = []
             self._setters: list[Callable[[Any], None] | None] = []
             self._bind_inputs(plan.inputs)
-            if poison:
-                self._check_memory(plan, arenas, linker)
+            if memory != "unchecked":
+                PlanCheck(
+                    self.name,
+                    self._frame.specs,
+                    self._chains,
+                    len(arenas),
+                    inputs=plan.inputs,
+                    outputs=plan.outputs,
+                )
+            if memory == "poison":
+                self._poison_memory(plan, arenas, linker)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of one call in its original structure.
@@ -146,9 +159,8 @@ class LoadedMethod:
         except (RuntimeError, TypeError) as error:
             raise ExecutionError(f"the outputs of {self.name!r} cannot be had: {error}") from error
 
-    def _check_memory(self, plan: ExecutionPlan, arenas: Sequence[Arena], linker: Linker) -> None:
-        self._checker = MemoryChecker(
-            self.name,
+    def _poison_memory(self, plan: ExecutionPlan, arenas: Sequence[Arena], linker: Linker) -> None:
+        self._poison = Poison(
             self._frame,
             self._chains,
             (linker.views, linker.moves),
@@ -156,7 +168,7 @@ class LoadedMethod:
             inputs=plan.inputs,
             outputs=plan.outputs,
         )
-        self._chains = self._checker.poisoned(self._chains)
+        self._chains = self._poison.poisoned(self._chains)
 
     def _set_inputs(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self._checks):
@@ -168,8 +180,8 @@ class LoadedMethod:
             check(value)
         for index, register in self._freed:
             self._frame.registers[index] = register
-        if self._checker is not None:
-            self._checker.start()
+        if self._poison is not None:
+            self._poison.start()
         for setter, value in zip(self._setters, inputs, strict=True):
             if setter is not None:
                 setter(value)

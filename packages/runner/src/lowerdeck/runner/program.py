@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,11 @@ from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import MemoryPlanError, MissingKernelError, ProgramError
-from lowerdeck.runner.method import LoadedMethod
+from lowerdeck.runner.method import LoadedMethod, Memory
+from lowerdeck.runner.shared_state import check_places, state_memories
 from lowerdeck.runner.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.runner.turn import Turn
-from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
+from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program
 
 _LOADING = threading.RLock()
 """Held while any method is made: the filters of warnings and the garbage collector, which are
@@ -34,12 +35,13 @@ class LoadedProgram:
         program: The program as the serializer reads it.
         external: The tensors of the ``.ptd`` by name.
         backends: Runtime halves by backend id, before the installed ones.
-        poison: Whether to check memory plans.
+        memory: Whether to check memory plans, and to poison dead memory.
         debug: Where instructions come from, if it is known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Raises:
         ProgramError: Two methods have one name.
+        MemoryPlanError: Two methods have different places for one state.
     """
 
     def __init__(
@@ -48,12 +50,12 @@ class LoadedProgram:
         *,
         external: Mapping[str, ExternalTensor],
         backends: Mapping[str, BackendRuntime],
-        poison: bool = False,
+        memory: Memory = "strict",
         debug: DebugMaps | None = None,
         custom_kernels: Collection[str] = (),
     ) -> None:
         self._custom_kernels = custom_kernels
-        self._poison = poison
+        self._memory = memory
         self._external = external
         self._turn = Turn()
         self._debug = debug
@@ -64,7 +66,9 @@ class LoadedProgram:
         if len(self._plans) != len(program.execution_plan):
             raise ProgramError("two methods of the program have the same name")
         self._loaded: dict[str, LoadedMethod] = {}
-        self._state = _state_memories(program.execution_plan)
+        self._state = state_memories(program.execution_plan)
+        if memory != "unchecked":
+            check_places(program.execution_plan, self._state)
         self._shared: dict[int, Arena] = {}
 
     def __repr__(self) -> str:
@@ -146,7 +150,7 @@ class LoadedProgram:
             self._program,
             external=self._external,
             backends=self._backends,
-            poison=self._poison,
+            memory=self._memory,
             debug=self._debug,
             custom_kernels=self._custom_kernels,
         )
@@ -161,7 +165,7 @@ class LoadedProgram:
                     self._arenas(plan),
                     self._source,
                     self._delegates(plan),
-                    poison=self._poison,
+                    memory=self._memory,
                     debug=self._debug,
                     custom_kernels=self._custom_kernels,
                     turn=self._turn,
@@ -222,26 +226,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
-    """Return the memories that hold nothing but state in all methods, with their sizes.
-
-    State is what has a name or an initial value. Methods share such a memory, so that one can
-    fill a cache that another reads; every other memory is a method's own, so that no method
-    can spoil the state of another with its intermediate results.
-    """
-    sizes: dict[int, int] = {}
-    mixed: set[int] = set()
-    for plan in plans:
-        for number, size in enumerate(plan.non_const_buffer_sizes):
-            sizes[number] = max(size, sizes.get(number, 0))
-        for value in plan.values:
-            tensor = value.val
-            if not isinstance(tensor, Tensor) or tensor.allocation_info is None:
-                continue
-            extra = tensor.extra_tensor_info
-            named = extra is not None and bool(extra.fully_qualified_name)
-            if not named and not tensor.data_buffer_idx:
-                mixed.add(tensor.allocation_info.memory_id)
-    return {number: size for number, size in sizes.items() if number and number not in mixed}

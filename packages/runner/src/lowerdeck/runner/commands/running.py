@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -14,6 +14,7 @@ from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.errors import RunnerError
 from lowerdeck.runner.loading import load
+from lowerdeck.runner.method import Memory
 from lowerdeck.runner.program import LoadedProgram
 
 
@@ -41,9 +42,9 @@ class RunCommand:
         )
         parser.add_argument(
             "--memory",
-            choices=("strict", "poison"),
+            choices=get_args(Memory),
             default="strict",
-            help="poison: check the memory plan, fill dead memory with NaN",
+            help="strict: check the memory plan; poison: fill dead memory with NaN, too (strict)",
         )
 
     def run(self, args: argparse.Namespace) -> int:

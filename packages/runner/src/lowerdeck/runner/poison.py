@@ -1,8 +1,8 @@
-"""The memory plan, checked: overlaps before anything runs, use of dead bytes by poison.
+"""Poison: dead bytes filled, so that whoever reads them gets NaN.
 
-Before the first call every write is compared with what is still needed. While the method runs,
-the bytes of a value are filled with 0xFF (NaN for floats) as soon as nothing needs it any more,
-so that a program which reads dead memory gives NaN and not, by luck, the right number.
+While the method runs, the bytes of a value are filled with 0xFF (NaN for floats) as soon as
+nothing needs it any more, so that a program which reads dead memory gives NaN and not, by luck,
+the right number.
 """
 
 from __future__ import annotations
@@ -13,35 +13,29 @@ import torch
 
 from lowerdeck.runner.aliases import find_aliases
 from lowerdeck.runner.arena import POISON, Arena
-from lowerdeck.runner.errors import MemoryPlanError
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.liveness import Bits, Groups, analyse, members
-from lowerdeck.runner.machine import BoundChain, Instruction, Step
+from lowerdeck.runner.machine import BoundChain, Step
 from lowerdeck.runner.tensors import Origin, TensorSpec
 
 Range = tuple[int, int, int]
 """Memory id, first byte, byte behind the last."""
 
 
-class MemoryChecker:
-    """Checks the memory plan of one method.
+class Poison:
+    """Fills the dead bytes of one method.
 
     Args:
-        method: Name of the method, for messages.
         frame: Its values.
         chains: Its code.
         ties: The views and the moves of its code, as pairs of values (from, to).
         arenas: Its planned memory.
         inputs: Values that the caller gives.
         outputs: Values that the caller takes.
-
-    Raises:
-        MemoryPlanError: An instruction writes bytes that are still needed.
     """
 
     def __init__(
         self,
-        method: str,
         frame: Frame,
         chains: Sequence[BoundChain],
         ties: tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]],
@@ -50,8 +44,6 @@ class MemoryChecker:
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        self._method = method
-        self._specs = frame.specs
         self._arenas = arenas
         state = [i for i, spec in enumerate(frame.specs) if spec is not None and spec.has_state]
         views, moves = ties
@@ -71,8 +63,6 @@ class MemoryChecker:
             if spec is not None and spec.origin is Origin.PLANNED:
                 self._ranges.setdefault(groups.of(index), []).append(_range(spec))
         self._liveness = analyse(chains, groups, inputs=inputs, outputs=outputs, state=state)
-        for number, chain in enumerate(chains):
-            self._check_chain(number, chain)
         self._at_start = self._views(self._everything(), self._liveness.kept)
 
     def poisoned(self, chains: Sequence[BoundChain]) -> list[BoundChain]:
@@ -87,47 +77,6 @@ class MemoryChecker:
         """Poison all planned memory but what is kept from call to call."""
         for view in self._at_start:
             view.fill_(POISON)
-
-    def _check_chain(self, number: int, chain: BoundChain) -> None:
-        for index, item in enumerate(chain.instructions):
-            for written in item.writes:
-                self._check_inputs(index, item, written)
-                self._check_others(index, item, written, self._liveness.after[number][index])
-
-    def _check_inputs(self, index: int, item: Instruction, written: int) -> None:
-        """Refuse a result that lies on an input, unless the kernel bears just that."""
-        spec = self._planned(written)
-        for other in item.reads if spec is not None else ():
-            read = self._planned(other)
-            if spec is None or read is None or not _overlap(_range(spec), _range(read)):
-                continue
-            if not (item.in_place and spec.offset == read.offset):
-                self._fail(
-                    index, item, f"writes value {written} onto its own input, value {other}"
-                )
-
-    def _check_others(self, index: int, item: Instruction, written: int, needed: Bits) -> None:
-        """Refuse a write onto a value that a later instruction reads."""
-        spec = self._planned(written)
-        if spec is None:
-            return
-        here = _range(spec)
-        # What is read before it is written may be a name for a part of another value.
-        for group in members(needed & ~self._liveness.kept & ~(1 << self._groups.of(written))):
-            if any(_overlap(here, there) for there in self._ranges.get(group, ())):
-                self._fail(index, item, f"writes value {written} onto value {group}, needed later")
-
-    def _fail(self, index: int, item: Instruction, problem: str) -> None:
-        raise MemoryPlanError(
-            f"{problem}; the memory plan gives both the same bytes",
-            method=self._method,
-            instruction=index,
-            operator=item.name,
-        )
-
-    def _planned(self, index: int) -> TensorSpec | None:
-        spec = self._specs[index]
-        return spec if spec is not None and spec.origin is Origin.PLANNED and spec.nbytes else None
 
     def _poisoned_chain(self, number: int, chain: BoundChain) -> BoundChain:
         steps = []

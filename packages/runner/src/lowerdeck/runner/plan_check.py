@@ -1,0 +1,389 @@
+"""Proof of a memory plan: whatever is read is what was written last under that name.
+
+The code is followed without being run, from instruction to instruction and on every way that
+jumps can take, with a map that tells whose value each byte of planned memory holds. A read of
+bytes that hold something else is refused before the first call. Four things cannot be told:
+
+- The file does not say that a value is only another name for the bytes of another one (a reshape
+  or slice that shares memory): a value that nothing writes is taken for a name of whatever lies
+  there whole. So a plan in which such a name, or the value that it should name, was moved may
+  pass, unless the name would be of no use there or a result would be left that nobody reads.
+- Sizes are upper bounds: a plan is checked as if every value had its largest shape.
+- Where branches meet, a register that may stand on several values is right if any of them is.
+- An ``et_copy_index`` is taken to fill all rows before anyone reads them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NoReturn
+
+from lowerdeck.runner.errors import MemoryPlanError
+from lowerdeck.runner.kernels import COPY_INDEX
+from lowerdeck.runner.machine import BoundChain, Instruction
+from lowerdeck.runner.owners import NOBODY, OwnerMap, Owners
+from lowerdeck.runner.tensors import Origin, TensorSpec
+from lowerdeck.serializer import MoveCall
+
+MAX_STEPS = 50_000_000
+"""How many looks at a range of bytes a check may take: minutes, for a file made to take hours."""
+
+Range = tuple[int, int, int]
+"""Memory id, first byte, byte after the last."""
+
+Place = tuple[int, int]
+"""Number of a chain, index of an instruction; index -1 is before the first one."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known before an instruction.
+
+    Attributes:
+        bytes: Whose value each byte holds.
+        places: For each register that was rebound, the values on whose bytes it may stand.
+        written: The values that this call has written on some way.
+    """
+
+    bytes: OwnerMap
+    places: dict[int, Owners]
+    written: set[int]
+
+    def copy(self) -> _State:
+        return _State(self.bytes.copy(), dict(self.places), set(self.written))
+
+    def join(self, other: _State) -> bool:
+        changed = self.bytes.join(other.bytes)
+        for register in self.places.keys() | other.places.keys():
+            own = frozenset((register,))
+            known = self.places.get(register, own)
+            both = known | other.places.get(register, own)
+            changed |= both != known
+            self.places[register] = both
+        changed |= not other.written <= self.written
+        self.written |= other.written
+        return changed
+
+
+class PlanCheck:
+    """Checks the memory plan of one method.
+
+    Args:
+        method: Name of the method, for messages.
+        specs: What the file says of each tensor value.
+        chains: Its code.
+        memories: Number of its memories.
+        inputs: Values that the caller gives.
+        outputs: Values that the caller takes.
+
+    Attributes:
+        steps: How many ranges of bytes were looked at.
+        names: The values that nothing writes, taken for other names of what lies there, with
+            the instruction that reads each first.
+
+    Raises:
+        MemoryPlanError: An instruction reads bytes that hold another value.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        specs: Sequence[TensorSpec | None],
+        chains: Sequence[BoundChain],
+        memories: int,
+        *,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None:
+        self.steps = 0
+        self.names: dict[int, Place] = {}
+        self._method = method
+        self._chains = chains
+        self._inputs = inputs
+        self._outputs = outputs
+        self._planned = {
+            index: (spec.memory_id, spec.offset, spec.offset + spec.nbytes)
+            for index, spec in enumerate(specs)
+            if spec is not None and spec.origin is Origin.PLANNED and spec.nbytes
+        }
+        self._specs = specs
+        self._parent: dict[int, int] = {}
+        self._writers: dict[int, Place] = {}
+        self._read_values: set[int] = set()
+        items = [item for chain in chains for item in chain.instructions]
+        self._ever_written = {
+            index for item in items if item.renames is None for index in item.writes
+        }
+        self._followers = _followers(items)
+        entry = _State(OwnerMap(memories), {}, set())
+        self._give_state(entry)
+        # What one call leaves behind is what the next one finds.
+        while entry.join(self._call(entry.copy())):
+            entry.written.clear()
+        self._refuse_lost_names(items)
+
+    def _give_state(self, entry: _State) -> None:
+        """Let state own its bytes; a part of a state that has its name is a name for that part."""
+        kept = [index for index in self._planned if self._has_state(index)]
+        outer = -1
+        named: dict[str, int] = {}
+        for index in sorted(kept, key=lambda index: _outermost_first(self._planned[index])):
+            if outer >= 0 and self._is_part(index, outer):
+                self._parent[index] = outer
+                continue
+            outer, spec = index, self._specs[index]
+            name = spec.name if spec is not None else ""
+            if name and named.setdefault(name, index) != index:
+                self._fail(
+                    (0, -1), f"values {named[name]} and {index} are both {name!r}, at two places"
+                )
+            entry.bytes.give(*self._planned[index], frozenset((index,)))
+
+    def _has_state(self, index: int) -> bool:
+        spec = self._specs[index]
+        return spec is not None and spec.has_state
+
+    def _is_part(self, index: int, outer: int) -> bool:
+        one, other = self._specs[index], self._specs[outer]
+        inner, around = self._planned[index], self._planned[outer]
+        within = inner[0] == around[0] and around[1] <= inner[1] and inner[2] <= around[2]
+        return within and one is not None and other is not None and one.name == other.name
+
+    def _call(self, state: _State) -> _State:
+        """Follow one call, and return what it leaves behind."""
+        for index in self._inputs:
+            self._write(index, state, (0, -1))
+        for number, chain in enumerate(self._chains):
+            state = self._follow(number, chain, state)
+        for index in self._outputs:
+            self._read(index, state, (len(self._chains) - 1, -1))
+        state.written = set()
+        return state
+
+    def _follow(self, number: int, chain: BoundChain, state: _State) -> _State:
+        """Follow a chain on all ways, and return what is known at its end."""
+        end = len(chain.instructions)
+        if not chain.jumps:
+            for index in range(end):
+                self._step((number, index), chain.instructions[index], state)
+            return state
+        met = {0, end}
+        for index, follow in enumerate(chain.follow):
+            if follow != (index + 1,):
+                met.update(follow)
+        before: dict[int, _State] = {0: state}
+        pending = [0]
+        while pending:
+            index = pending.pop()
+            now = before[index].copy()
+            self._count(len(now.places) + 1)
+            if index == end:
+                continue
+            while True:
+                self._step((number, index), chain.instructions[index], now)
+                follow = chain.follow[index]
+                if len(follow) > 1 or follow[0] in met:
+                    break
+                index = follow[0]
+            for target in set(follow):
+                if target not in before:
+                    before[target] = now.copy()
+                elif not before[target].join(now):
+                    continue
+                pending.append(target)
+        return before.get(end, state)
+
+    def _step(self, at: Place, item: Instruction, state: _State) -> None:
+        if item.renames is not None:
+            source, target = item.renames
+            places = self._places(source, state)
+            state.places[target] = places
+            for follower in self._followers.get(target, ()):
+                state.places[follower] = self._places(follower, state) | places
+            return
+        for index in item.reads:
+            if item.name != COPY_INDEX or index not in item.writes:
+                self._read(index, state, at)
+        if item.writes:
+            self._refuse_overlaps(at, item, state)
+        for index in item.writes:
+            self._write(index, state, at)
+
+    def _places(self, index: int, state: _State) -> Owners:
+        return state.places.get(index) or frozenset((index,))
+
+    def _read(self, index: int, state: _State, at: Place) -> None:
+        places = self._places(index, state)
+        for place in places:
+            where = self._planned.get(place)
+            if where is None:
+                continue
+            found = state.bytes.of(*where)
+            self._count(len(found))
+            self._read_values.update(*found)
+            if found != {frozenset((place,))}:
+                self._examine(place, found, state, at, places)
+
+    def _examine(
+        self, index: int, found: set[Owners], state: _State, at: Place, places: Owners
+    ) -> None:
+        """Accept bytes that hold not just the value ``index``, or refuse them."""
+        owners = frozenset().union(*found)
+        # A register that stands here on one way and there on another may hold either value.
+        groups = {self._group(place) for place in places}
+        strangers = {o for o in owners if o != NOBODY and self._group(o) not in groups}
+        if not self._has_state(index) and index not in state.written:
+            if strangers and NOBODY not in owners and len(found) == 1:
+                self._bind_name(index, strangers, state, at)
+                return
+            if owners == {NOBODY} and index in self._ever_written:
+                # State without a name: its bytes come from the call before.
+                state.bytes.add(*self._planned[index], frozenset((index,)))
+                return
+        if strangers:
+            self._fail_overwritten(min(strangers), index, at)
+        if index not in self._ever_written and NOBODY in owners:
+            self._fail(at, f"reads value {index}, whose bytes nothing has been written to")
+
+    def _bind_name(self, index: int, values: set[int], state: _State, at: Place) -> None:
+        """Take ``index`` for another name of ``values``, one of which lies there whole."""
+        for other in values:
+            if not self._may_name(index, other):
+                self._fail(at, f"reads value {index}, whose bytes hold value {other}")
+            self._parent[self._group(other)] = self._group(index)
+        state.written.add(index)
+        self.names.setdefault(index, at)
+
+    def _may_name(self, index: int, other: int) -> bool:
+        """Return whether a name is of any use: it has another shape, or is a part."""
+        one, two = self._specs[index], self._specs[other]
+        if one is None or two is None:
+            return False
+        if one.dtype.itemsize != two.dtype.itemsize:
+            return one.dtype.is_complex or two.dtype.is_complex
+        return (one.sizes, one.dtype, one.dim_order) != (two.sizes, two.dtype, two.dim_order)
+
+    def _refuse_lost_names(self, items: Sequence[Instruction]) -> None:
+        """Refuse a result that nobody reads while later a name of its size reads something else.
+
+        Compilers leave no such result behind, but for the further ones of kernels with several.
+        """
+        latest: dict[tuple[int, int], Place] = {}
+        for index, at in self.names.items():
+            latest[self._size(index)] = max(at, latest.get(self._size(index), at))
+        for item in items:
+            for index in item.writes:
+                if len(item.writes) > 1 or item.renames is not None or self._has_state(index):
+                    continue
+                unread = index in self._planned and index not in self._read_values
+                at = self._writers.get(index, (0, -1))
+                if unread and at < latest.get(self._size(index), at):
+                    self._fail(
+                        at,
+                        f"writes value {index}, which nobody reads, while a name for bytes of its "
+                        "size reads another value",
+                    )
+
+    def _size(self, index: int) -> tuple[int, int]:
+        spec = self._specs[index]
+        return (0, 0) if spec is None else (spec.dtype.itemsize, spec.nbytes)
+
+    def _write(self, index: int, state: _State, at: Place) -> None:
+        places = self._places(index, state)
+        for place in places:
+            where = self._planned.get(place)
+            if where is None:
+                continue
+            self._count(1)
+            (state.bytes.give if len(places) == 1 else state.bytes.add)(
+                *where, frozenset((place,))
+            )
+            state.written.add(place)
+            self._ever_written.add(place)
+            self._writers[place] = at
+
+    def _refuse_overlaps(self, at: Place, item: Instruction, state: _State) -> None:
+        """Refuse results that lie on one another, or on inputs unless the kernel bears it."""
+        written = sorted(self._ranges(item.writes, state))
+        for (one, first), (other, second) in pairwise(written):
+            if first != second and _overlap(one, other):
+                self._fail(at, f"writes values {first} and {second} at once onto the same bytes")
+        starts = [where for where, _ in written]
+        for where, index in self._ranges(item.reads, state):
+            self._count(1)
+            last = bisect_left(starts, (where[0], where[2], 0))
+            for number in range(last - 1, -1, -1):
+                there, target = written[number]
+                if not _overlap(there, where):
+                    break
+                if item.name == COPY_INDEX and target == index:
+                    continue
+                alike = where == there and self._alike(index, target)
+                if index not in item.in_place or not alike:
+                    self._fail(at, f"writes value {target} onto its own input, value {index}")
+
+    def _ranges(self, values: Collection[int], state: _State) -> list[tuple[Range, int]]:
+        return [
+            (self._planned[place], index)
+            for index in values
+            for place in self._places(index, state)
+            if place in self._planned
+        ]
+
+    def _alike(self, index: int, other: int) -> bool:
+        """Return whether two values on the same bytes have their elements in one order."""
+        one, two = self._specs[index], self._specs[other]
+        if one is None or two is None or one.dtype != two.dtype:
+            return False
+        return (one.contiguous and two.contiguous) or one.dim_order == two.dim_order
+
+    def _group(self, index: int) -> int:
+        parent = self._parent
+        while (up := parent.get(index, index)) != index:
+            parent[index] = parent.get(up, up)
+            index = up
+        return index
+
+    def _fail_overwritten(self, writer: int, index: int, at: Place) -> NoReturn:
+        place = self._writers.get(writer, at)
+        self._fail(place, f"writes value {writer} onto value {index}, needed later")
+
+    def _fail(self, at: Place, problem: str) -> NoReturn:
+        chain, index = at
+        known = self._chains[chain].instructions if chain < len(self._chains) else ()
+        raise MemoryPlanError(
+            f"{problem}; the memory plan is broken",
+            method=self._method,
+            instruction=index,
+            operator=known[index].name if index >= 0 else "the inputs and outputs",
+        )
+
+    def _count(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise MemoryPlanError(
+                f"the memory plan takes more than {MAX_STEPS} steps to check; if you trust the "
+                "file, load it with memory='unchecked'",
+                method=self._method,
+            )
+
+
+def _outermost_first(where: Range) -> Range:
+    memory, start, end = where
+    return memory, start, -end
+
+
+def _overlap(one: Range, other: Range) -> bool:
+    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
+
+
+def _followers(items: Sequence[Instruction]) -> dict[int, set[int]]:
+    """Return, for each register, those that moves may have made the same tensor."""
+    found: dict[int, set[int]] = {}
+    for item in items:
+        if item.renames is not None and item.name == MoveCall.__name__:
+            found.setdefault(item.renames[0], set()).add(item.renames[1])
+    return found

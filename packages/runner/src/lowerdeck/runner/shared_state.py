@@ -1,0 +1,80 @@
+"""The memories in which the methods of a program share their state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowerdeck.runner.errors import MemoryPlanError
+from lowerdeck.serializer import ExecutionPlan, Tensor
+
+
+def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
+    """Return the memories that hold nothing but state in all methods, with their sizes.
+
+    State is what has a name or an initial value. Methods share such a memory, so that one can
+    fill a cache that another reads; every other memory is a method's own, so that no method
+    can spoil the state of another with its intermediate results.
+
+    Args:
+        plans: The methods.
+    """
+    sizes: dict[int, int] = {}
+    mixed: set[int] = set()
+    for plan in plans:
+        for number, size in enumerate(plan.non_const_buffer_sizes):
+            sizes[number] = max(size, sizes.get(number, 0))
+        for value in plan.values:
+            tensor = value.val
+            if not isinstance(tensor, Tensor) or tensor.allocation_info is None:
+                continue
+            if not _name(tensor) and not tensor.data_buffer_idx:
+                mixed.add(tensor.allocation_info.memory_id)
+    return {number: size for number, size in sizes.items() if number and number not in mixed}
+
+
+def check_places(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> None:
+    """Refuse methods that have different places for one state, or one place for different ones.
+
+    Args:
+        plans: The methods.
+        memories: Those that they share.
+
+    Raises:
+        MemoryPlanError: Two methods disagree.
+    """
+    # The longest first: what has the same name is that state, or a part of it.
+    placed = sorted(
+        (
+            (
+                tensor.allocation_info.memory_id,
+                tensor.allocation_info.memory_offset,
+                -tensor.nbytes,
+                _name(tensor),
+                plan.name,
+            )
+            for plan in plans
+            for tensor in (value.val for value in plan.values)
+            if isinstance(tensor, Tensor) and tensor.allocation_info is not None
+            if tensor.allocation_info.memory_id in memories and _name(tensor) and tensor.nbytes
+        ),
+    )
+    known: dict[str, tuple[int, int, int, str]] = {}
+    last = (-1, 0, 0, "", "")
+    for memory, start, size, name, method in placed:
+        end = start - size
+        found = known.setdefault(name, (memory, start, end, method))
+        if found[0] != memory or not found[1] <= start <= end <= found[2]:
+            _disagree(f"{name!r} lies elsewhere than in method {found[3]!r}", method)
+        if last[0] == memory and start < last[2] and name != last[3]:
+            _disagree(f"{name!r} lies on {last[3]!r} of method {last[4]!r}", method)
+        if last[0] != memory or end > last[2]:
+            last = (memory, start, end, name, method)
+
+
+def _disagree(problem: str, method: str) -> None:
+    raise MemoryPlanError(f"method {method!r}: the state {problem}; the memory plan is broken")
+
+
+def _name(tensor: Tensor) -> str:
+    extra = tensor.extra_tensor_info
+    return (extra.fully_qualified_name or "") if extra is not None else ""
