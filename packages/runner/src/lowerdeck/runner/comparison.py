@@ -13,7 +13,7 @@ from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.debug_info import Place
 from lowerdeck.runner.eager import EagerOp, record_calls, record_nodes
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.pairing import by_node, by_order, tensors_of
+from lowerdeck.runner.pairing import Pair, by_node, by_order, same_kind, tensors_of
 from lowerdeck.runner.profile import Event
 from lowerdeck.runner.program import LoadedProgram
 
@@ -123,10 +123,12 @@ def compare(
     if isinstance(eager_model, ExportedProgram):
         expected = eager_model.module()(*map(_copied, inputs), **given)
         ops = record_nodes(eager_model, list(map(_copied, inputs)), given)
-        pairs = by_node(profile.events, ops) or by_order(profile.events, ops)
+        pairs = by_node(profile.events, ops)
+        if not pairs:
+            pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
     else:
         expected, ops = record_calls(eager_model, list(map(_copied, inputs)), given)
-        pairs = by_order(profile.events, ops)
+        pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
     differences, compared = [], 0
     for event, op in pairs:
         for found, given_by_eager in zip(tensors_of(event.values), op.values, strict=False):
@@ -145,6 +147,36 @@ def compare(
     matched = {id(event) for event, _ in pairs}
     unmatched = tuple(e for e in profile.events if id(e) not in matched and tensors_of(e.values))
     return Comparison(tuple(differences), compared, unmatched)
+
+
+def _settled(
+    pairs: Sequence[Pair], ops: Sequence[EagerOp], rtol: float, atol: float
+) -> list[Pair]:
+    """Return pairs made by order, with those mended that eager's own values show to be wrong.
+
+    Order and shape do not tell which of several matrix products is which, and a kernel with a bias
+    may be a product and an addition in eager. A result that eager computed too, in an operator of
+    the kind that no other result equals, is right.
+    """
+    equal = [_is_equal(event, op, rtol, atol) for event, op in pairs]
+    taken = {id(op) for (_, op), right in zip(pairs, equal, strict=True) if right}
+    found: list[Pair] = []
+    for (event, op), right in zip(pairs, equal, strict=True):
+        chosen = op
+        if not right:
+            others = (o for o in ops if id(o) not in taken and same_kind(event, o))
+            chosen = next((o for o in others if _is_equal(event, o, rtol, atol)), op)
+            if chosen is not op:
+                taken.add(id(chosen))
+        found.append((event, chosen))
+    return found
+
+
+def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
+    values = zip(tensors_of(event.values), op.values, strict=False)
+    return all(
+        _distance(found, _in_shape_of(found, value), rtol, atol) is None for found, value in values
+    )
 
 
 def _require(program: object, eager_model: object, inputs: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -71,7 +72,10 @@ _MOVERS = frozenset(
 
 
 def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
-    """Pair each node with the last event that gives its shapes and comes from it.
+    """Pair each node with the last event that comes from it, if that gives its shapes.
+
+    An earlier event of the node's shapes may well be a step on the way, such as the softmax of an
+    attention whose result is as wide as its scores.
 
     Args:
         events: What the program did.
@@ -79,19 +83,25 @@ def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
     """
     by_node = {op.node: op for op in ops}
     by_handle = {op.handle: op for op in ops if op.handle is not None}
-    last: dict[str, int] = {}
-    for number, event in enumerate(events):
+    last: dict[str, Pair] = {}
+    for event in events:
         op = _op_of(event, by_node, by_handle)
-        shapes = _shapes(tensors_of(event.values))
-        # A kernel may give more than the operator, such as a layer norm its mean.
-        if op is not None and op.values and shapes[: len(op.values)] == _shapes(op.values):
-            last[op.node] = number
-    found = []
-    for number in sorted(last.values()):
-        op = _op_of(events[number], by_node, by_handle)
-        if op is not None:
-            found.append((events[number], op))
-    return found
+        if op is not None and tensors_of(event.values):
+            last.pop(op.node, None)  # the order is that of the last events
+            last[op.node] = event, op
+    return [pair for pair in last.values() if _gives_shapes(*pair)]
+
+
+def _gives_shapes(event: Event, op: EagerOp) -> bool:
+    """Return whether an event gives what an operator gave; a kernel may give more behind it."""
+    found, expected = tensors_of(event.values)[: len(op.values)], op.values
+    return bool(expected) and list(map(_rows, found)) == list(map(_rows, expected))
+
+
+def _rows(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape with the outer dimensions as one: a kernel may take them flattened."""
+    *outer, last = value.shape or (1,)
+    return math.prod(outer), last
 
 
 def _op_of(
@@ -168,6 +178,25 @@ def _may_belong_together(event: Event, op: EagerOp) -> bool:
     )
 
 
+def same_kind(event: Event, op: EagerOp) -> bool:
+    """Return whether an event and an operator of eager may be the same by kind and shape.
+
+    Args:
+        event: What the program did.
+        op: What eager did. An addition of the size of a matrix product may be the bias that eager
+            adds to one.
+    """
+    kind, *shape = _event_key(event)
+    if _op_key(op) == (kind, *shape):
+        return True
+    matrix = _short(_operator(event)) in _FLATTENED
+    return matrix and _family(op.name) == "add" and _flat_shape(op.values) == tuple(shape)
+
+
+def _flat_shape(values: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(_rows(value) for value in values[:1] if value.dim())
+
+
 def _event_key(event: Event) -> tuple[object, ...]:
     return _key(_operator(event), tensors_of(event.values))
 
@@ -187,7 +216,7 @@ def _key(name: str, values: Sequence[torch.Tensor]) -> tuple[object, ...]:
 
 def _finished(events: Sequence[Event]) -> list[Event]:
     """Return ``events`` without the parts of a delegate that only prepare a node's result."""
-    pairs = zip(events, [*events[1:], None], strict=True)
+    pairs = zip_longest(events, events[1:])
     return [
         event
         for event, following in pairs
