@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
+import flatbuffers
 import pytest
 import torch
 from demo_lowering import delegates, lower, named_data
@@ -172,6 +173,39 @@ def test_an_unknown_kind_of_node_is_refused(lowered: LoweredBackendModule) -> No
                 if "unknown kind 200" in str(error):
                     return
     pytest.fail("the kind was not found")
+
+
+@pytest.mark.parametrize(
+    ("kind", "datatype", "message"),
+    [
+        (2, 3, "value 0 is quantised qint8, which this runtime does not compute"),
+        (2, 9, "value 0 is quantised qdint8, which"),
+        (1, 2, "value 0 is float16, which"),
+        (1, 77, "value 0 is datatype 77, which"),
+        (3, 1, "a value is of the unknown kind 3"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, kind: int, datatype: int, message: str
+) -> None:
+    def stored(builder: flatbuffers.Builder, value: Value) -> int:
+        builder.StartObject(8)
+        builder.PrependInt16Slot(0, datatype, 0)
+        builder.PrependUint32Slot(6, value.id, 0)
+        table = builder.EndObject()
+        if kind == 2:  # a table with the plain one, and its scale
+            builder.StartObject(3)
+            builder.PrependUOffsetTRelativeSlot(0, table, 0)
+            builder.PrependUint8Slot(1, 2, 0)
+            table = builder.EndObject()
+        builder.StartObject(2)
+        builder.PrependUint8Slot(0, kind, 0)
+        builder.PrependUOffsetTRelativeSlot(1, table, 0)
+        return int(builder.EndObject())
+
+    monkeypatch.setattr("lowerdeck.demo_backends.xnnpack.encode._value", stored)
+    with pytest.raises(BlobError, match=message):
+        RUNTIME.init(memoryview(encode(relu())), [], {})
 
 
 def test_weights_that_are_missing_or_short_are_refused(lowered: LoweredBackendModule) -> None:

@@ -1,16 +1,15 @@
-"""Small honest example backends for Lowerdeck, and one that phones run."""
+"""Small honest example backends for Lowerdeck, and one that phones run.
 
-from lowerdeck.demo_backends.compiler_demo import (
-    BackendWithCompilerDemo,
-    CompilerDemoPartitioner,
-    CompilerDemoRuntime,
-)
-from lowerdeck.demo_backends.delegate_mapping_demo import (
-    OWN_IDENTIFIERS,
-    BackendWithDelegateMappingDemo,
-    DelegateMappingDemoPartitioner,
-    DelegateMappingDemoRuntime,
-)
+Importing this package alone makes no backend known by its name: running a file needs its runtime
+half only, and another compiler's backend of the same id may be in use. The first use of any other
+part imports all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lowerdeck.demo_backends.errors import (
     BlobError,
     CompilerMissingError,
@@ -20,30 +19,33 @@ from lowerdeck.demo_backends.errors import (
     NativeCodeError,
     UnsupportedNodeError,
 )
-from lowerdeck.demo_backends.executor_backend import (
-    ExecutorBackend,
-    ExecutorPartitioner,
-    ExecutorRuntime,
-)
-from lowerdeck.demo_backends.inductor_backend import (
-    InductorBackend,
-    InductorPartitioner,
-    InductorRuntime,
-)
-from lowerdeck.demo_backends.shared_weights_demo import (
-    BackendWithSharedWeightsDemo,
-    SharedWeightsDemoPartitioner,
-    SharedWeightsDemoRuntime,
-)
-from lowerdeck.demo_backends.state_demo import (
-    BackendWithStateDemo,
-    KvCacheAttention,
-    StateDemoPartitioner,
-    StateDemoRuntime,
-)
-from lowerdeck.demo_backends.xnnpack.backend import XnnpackBackend
-from lowerdeck.demo_backends.xnnpack.partitioner import XnnpackPartitioner
 from lowerdeck.demo_backends.xnnpack.runtime import XnnpackRuntime
+
+if TYPE_CHECKING:
+    from lowerdeck.demo_backends.ahead_of_time import (
+        OWN_IDENTIFIERS,
+        BackendWithCompilerDemo,
+        BackendWithDelegateMappingDemo,
+        BackendWithSharedWeightsDemo,
+        BackendWithStateDemo,
+        CompilerDemoPartitioner,
+        CompilerDemoRuntime,
+        DelegateMappingDemoPartitioner,
+        DelegateMappingDemoRuntime,
+        ExecutorBackend,
+        ExecutorPartitioner,
+        ExecutorRuntime,
+        InductorBackend,
+        InductorPartitioner,
+        InductorRuntime,
+        KvCacheAttention,
+        SharedWeightsDemoPartitioner,
+        SharedWeightsDemoRuntime,
+        StateDemoPartitioner,
+        StateDemoRuntime,
+        XnnpackBackend,
+        XnnpackPartitioner,
+    )
 
 __all__ = [
     # Fusion and decomposition with debug maps
@@ -85,3 +87,10 @@ __all__ = [
     "NativeCodeError",
     "UnsupportedNodeError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a part of the backends, importing all of them at the first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.ahead_of_time"), name)

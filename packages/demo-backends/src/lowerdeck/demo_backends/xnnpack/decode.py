@@ -24,6 +24,27 @@ from lowerdeck.demo_backends.xnnpack.schema import (
 
 T = TypeVar("T")
 
+_PLAIN, _QUANTISED = 1, 2
+"""The kinds of values: without and with a scale."""
+
+_DATATYPES = {
+    1: "float32",
+    2: "float16",
+    3: "qint8",
+    4: "quint8",
+    5: "qint32",
+    6: "qcint8",
+    7: "qcint32",
+    8: "qcint4",
+    9: "qdint8",
+    10: "qbint4",
+    11: "qpint8",
+    12: "int32",
+    13: "pfp32",
+    14: "bfloat16",
+}
+"""The names of XNNPACK's datatypes by their numbers in a payload."""
+
 
 def decode(blob: memoryview | bytes) -> tuple[Graph, memoryview]:
     """Return a payload's graph, and its constants that lie inside the blob.
@@ -184,10 +205,18 @@ def _constant(flat: _Flat, table: int) -> Constant:
 
 def _value(flat: _Flat, table: int, constants: int) -> Value:
     union, at = flat.get(table, 0, "B"), flat.table(table, 1, "a value's table")
+    if union == _QUANTISED:
+        # Its first field is the table that plain values have; the others are scales.
+        at = flat.table(at, 0, "a quantised value's table")
     dtype = flat.get(at, 0, "h")
-    if union != 1 or dtype != FLOAT32 or flat.get(at, 7, "h"):
+    if union not in (_PLAIN, _QUANTISED):
+        raise BlobError(f"a value is of the unknown kind {union}")
+    if union != _PLAIN or dtype != FLOAT32 or flat.get(at, 7, "h"):
+        name = _DATATYPES.get(dtype, f"datatype {dtype}")
         raise BlobError(
-            f"only plain float32 values are known, found kind {union} of datatype {dtype}"
+            f"value {flat.get(at, 6)} is {'quantised ' * (union == _QUANTISED)}{name}, which this "
+            "runtime does not compute: it is a reference for float32 graphs. Run the file in the "
+            "official runtime"
         )
     value = Value(
         id=flat.get(at, 6),
