@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -72,6 +75,10 @@ def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--input", "ones:3x3"], "has shape [3, 3]"),
         (["--input", "ones:x"], "is no shape"),
         (["--input", "ones:2"], "2 sizes were expected"),
+        (["--input", "ones:999999999x999999999"], "has shape [999999999, 999999999]"),
+        (["--output", "no/such/folder/o"], "No such file"),
+        (["--trace", "no/such/folder/o"], "No such file"),
+        (["--data", "no/such/file.ptd"], "No such file"),
         (["--input", "what"], "neither a file nor an input"),
         (["--input", "ones"] * 3, "3 inputs are given; the method takes 2"),
         (["--method", "backward"], "there is no method 'backward'"),
@@ -85,6 +92,74 @@ def test_errors_are_one_line_and_exit_code_1(
     assert error.startswith("lowerdeck run: ")
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--repeat", "-1"],
+        ["--repeat", "0"],
+        ["--repeat", "two"],
+        ["--repeat", "9" * 5000],
+        ["--seed", "x"],
+        ["--seed", str(2**64)],
+        ["--memory", "loose"],
+        [],
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    file: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        call(RunCommand(), *([str(file), *words] if words else []))
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1e400", str(10**30), "nan"])
+def test_numbers_that_a_type_cannot_hold_are_one_line(
+    method: Any, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = method.tensor([], torch.int64)
+    path = tmp_path / "model.pte"
+    write_pte(method.ends([x], [x]), path)
+    assert call(RunCommand(), str(path), "--input", text) == 1
+    error = capsys.readouterr().err
+    assert "does not fit torch.int64" in error
+    assert len(error.splitlines()) == 1
+
+
+EVIL = "a\x1b[31m\x07\x9b2J\u202e\r\nlowerdeck: all is well\u00e9"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.parametrize("words", [["--profile"], ["--method", "x"]])
+def test_names_from_a_file_are_printed_harmlessly(
+    build: Any, tmp_path: Path, encoding: str, words: list[str]
+) -> None:
+    m = build.method(EVIL)
+    x, out = m.tensor([2]), m.tensor([2])
+    m.call("aten::neg.out", x, out, out)
+    path = tmp_path / f"{EVIL}.pte"
+    write_pte(m.ends([x], [out, m.string(EVIL)]), path)
+    code = (
+        "import argparse, sys; from lowerdeck.runner.commands import RunCommand;"
+        "p = argparse.ArgumentParser(); RunCommand().configure(p);"
+        "sys.exit(RunCommand().run(p.parse_args()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(path), *words],
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    told = done.stdout + done.stderr
+    assert b"Traceback" not in told
+    assert done.returncode == int("x" in words)
+    for line in told.decode(encoding).split("\n"):
+        assert line.isprintable()
+        assert not line.startswith("lowerdeck: all")
+    assert b"a\\x1b[31m" in told
 
 
 def test_a_reader_that_goes_away_is_not_our_error(

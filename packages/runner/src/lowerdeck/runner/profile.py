@@ -16,6 +16,7 @@ from lowerdeck.runner.debug_info import Place, Places, merged
 from lowerdeck.runner.delegates import LoggedStep
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.machine import BoundChain, Step, StepInTwoParts
+from lowerdeck.runner.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ def _shape(value: object) -> str:
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Return ``rows`` in columns; the first three hold numbers and are set to the right."""
+    rows = [tuple(map(printable, row)) for row in rows]  # names come from the file
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

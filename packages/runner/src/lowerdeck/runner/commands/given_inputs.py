@@ -57,7 +57,12 @@ def _one(value: object, text: str, name: str, generator: torch.Generator) -> Any
         return _filled(value, fill, shape, name, generator)
     if Path(text).is_file():
         return _load(text)
-    return torch.tensor(_number(text, name), dtype=DTYPES[value.scalar_type])
+    dtype = DTYPES[value.scalar_type]
+    number = _number(text, name)
+    try:
+        return torch.tensor(number, dtype=dtype)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{name} does not fit {dtype}: {error}", argument=name) from error
 
 
 def _fixed(value: object) -> Any:
@@ -84,6 +89,10 @@ def _filled(
         raise InputError(f"{name}: {shape!r} is no shape such as 2x3", argument=name) from error
     if len(sizes) != len(value.sizes) or min(sizes, default=0) < 0:
         raise InputError(f"{name}: {len(value.sizes)} sizes were expected", argument=name)
+    if any(size > most for size, most in zip(sizes, value.sizes, strict=True)):
+        raise InputError(
+            f"{name} has shape {sizes}; at most {list(value.sizes)} was expected", argument=name
+        )
     dtype = DTYPES[value.scalar_type]
     tensor = torch.zeros(sizes, dtype=dtype)
     if fill == "ones":

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from lowerdeck.runner.printable import show
+
 _GROUPS = {
     "ahead of time": "lowerdeck.backends",
     "partitioner": "lowerdeck.partitioners",
@@ -68,7 +70,8 @@ class BackendsCommand:
         if not found:
             print("no backends are installed; lowerdeck-demo-backends has some")
         for backend in found:
-            print("\n".join(_lines(backend, with_operators=args.operators)))
+            for line in _lines(backend, with_operators=args.operators):
+                show(line)
         return 0
 
 

@@ -15,6 +15,7 @@ from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.errors import RunnerError
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import Memory
+from lowerdeck.runner.printable import show
 from lowerdeck.runner.program import LoadedProgram
 
 
@@ -33,8 +34,8 @@ class RunCommand:
         parser.add_argument("--method", help="name of the method (forward, or the only one)")
         parser.add_argument("--data", type=Path, metavar="FILE", help="the .ptd file beside it")
         parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
-        parser.add_argument("--seed", type=int, default=0, help="seed of random inputs (0)")
-        parser.add_argument("--repeat", type=int, default=1, help="number of calls (1)")
+        parser.add_argument("--seed", type=_seed, default=0, help="seed of random inputs (0)")
+        parser.add_argument("--repeat", type=_count, default=1, help="number of calls (1)")
         parser.add_argument("--profile", action="store_true", help="show what took how long")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
         parser.add_argument(
@@ -61,9 +62,27 @@ class RunCommand:
         except BrokenPipeError:
             raise  # the reader of our output went away: lowerdeck's own affair
         except (RunnerError, OSError) as error:
-            print(f"lowerdeck run: {error}", file=sys.stderr)
+            show(f"lowerdeck run: {error}", sys.stderr)
             return 1
         return 0
+
+
+def _count(text: str) -> int:
+    """Return a number of calls."""
+    if not text.isascii() or not text.isdigit() or not 1 <= len(text) <= 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of calls, which is 1 or more")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    """Return a seed that torch takes."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 2**64
+    if not -(2**63) <= number < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed, which is a number of 64 bits")
+    return number
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -72,24 +91,24 @@ def _run(args: argparse.Namespace) -> None:
     inputs = make_inputs(method.plan, args.input, args.seed)
     result: Any = None
     start = time.perf_counter()
-    for _ in range(max(args.repeat, 1)):
+    for _ in range(args.repeat):
         result = method.signature.unflatten(method.run_flat(inputs))
-    seconds = (time.perf_counter() - start) / max(args.repeat, 1)
+    seconds = (time.perf_counter() - start) / args.repeat
     for number, value in enumerate(leaves(result)):
-        print(f"output {number}: {_described(value)}")
-    print(f"{method.name}: {seconds * 1e3:.3f} ms a call")
+        show(f"output {number}: {_described(value)}")
+    show(f"{method.name}: {seconds * 1e3:.3f} ms a call")
     if args.output is not None:
-        torch.save(result, args.output)
+        with args.output.open("wb") as file:  # torch.save has its own error for a missing folder
+            torch.save(result, file)
     if not args.profile and args.trace is None:
         return
     profile = method.profile(*inputs)
     if args.profile:
-        print(profile.table())
-        print()
-        print(profile.table(by_name=True))
+        for line in (*profile.table().split("\n"), "", *profile.table(by_name=True).split("\n")):
+            show(line)
     if args.trace is not None:
         profile.save_trace(args.trace)
-        print(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
+        show(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
 
 
 def _method_name(program: LoadedProgram, wanted: str | None) -> str:
