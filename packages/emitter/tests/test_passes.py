@@ -265,7 +265,7 @@ def test_what_a_loop_reads_again_lives_to_its_end() -> None:
     (loop,) = code.loops
     first, last = spans(code)
     sine = next(step for step in code.steps if step.writes and step.writes[0].name == "sin")
-    key = id(sine.writes[0].storage)
+    key = sine.writes[0].storage
     assert first[key] < loop.first
     assert last[key] == loop.last
 

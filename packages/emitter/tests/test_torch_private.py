@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch.export import Dim, export
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.emitter import _torch_private as private
 from lowerdeck.emitter.kernels import OFFICIAL_KERNELS
@@ -188,3 +189,21 @@ def test_almost_all_of_core_aten_has_an_out_variant() -> None:
 def test_operators_that_do_not_alias_keep_their_name() -> None:
     assert copying_name("aten::add") == "aten::add"
     assert copying_name("mylib::view") == "mylib::view"
+
+
+def test_an_address_is_read_without_a_claim_to_write() -> None:
+    weight = torch.arange(10.0)
+    start, later = weight.data_ptr(), weight[3:].data_ptr()
+    lazy = torch._lazy_clone(weight)
+    assert private.data_address(lazy) == private.data_address(weight) == start
+    assert private.data_address(lazy[3:]) == later
+    assert torch._C._is_cow_tensor(lazy)  # type: ignore[attr-defined]
+
+
+def test_a_wrapper_subclass_is_told_from_one_with_memory() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    wrapped = TwoTensor(torch.ones(2), torch.ones(2))  # type: ignore[no-untyped-call]
+    assert private.is_traceable_wrapper_subclass(wrapped)
+    assert not private.is_traceable_wrapper_subclass(torch.ones(2).as_subclass(Named))

@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import (
     TreeSpec,
     tree_flatten,
@@ -37,12 +38,14 @@ __all__ = [
     "TreeSpec",
     "call_delegate_operator",
     "core_decompositions",
+    "data_address",
     "detect_fake_mode",
     "dimension_names",
     "dump_tree_spec",
     "is_composite",
     "is_delegate_call",
     "is_known",
+    "is_traceable_wrapper_subclass",
     "number_functions",
     "operator_schemas",
     "overload_name",
@@ -147,6 +150,19 @@ def spec_kind(spec: TreeSpec) -> type | None:
     """Return the container class that a pytree spec stands for."""
     kind: type | None = spec.type
     return kind
+
+
+def data_address(tensor: torch.Tensor) -> int:
+    """Return the address of a dense tensor's first element, for reading only.
+
+    ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one: a copy of
+    the memory, or the end of the process where the memory belongs to a file.
+
+    Args:
+        tensor: A tensor with memory.
+    """
+    start: int = tensor.const_data_ptr()  # type: ignore[attr-defined]  # not in torch's stubs
+    return start
 
 
 def reference_decompositions(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowerdeck.emitter.boxing import SCALAR_TYPES
-from lowerdeck.emitter.constants import ConstantPool, bytes_of
+from lowerdeck.emitter.constants import ConstantPool
 from lowerdeck.emitter.delegates import DelegatePool
 from lowerdeck.emitter.external_weights import ExternalWeights
 from lowerdeck.emitter.instructions import (
@@ -24,7 +24,7 @@ from lowerdeck.emitter.instructions import (
     TensorListArg,
 )
 from lowerdeck.emitter.states import StatePool
-from lowerdeck.emitter.values import Role, ScalarValue, TensorValue, root_of
+from lowerdeck.emitter.values import Role, ScalarValue, TensorValue, Value, root_of
 from lowerdeck.serializer import (
     AllocationDetails,
     BackendDelegate,
@@ -79,7 +79,7 @@ class PlanBuilder:
         self._states = states
         self._delegates = delegates
         self._values: list[EValue] = []
-        self._by_value: dict[int, int] = {}
+        self._by_value: dict[Value, int] = {}
         self._by_key: dict[Any, int] = {}
         self._operators: dict[Operator | tuple[str, str], int] = {}
         self._plan_delegates: list[BackendDelegate] = []
@@ -106,10 +106,6 @@ class PlanBuilder:
             non_const_buffer_sizes=list(sizes),
         )
 
-    def delegate_at(self, step: DelegateStep) -> int:
-        """Return the index of the delegate that a step calls."""
-        return self._delegate_index[id(step.module)]
-
     # Instructions
 
     def _instruction(self, step: Step) -> Any:
@@ -130,6 +126,7 @@ class PlanBuilder:
         return self._operators.setdefault((name, overload), len(self._operators))
 
     def _delegate(self, step: DelegateStep) -> int:
+        # The steps hold the modules, which need not be hashable.
         key = id(step.module)
         if key not in self._delegate_index:
             self._delegate_index[key] = len(self._plan_delegates)
@@ -143,9 +140,9 @@ class PlanBuilder:
         if isinstance(argument, TensorValue):
             return self._tensor_index(argument)
         if isinstance(argument, ScalarValue):
-            known = self._by_value.get(id(argument))
+            known = self._by_value.get(argument)
             if known is None:
-                known = self._by_value[id(argument)] = self._append(_slot(argument))
+                known = self._by_value[argument] = self._append(_slot(argument))
             return known
         if fresh:
             return self._append(self._constant_value(argument))
@@ -187,7 +184,7 @@ class PlanBuilder:
         raise TypeError(f"no value kind for {argument!r}")
 
     def _tensor_index(self, value: TensorValue) -> int:
-        known = self._by_value.get(id(value))
+        known = self._by_value.get(value)
         if known is not None:
             return known
         root, offset = root_of(value)
@@ -195,16 +192,16 @@ class PlanBuilder:
             index = self._constant_index(value, root, offset)
         else:
             index = self._planned_index(value, root, offset)
-        self._by_value[id(value)] = index
+        self._by_value[value] = index
         return index
 
     def _constant_index(self, value: TensorValue, root: TensorValue, offset: int) -> int:
         assert root.constant is not None
-        data, address = bytes_of(root.constant, root.dim_order)
+        data = self._constants.bytes_of(root.constant, root.dim_order)
         data = data[offset : offset + value.nbytes]
         if self._weights is not None and root.key and len(data):
             return self._external_index(value, root, offset, data)
-        buffer = self._constants.index_of(data, address + offset)
+        buffer = self._constants.index_of(data)
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order)
         if key not in self._by_key:
             tensor = _tensor(value, data_buffer_idx=buffer)
@@ -232,7 +229,7 @@ class PlanBuilder:
         if storage is None or storage.role is Role.CALLER or storage.memory_id == 0:
             return self._append(_tensor(value))
         place = storage.offset + offset
-        key = ("planned", id(storage), offset, value.dtype, value.sizes, value.dim_order)
+        key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
         shared = not (value.dynamic or value.grows)
         if shared and key in self._by_key:
             return self._by_key[key]
@@ -270,7 +267,8 @@ def _key(argument: Any) -> Any:
 
 
 def _item_key(item: Any) -> Any:
-    return ("id", id(item)) if isinstance(item, (TensorValue, ScalarValue)) else item
+    # A value is its own key; 1 == True, but they are different items.
+    return item if isinstance(item, (TensorValue, ScalarValue)) else (type(item), item)
 
 
 def _tensor(value: TensorValue, data_buffer_idx: int = 0) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
+from lowerdeck.emitter._torch_private import data_address
 from lowerdeck.serializer import Buffer
 
 # Below this size equal bytes are found by comparing them; above it only the same memory is.
@@ -15,52 +17,89 @@ _COMPARED_UP_TO = 4096
 class ConstantPool:
     """Collects the constants of all methods of a program.
 
+    A constant is known by its content when it is small, and by its memory when the pool holds
+    that memory. An address alone says nothing: what nobody holds is freed, and the next tensor
+    may lie there.
+
     Attributes:
         buffers: The buffers in order; entry 0 is reserved and empty.
     """
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = [Buffer(b"")]
-        self._by_memory: dict[tuple[int, int], int] = {}
         self._by_content: dict[bytes, int] = {}
+        # Addresses in memory that ``buffers`` holds.
+        self._by_memory: dict[tuple[int, int], int] = {}
+        # With each entry the tensor that was laid out anew, so that its address stays its own.
+        self._laid_out: dict[Any, tuple[torch.Tensor, memoryview]] = {}
 
-    def index_of(self, data: memoryview, address: int) -> int:
+    def bytes_of(self, tensor: torch.Tensor, dim_order: tuple[int, ...]) -> memoryview:
+        """Return the bytes of a tensor in the given layout, the same memory each time.
+
+        The memory is not copied when the tensor lies in that layout already.
+
+        Args:
+            tensor: A dense tensor on any device.
+            dim_order: Dimensions from the outermost in memory to the innermost.
+        """
+        if not tensor.numel():
+            return memoryview(b"")
+        if _lies_so(tensor, dim_order):
+            return _view(tensor.detach().permute(dim_order))
+        key = (_place(tensor), dim_order)
+        if key not in self._laid_out:
+            plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+            self._laid_out[key] = (tensor, _view(plain.permute(dim_order).contiguous()))
+        return self._laid_out[key][1]
+
+    def index_of(self, data: memoryview) -> int:
         """Return the index of the buffer that holds ``data``, added when it is new.
 
         Args:
-            data: The bytes.
-            address: Where they lie in memory, which tells equal weights apart cheaply.
+            data: The bytes, or a part of them, as :meth:`bytes_of` returns them.
         """
-        place = (address, len(data))
-        if len(data) and place in self._by_memory:
-            return self._by_memory[place]
         small = bytes(data) if len(data) <= _COMPARED_UP_TO else None
-        index = self._by_content.get(small) if small is not None else None
-        if index is None:
-            index = len(self.buffers)
-            self.buffers.append(Buffer(data))
-            if small is not None:
-                self._by_content[small] = index
-        if len(data):
-            self._by_memory[place] = index
+        if small is not None and small in self._by_content:
+            return self._by_content[small]
+        memory = (_address(data), len(data))
+        if small is None and memory in self._by_memory:
+            return self._by_memory[memory]
+        index = len(self.buffers)
+        self.buffers.append(Buffer(data))
+        if small is not None:
+            self._by_content[small] = index
+        else:
+            self._by_memory[memory] = index
         return index
 
 
-def bytes_of(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> tuple[memoryview, int]:
-    """Return the bytes of a tensor in the given layout, and their address.
+def _lies_so(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
+    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.permute(dim_order).is_contiguous()
 
-    The memory is not copied when the tensor lies in that layout already.
 
-    Args:
-        tensor: A tensor on any device.
-        dim_order: Dimensions from the outermost in memory to the innermost.
-    """
-    laid_out = tensor.detach().cpu().resolve_conj().resolve_neg().permute(dim_order).contiguous()
-    size = laid_out.numel() * laid_out.element_size()
-    if size == 0:
-        return memoryview(b""), 0
-    address = laid_out.data_ptr()
-    array = (ctypes.c_ubyte * size).from_address(address)
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors that live have in common only if they are the same elements."""
+    return (
+        data_address(tensor),
+        str(tensor.device),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor as a view that keeps its memory alive."""
+    size = tensor.numel() * tensor.element_size()
+    array = (ctypes.c_ubyte * size).from_address(data_address(tensor))
     # The view borrows the tensor's memory: keep the tensor as long as the view.
-    array.owner = laid_out  # type: ignore[attr-defined]
-    return memoryview(array).cast("B"), address
+    array.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+def _address(data: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(data)) if len(data) else 0

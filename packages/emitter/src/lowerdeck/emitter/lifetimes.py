@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from lowerdeck.emitter.instructions import Code
 from lowerdeck.emitter.values import Role, Storage, TensorValue
+
+Spans: TypeAlias = dict[Storage | None, int]
+"""A step for each storage; the key is the storage itself, since an ``id`` may be given twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def spans(code: Code) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the first and the last step of each storage, by the storage's ``id``.
+def spans(code: Code) -> tuple[Spans, Spans]:
+    """Return the first and the last step of each storage, by storage.
 
     The order of the steps is the order of time, but for loops: what a loop only reads is read
     again by the next turn, and what it fills turn by turn is there from its first turn. Branches
@@ -41,23 +45,23 @@ def spans(code: Code) -> tuple[dict[int, int], dict[int, int]]:
     Args:
         code: The steps of a method.
     """
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
+    first: Spans = {}
+    last: Spans = {}
     end = len(code.steps)
     for value in code.inputs:
         if isinstance(value, TensorValue):
-            first[id(value.storage)] = last[id(value.storage)] = -1
+            first[value.storage] = last[value.storage] = -1
     for index, step in enumerate(code.steps):
         for value in (*step.reads, *step.writes):
-            first.setdefault(id(value.storage), index)
-            last[id(value.storage)] = index
+            first.setdefault(value.storage, index)
+            last[value.storage] = index
     for value in code.outputs:
         if isinstance(value, TensorValue):
-            first.setdefault(id(value.storage), end)
-            last[id(value.storage)] = end
+            first.setdefault(value.storage, end)
+            last[value.storage] = end
     for loop in code.loops:
         touched = {
-            id(value.storage)
+            value.storage
             for step in code.steps[loop.first : loop.last + 1]
             for value in (*step.reads, *step.writes)
         }
@@ -77,21 +81,21 @@ def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
         alignment: Sizes are rounded up to a multiple of this many bytes.
     """
     first, last = spans(code)
-    accesses: dict[int, int] = {}
+    accesses: Spans = {}
     for step in code.steps:
         for value in (*step.reads, *step.writes):
-            accesses[id(value.storage)] = accesses.get(id(value.storage), 0) + 1
+            accesses[value.storage] = accesses.get(value.storage, 0) + 1
     planned = (Role.ACTIVATION, Role.INPUT)
     return [
         Lifetime(
             storage,
             -(-storage.nbytes // alignment) * alignment,
-            first[key],
-            last[key],
-            accesses.get(key, 0),
+            first[storage],
+            last[storage],
+            accesses.get(storage, 0),
         )
         for storage in code.storages
-        if storage.role in planned and (key := id(storage)) in first
+        if storage.role in planned and storage in first
     ]
 
 

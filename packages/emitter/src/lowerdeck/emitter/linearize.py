@@ -58,7 +58,7 @@ class _Linearizer:
         self._loops: list[Loop] = []
         self._branches: list[Branches] = []
         self._storages: list[Storage] = []
-        self._sharers: dict[int, int] = {}
+        self._sharers: dict[Storage, int] = {}
         self._states: list[TensorValue] = []
 
     def run(self) -> Code:
@@ -98,12 +98,12 @@ class _Linearizer:
             role = value.fixed_role or Role.ACTIVATION
             value.storage = Storage(value.nbytes, role, value.key or value.name)
             self._storages.append(value.storage)
-            self._sharers[id(value.storage)] = 1
+            self._sharers[value.storage] = 1
             if value.state:
                 self._states.append(value)
             return
         value.storage = self._touch(value.base)
-        self._sharers[id(value.storage)] += 1
+        self._sharers[value.storage] += 1
         # The bound of a reshaped tensor may be less exact than that of its base.
         root, offset = root_of(value)
         if root.constant is None:
@@ -231,17 +231,15 @@ class _Linearizer:
             for target, source in zip(targets, sources, strict=True)
             if target is not source and target is not None
         ]
-        written = {
-            id(self._touch(target)) for target, _ in pairs if isinstance(target, TensorValue)
-        }
-        moved = {id(target) for target, _ in pairs if isinstance(target, ScalarValue)}
+        written = {self._touch(target) for target, _ in pairs if isinstance(target, TensorValue)}
+        moved = {target for target, _ in pairs if isinstance(target, ScalarValue)}
         ready: list[tuple[Any, Any]] = []
         for target, source in pairs:
             kept = source
-            if isinstance(source, TensorValue) and id(self._touch(source)) in written:
+            if isinstance(source, TensorValue) and self._touch(source) in written:
                 kept = source.like(f"{source.name}.old")
                 self._copy(kept, source, origin)
-            elif isinstance(source, ScalarValue) and id(source) in moved:
+            elif isinstance(source, ScalarValue) and source in moved:
                 kept = ScalarValue(f"{source.name}.old", source.kind, source.initial)
                 self._add(MoveStep(source, kept, origin))
             ready.append((target, kept))
@@ -263,16 +261,16 @@ class _Linearizer:
         """Assign mutated buffers and inputs; return the outputs, kept from being overwritten."""
         pairs = [(w.target, w.source) for w in self._method.write_backs]
         pairs = [(target, source) for target, source in pairs if target is not source]
-        written = {id(self._touch(target)) for target, _ in pairs}
+        written = {self._touch(target) for target, _ in pairs}
         outputs: list[Any] = []
-        kept: dict[int, TensorValue] = {}
+        kept: dict[TensorValue, TensorValue] = {}
         for value in self._method.outputs:
-            if isinstance(value, TensorValue) and id(self._touch(value)) in written:
+            if isinstance(value, TensorValue) and self._touch(value) in written:
                 # The old content of a buffer is asked for: save it before it is overwritten.
-                if id(value) not in kept:
-                    kept[id(value)] = value.like(f"{value.name}.old")
-                    self._copy(kept[id(value)], value, None)
-                outputs.append(kept[id(value)])
+                if value not in kept:
+                    kept[value] = value.like(f"{value.name}.old")
+                    self._copy(kept[value], value, None)
+                outputs.append(kept[value])
             else:
                 outputs.append(value)
         self._assign([t for t, _ in pairs], [s for _, s in pairs], None)
@@ -280,24 +278,24 @@ class _Linearizer:
 
     def _for_caller(self, outputs: Sequence[Any]) -> list[Any]:
         """Copy each computed output to a tensor whose memory the caller brings."""
-        made: dict[int, TensorValue] = {}
+        made: dict[TensorValue, TensorValue] = {}
         for value in outputs:
-            if not isinstance(value, TensorValue) or id(value) in made:
+            if not isinstance(value, TensorValue) or value in made:
                 continue
             if value.constant is not None and not value.state:
                 continue
             storage = self._touch(value)
             if storage.role is Role.CALLER:
                 continue
-            if storage.role is Role.ACTIVATION and self._sharers[id(storage)] == 1:
+            if storage.role is Role.ACTIVATION and self._sharers[storage] == 1:
                 # Nothing else lies in its memory, so its kernel can write to the caller's.
                 storage.role = Role.CALLER
                 continue
             target = value.like(f"{value.name}.output")
             target.fixed_role = Role.CALLER
             self._copy(target, value, None)
-            made[id(value)] = target
-        return [made.get(id(value), value) for value in outputs]
+            made[value] = target
+        return [made.get(value, value) for value in outputs]
 
 
 _ONE_SLOT = frozenset(

@@ -16,6 +16,7 @@ from lowerdeck.emitter._torch_private import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
+    data_address,
     dimension_names,
     is_delegate_call,
     schema_of,
@@ -59,7 +60,7 @@ def mutated_buffers(programs: Iterable[TracedProgram]) -> dict[str, int]:
             if spec.kind in _MUTATED and spec.target is not None:
                 tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
                 if isinstance(tensor, torch.Tensor):
-                    found[spec.target] = tensor.data_ptr()
+                    found[spec.target] = data_address(tensor)
     return found
 
 
@@ -163,7 +164,7 @@ class _Reader:
             found = self._bytes_of(spec)
             key = spec.target if spec.target else node.name
             value = self._factory.constant(node.name, found, key)
-            if key in mutated or self._states.get(key) == found.data_ptr():
+            if key in mutated or self._states.get(key) == data_address(found):
                 value.state, value.fixed_role = True, Role.STATE
             return value
         raise UnsupportedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowerdeck.emitter.constants import ConstantPool, bytes_of
+from lowerdeck.emitter.constants import ConstantPool
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.values import Storage, TensorValue
 from lowerdeck.serializer import Buffer
@@ -56,8 +56,8 @@ class StatePool:
     def index_of(self, root: TensorValue) -> int:
         """Return the index of the initial value of a buffer, 0 where it needs none."""
         if root.key not in self._initial and root.constant is not None:
-            data, address = bytes_of(root.constant, root.dim_order)
+            data = self._constants.bytes_of(root.constant, root.dim_order)
             zero = not root.constant.count_nonzero().item()
             skipped = not len(data) or (zero and self._zeroed_memory)
-            self._initial[root.key] = 0 if skipped else self._constants.index_of(data, address)
+            self._initial[root.key] = 0 if skipped else self._constants.index_of(data)
         return self._initial[root.key]

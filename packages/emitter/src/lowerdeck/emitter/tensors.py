@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import upper_bound
+from lowerdeck.emitter._torch_private import is_traceable_wrapper_subclass, upper_bound
 from lowerdeck.emitter.errors import UnboundedSizeError, UnsupportedError
 from lowerdeck.emitter.values import (
     DimOrder,
@@ -137,6 +137,11 @@ def _plain(size: torch.SymInt) -> torch.SymInt | int:
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
+    if is_traceable_wrapper_subclass(tensor):
+        raise UnsupportedError(
+            f"{name!r} is a {type(tensor).__name__}, which holds other tensors but no bytes of "
+            "its own: replace it by a plain tensor before export"
+        )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedError(
             f"{name!r} is a {tensor.layout} tensor of {tensor.dtype}; the runtime knows only "

@@ -133,7 +133,7 @@ def _key(call: Call) -> Any:
 
 def _frozen(argument: Any) -> Any:
     if isinstance(argument, (TensorValue, ScalarValue)):
-        return ("value", id(argument))
+        return argument
     if isinstance(argument, (list, tuple)):
         return tuple(_frozen(item) for item in argument)
     # 1 == True == 1.0, but they are different arguments; NaN differs from itself.

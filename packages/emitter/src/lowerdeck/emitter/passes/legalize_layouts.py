@@ -58,7 +58,7 @@ class _Layouts:
     def __init__(self, table: KernelTable) -> None:
         self._table = table
         self._before: list[Operation] = []
-        self._relaid: dict[tuple[int, DimOrder], TensorValue] = {}
+        self._relaid: dict[tuple[TensorValue, DimOrder], TensorValue] = {}
 
     def block(self, block: Block) -> None:
         body: list[Operation] = []
@@ -162,7 +162,7 @@ class _Layouts:
     def _in_order(self, value: TensorValue, order: DimOrder) -> TensorValue:
         if value.dim_order == order:
             return value
-        key = (id(value), order)
+        key = (value, order)
         if key in self._relaid:
             return self._relaid[key]
         made = value.like(f"{value.name}.relaid", order)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from lowerdeck.emitter.instructions import Code, KernelStep, Step
 from lowerdeck.emitter.kernels import KernelTable
-from lowerdeck.emitter.lifetimes import spans
+from lowerdeck.emitter.lifetimes import Spans, spans
 from lowerdeck.emitter.values import Role, Storage, TensorValue, root_of
 
 
@@ -27,12 +27,12 @@ class _Merger:
     def __init__(self, code: Code, table: KernelTable) -> None:
         self._code = code
         self._table = table
-        self._values: dict[int, list[TensorValue]] = defaultdict(list)
-        self._uses: dict[int, list[int]] = defaultdict(list)
-        seen: set[int] = set()
+        self._values: dict[Storage | None, list[TensorValue]] = defaultdict(list)
+        self._uses: dict[Storage | None, list[int]] = defaultdict(list)
+        seen: set[TensorValue] = set()
         for index, step in enumerate(code.steps):
             for value in (*step.reads, *step.writes):
-                key = id(value.storage)
+                key = value.storage
                 if not self._uses[key] or self._uses[key][-1] != index:
                     self._uses[key].append(index)
                 self._remember(value, seen)
@@ -40,18 +40,18 @@ class _Merger:
             if isinstance(value, TensorValue):
                 self._remember(value, seen)
 
-    def _remember(self, value: TensorValue, seen: set[int]) -> None:
-        if id(value) not in seen:
-            seen.add(id(value))
-            self._values[id(value.storage)].append(value)
+    def _remember(self, value: TensorValue, seen: set[TensorValue]) -> None:
+        if value not in seen:
+            seen.add(value)
+            self._values[value.storage].append(value)
 
     def run(self) -> None:
         self._write_states()
         self._reuse_inputs()
-        gone = {id(storage) for storage in self._code.storages} - {
-            id(value.storage) for values in self._values.values() for value in values
+        gone = set(self._code.storages) - {
+            value.storage for values in self._values.values() for value in values
         }
-        self._code.storages = [s for s in self._code.storages if id(s) not in gone]
+        self._code.storages = [s for s in self._code.storages if s not in gone]
 
     # Buffers
 
@@ -81,20 +81,20 @@ class _Merger:
             return False
         if storage.role is not Role.ACTIVATION or _form(source) != _form(state):
             return False
-        uses = self._uses[id(storage)]
+        uses = self._uses[storage]
         first = uses[0]
         producer = self._code.steps[first]
         if source not in producer.writes or not isinstance(producer, KernelStep):
             return False
         if self._inside_control_flow(first):
             return False
-        between = [i for i in self._uses[id(target)] if first <= i < index]
+        between = [i for i in self._uses[target] if first <= i < index]
         if between and (between != [first] or not self._safe(producer, source, state)):
             return False
         self._merge(storage, target)
         # Only buffers ask who uses them, and each is written back once: a chain of activations,
         # merged one by one, would take time in the square of its length here.
-        self._uses[id(target)] = sorted({*self._uses[id(target)], *uses})
+        self._uses[target] = sorted({*self._uses[target], *uses})
         return True
 
     def _inside_control_flow(self, index: int) -> bool:
@@ -125,28 +125,28 @@ class _Merger:
             storage = out.storage
             if storage is None or storage.role is not Role.ACTIVATION or not _whole(out):
                 continue
-            if first[id(storage)] != index:
+            if first[storage] != index:
                 continue
             for old in step.reads:
                 if self._dies(old, index, last) and self._safe(step, out, old):
                     target = old.storage
                     assert target is not None
-                    last[id(target)] = last[id(storage)]
+                    last[target] = last[storage]
                     self._merge(storage, target)
                     break
 
-    def _dies(self, old: TensorValue, index: int, last: dict[int, int]) -> bool:
+    def _dies(self, old: TensorValue, index: int, last: Spans) -> bool:
         storage = old.storage
         if storage is None or storage.role not in (Role.ACTIVATION, Role.INPUT):
             return False
-        return last[id(storage)] == index
+        return last[storage] == index
 
     def _merge(self, gone: Storage, into: Storage) -> None:
         into.nbytes = max(into.nbytes, gone.nbytes)
-        moved = self._values.pop(id(gone))
+        moved = self._values.pop(gone)
         for value in moved:
             value.storage = into
-        self._values[id(into)] += moved
+        self._values[into] += moved
 
 
 def _whole(value: TensorValue) -> bool:

@@ -1,0 +1,83 @@
+"""A constant is known by its content or by memory that is held, never by an address alone."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from lowerdeck.emitter.constants import ConstantPool
+
+
+def stored(pool: ConstantPool, tensor: torch.Tensor, order: tuple[int, ...]) -> int:
+    return pool.index_of(pool.bytes_of(tensor, order))
+
+
+def content(pool: ConstantPool, index: int) -> bytes:
+    return bytes(memoryview(pool.buffers[index].storage))  # type: ignore[arg-type]
+
+
+def elements_of(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.reshape(-1).view(torch.uint8).tolist())
+
+
+@pytest.mark.parametrize("elements", [6, 2000])
+def test_memory_that_is_freed_and_used_again_is_another_constant(elements: int) -> None:
+    pool = ConstantPool()
+    wanted: list[tuple[int, bytes]] = []
+    for turn in range(200):
+        # Each tensor, and each copy of it in another layout, is gone after its turn.
+        tensor = torch.full((elements, 2), float(turn % 7)).t()
+        tensor[0, 0] = float(turn % 11)
+        index = stored(pool, tensor, (0, 1))
+        wanted.append((index, elements_of(tensor)))
+        del tensor
+        gc.collect(0)
+    for index, expected in wanted:
+        assert content(pool, index) == expected
+
+
+@pytest.mark.parametrize("elements", [16, 4096])
+def test_a_constant_laid_out_anew_stands_once(elements: int) -> None:
+    pool = ConstantPool()
+    weight = torch.randn(elements, 4)
+    one, two = (stored(pool, view, (0, 1)) for view in (weight.t(), weight.t()))
+    other = stored(pool, weight.t().neg(), (0, 1))
+    assert one == two != other
+    assert len(pool.buffers) == 3
+
+
+def kinds() -> dict[str, torch.Tensor]:
+    base = torch.randn(6, 10)
+    pair = torch.randn(6, 10, dtype=torch.complex64)
+    image = torch.randn(2, 3, 4, 4)
+    return {
+        "plain": base,
+        "transposed": base.t(),
+        "expanded": torch.randn(1, 10).expand(6, 10),
+        "strided": base[::2, 1::3],
+        "part": base[2:4],
+        "conjugated": pair.conj(),
+        "negated": pair.conj().imag,
+        "channels last": image.to(memory_format=torch.channels_last),
+        "overlapping": torch.randn(20).as_strided((6, 5), (2, 1)),
+        "empty": torch.zeros(0, 3).t(),
+        "one number": torch.tensor(3.0),
+    }
+
+
+@pytest.mark.parametrize("name", kinds())
+def test_the_bytes_are_those_of_the_elements_in_order(name: str) -> None:
+    tensor, pool = kinds()[name], ConstantPool()
+    for order in (tuple(range(tensor.dim())), tuple(reversed(range(tensor.dim())))):
+        laid = tensor.resolve_conj().resolve_neg().permute(order).contiguous()
+        assert bytes(pool.bytes_of(tensor, order)) == elements_of(laid)
+
+
+def test_a_lazy_clone_stays_one() -> None:
+    weight = torch.randn(64, 64)
+    lazy = torch._lazy_clone(weight)
+    pool = ConstantPool()
+    assert stored(pool, weight, (0, 1)) == stored(pool, lazy, (0, 1))
+    assert torch._C._is_cow_tensor(lazy)  # type: ignore[attr-defined]
