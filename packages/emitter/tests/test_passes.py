@@ -19,7 +19,7 @@ from lowerdeck.emitter.lifetimes import spans
 from lowerdeck.emitter.linearize import linearize
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions, is_assertion
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
-from lowerdeck.emitter.passes.fold_constants import fold_constants
+from lowerdeck.emitter.passes.fold_constants import fold_constants, is_repeatable
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
 from lowerdeck.emitter.passes.legalize_operands import legalize_operands
 from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
@@ -109,6 +109,69 @@ def test_calls_of_constants_are_computed_once_or_at_emit_time() -> None:
     drop_dead_code(method)
     assert "arange" not in names(method)
     assert names(method).count("tril") == 1
+
+
+def overloads() -> list[Any]:
+    """Return every overload of ATen and of the reference operators."""
+    names = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
+    found = []
+    for space, _, name in names:
+        if space in ("aten", "prims"):
+            short, _, overload = name.partition(".")
+            packet = getattr(getattr(torch.ops, space), short, None)
+            found.append(getattr(packet, overload or "default", None))
+    return [target for target in found if target is not None]
+
+
+def test_what_torch_calls_random_is_never_computed_at_emit_time() -> None:
+    random = [op for op in overloads() if torch.Tag.nondeterministic_seeded in op.tags]
+    assert len(random) > 140
+    assert not any(is_repeatable(target) for target in random)
+
+
+def test_what_writes_or_gives_memory_as_it_lies_is_never_computed_at_emit_time() -> None:
+    for target in overloads():
+        name = str(target)
+        if target._schema.is_mutable or "empty" in name or name == "aten.from_file.default":
+            assert not is_repeatable(target), name
+
+
+def test_deterministic_operators_of_the_core_are_computed_at_emit_time() -> None:
+    core = [op for op in overloads() if torch.Tag.core in op.tags]
+    left = {str(op) for op in core if not is_repeatable(op)}
+    random = {str(op) for op in core if torch.Tag.nondeterministic_seeded in op.tags}
+    uninitialised = {name for name in left if "empty" in name or "resize" in name}
+    mutable = {str(op) for op in core if op._schema.is_mutable}
+    assert left == random | uninitialised | mutable
+    assert len(left) < 20 < len(core)
+
+
+@pytest.mark.parametrize("name", ["repeat", "shout"])
+def test_an_operator_of_others_is_neither_computed_nor_merged(name: str) -> None:
+    with torch.library._scoped_library("emitter_fold", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x + 1, "CompositeExplicitAutograd")
+        target = getattr(torch.ops.emitter_fold, name).default
+
+        def function(x: torch.Tensor) -> Any:
+            small = torch.ones(4)
+            return x + target(small) + target(small)
+
+        method = method_of(function, torch.ones(4))
+        fold_constants(method)
+        assert names(method).count(name) == 2
+
+
+def test_an_effect_is_kept_although_nobody_reads_its_result() -> None:
+    method = method_of(lambda x: torch.relu(x).sin(), torch.ones(4))
+    first, second = calls(method)
+    method.outputs = [first.outs[0]]
+    second.effect = True
+    drop_dead_code(method)
+    assert names(method) == ["relu", "sin"]
+    second.effect = False
+    drop_dead_code(method)
+    assert names(method) == ["relu"]
 
 
 def test_a_number_calls_the_scalar_overload_or_becomes_a_constant() -> None:

@@ -47,6 +47,7 @@ class Call:
         outs: The values that it writes.
         origin: The graph node that it stands for.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
+        effect: Whether it does more than write its values, so that it must run and stay in order.
     """
 
     target: Any
@@ -54,6 +55,7 @@ class Call:
     outs: list[Value]
     origin: fx.Node | None
     kernel: Kernel | None = None
+    effect: bool = False
 
     @property
     def op_name(self) -> str:

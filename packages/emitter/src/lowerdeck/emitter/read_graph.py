@@ -227,9 +227,9 @@ class _Reader:
         if node.target is _HIGHER_ORDER.with_effects:
             _, target, *args = self._look_up(node.args)
             result, _ = self._results(node)
-            return Call(
-                target, self._by_schema(target, args, node.kwargs), result[1:], node
-            ), result
+            args = self._by_schema(target, args, node.kwargs)
+            outs = [value for value in result[1:] if value is not None]
+            return Call(target, args, outs, node, effect=True), result
         args = self._arguments(node)
         if node.target is torch.ops.aten.masked_select.default:
             # torch bounds the result by the first argument, and forgets that both are broadcast.

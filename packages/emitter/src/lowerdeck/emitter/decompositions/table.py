@@ -34,6 +34,7 @@ from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
+from lowerdeck.emitter.decompositions.random_numbers import RANDOM_NUMBERS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
@@ -91,6 +92,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **INDEXING,
     **GRIDS,
     **ELEMENTWISE,
+    **RANDOM_NUMBERS,
 }
 
 

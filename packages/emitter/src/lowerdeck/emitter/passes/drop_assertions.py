@@ -10,7 +10,8 @@ from lowerdeck.emitter.graph import Call, Method, all_blocks
 _ASSERTIONS_NAMES = """
     _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async
     _functional_assert_scalar sym_constrain_range sym_constrain_range_for_size
-    _functional_sym_constrain_range _functional_sym_constrain_range_for_size _print
+    _functional_sym_constrain_range _functional_sym_constrain_range_for_size
+    _linalg_check_errors _print
 """
 _ASSERTIONS = frozenset(_ASSERTIONS_NAMES.split())
 
@@ -35,5 +36,6 @@ def drop_assertions(method: Method) -> None:
 def is_assertion(target: object) -> bool:
     """Return whether an operator only checks something."""
     if isinstance(target, OpOverload):
-        return schema_of(target).name.partition("::")[2] in _ASSERTIONS
+        space, _, name = schema_of(target).name.partition("::")
+        return space == "aten" and name in _ASSERTIONS
     return target in (torch._check, torch._check_is_size)

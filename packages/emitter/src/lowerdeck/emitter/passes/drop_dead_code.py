@@ -20,10 +20,10 @@ def drop_dead_code(method: Method) -> None:
     """Remove operations without a reader, whole loops and branches included.
 
     Requires:
-        The method is functional: no operation has an effect but its results.
+        The method is functional: what has an effect besides its results says so.
 
     Ensures:
-        Every call writes at least one value that is read, returned or written back.
+        Every call without an effect writes a value that is read, returned or written back.
     """
     live: set[Value] = set(values_in(method.outputs))
     for write_back in method.write_backs:
@@ -36,15 +36,17 @@ def _sweep(block: Block, live: set[Value]) -> None:
     live.update(values_in(block.results))
     kept: list[Operation] = []
     for operation in reversed(block.body):
-        if not any(out in live for out in _outs(operation)):
+        if not any(out in live for out in operation.outs) and not _has_effect(operation):
             continue
         _mark(operation, live)
         kept.append(operation)
     block.body = kept[::-1]
 
 
-def _outs(operation: Operation) -> list[Value]:
-    return operation.outs
+def _has_effect(operation: Operation) -> bool:
+    if isinstance(operation, Call):
+        return operation.effect
+    return any(_has_effect(inner) for block in blocks_of(operation) for inner in block.body)
 
 
 def _mark(operation: Operation, live: set[Value]) -> None:

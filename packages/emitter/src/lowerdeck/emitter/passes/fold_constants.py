@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.graph import (
     Block,
@@ -21,18 +23,34 @@ from lowerdeck.emitter.values import Role, ScalarValue, TensorValue, Value
 
 # A folded result stands in the file, so it must be small, or smaller than what it is made of.
 _ALWAYS_UP_TO = 1024
-# What gives other values each time; uninitialised memory would make each file another one.
-_RANDOM_NAMES = """
-    rand randn randint randperm bernoulli native_dropout
-    empty new_empty empty_like empty_permuted empty_strided
-"""
-_RANDOM = frozenset(_RANDOM_NAMES.split())
+# Memory that nothing has written yet would make each file another one.
+_UNINITIALISED = ("empty", "resize")
+# What reads more than its arguments.
+_READS_ELSEWHERE = frozenset({"aten::from_file"})
+# Operators of others may do what their schema does not tell.
+_OWN_SPACES = frozenset({"aten", "prims"})
+
+
+def is_repeatable(target: OpOverload) -> bool:
+    """Return whether equal arguments give equal results, each time and everywhere.
+
+    Args:
+        target: An operator.
+    """
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    name = str(schema_of(target).name)
+    space, _, short = name.partition("::")
+    if space not in _OWN_SPACES or name in _READS_ELSEWHERE or schema_of(target).is_mutable:
+        return False
+    return not any(word in short for word in _UNINITIALISED)
 
 
 def fold_constants(method: Method) -> None:
     """Replace calls whose arguments are all constants by their results.
 
     A result that would make the file larger stays a call; equal calls of that kind are made once.
+    What gives other values each time, or does more than give values, stays.
 
     Requires:
         The method is functional.
@@ -74,7 +92,7 @@ class _Folder:
         block.results = substitute(block.results, self.replaced)
 
     def _is_fixed(self, call: Call) -> bool:
-        if not isinstance(call.target, OpOverload) or call.op_name in _RANDOM:
+        if not isinstance(call.target, OpOverload) or not is_repeatable(call.target):
             return False
         if not call.outs or any(isinstance(out, ScalarValue) for out in call.outs):
             return False
