@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch.export import ExportedProgram
 
@@ -22,14 +22,18 @@ from lowerdeck.emitter.memory_plan import plan_memory
 from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
-from lowerdeck.emitter.read_graph import mutated_buffers, read_method
+from lowerdeck.emitter.read_graph import read_method
 from lowerdeck.emitter.source_code import stack_frames
+from lowerdeck.emitter.state_sharing import find_states
 from lowerdeck.emitter.states import StatePool
 from lowerdeck.serializer import Program
 
 
 def emit(
-    programs: ExportedProgram | Mapping[str, ExportedProgram], *, config: EmitConfig | None = None
+    programs: ExportedProgram | Mapping[str, ExportedProgram],
+    *,
+    config: EmitConfig | None = None,
+    shared_state: bool | Iterable[str] = (),
 ) -> EmittedProgram:
     """Return the program that the official runtime runs for ``programs``.
 
@@ -37,8 +41,13 @@ def emit(
         programs: One exported program, which becomes the method ``forward``, or several by
             method name. None of them is changed.
         config: Settings; the defaults suit the official runtime.
+        shared_state: Names of mutable buffers that are one state in all methods that have them,
+            although they lie in several memories, as after saving and loading methods apart; True
+            for all names. Buffers in one memory are one state whatever they are called.
 
     Raises:
+        EmitterError: If the settings contradict each other or the programs.
+        DecompositionError: If torch cannot take the program apart.
         MissingKernelError: If the runtime lacks a kernel; all missing ones are named.
         UnboundedSizeError: If a size has no upper bound.
         UnsupportedError: If the program holds something that the format cannot express.
@@ -53,7 +62,7 @@ def emit(
     settings = config if config is not None else EmitConfig()
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
-    emission = _Emission(settings, by_name)
+    emission = _Emission(settings, by_name, shared_state)
     for name in sorted(by_name):
         with collector_held():
             emission.add_method(name)
@@ -65,7 +74,12 @@ def emit(
 class _Emission:
     """What the methods of one program share."""
 
-    def __init__(self, settings: EmitConfig, programs: Mapping[str, ExportedProgram]) -> None:
+    def __init__(
+        self,
+        settings: EmitConfig,
+        programs: Mapping[str, ExportedProgram],
+        shared_state: bool | Iterable[str],
+    ) -> None:
         self._settings = settings
         self._constants = ConstantPool()
         self._delegates = DelegatePool()
@@ -74,7 +88,7 @@ class _Emission:
         self._decomposed = {
             name: decompose(exported, settings) for name, exported in programs.items()
         }
-        self._mutated = mutated_buffers(self._decomposed.values())
+        self._views = find_states(self._decomposed, shared_state)
         self._handles = unused_handles(programs.values())
         self._emitted = EmittedProgram(Program())
 
@@ -84,7 +98,7 @@ class _Emission:
             name,
             self._decomposed[name],
             plan_inputs=settings.plan_inputs,
-            states=self._mutated,
+            states=self._views,
         )
         run_passes(method, settings)
         code = linearize(method, plan_outputs=settings.plan_outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,6 @@ from lowerdeck.emitter._torch_private import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
-    data_address,
     dimension_names,
     is_delegate_call,
     schema_of,
@@ -34,34 +33,12 @@ from lowerdeck.emitter.graph import (
     While,
     WriteBack,
 )
+from lowerdeck.emitter.state_sharing import MUTATIONS, StateView, StateViews
 from lowerdeck.emitter.tensors import ValueFactory, layout_of
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.emitter.values import Role, TensorValue, Value
 
 _HIGHER_ORDER = torch.ops.higher_order
-_MUTATED = (
-    OutputKind.BUFFER_MUTATION,
-    OutputKind.USER_INPUT_MUTATION,
-    OutputKind.PARAMETER_MUTATION,
-)
-
-
-def mutated_buffers(programs: Iterable[TracedProgram]) -> dict[str, int]:
-    """Return the address of every buffer that any of ``programs`` mutates, by its name.
-
-    A method that only reads such a buffer must see what another one has written.
-
-    Args:
-        programs: All methods of one program.
-    """
-    found: dict[str, int] = {}
-    for exported in programs:
-        for spec in exported.graph_signature.output_specs:
-            if spec.kind in _MUTATED and spec.target is not None:
-                tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
-                if isinstance(tensor, torch.Tensor):
-                    found[spec.target] = data_address(tensor)
-    return found
 
 
 def read_method(
@@ -69,7 +46,7 @@ def read_method(
     exported: TracedProgram,
     *,
     plan_inputs: bool = True,
-    states: Mapping[str, int] = MappingProxyType({}),
+    states: StateViews = MappingProxyType({}),
 ) -> Method:
     """Return the functional form of an exported program.
 
@@ -77,7 +54,7 @@ def read_method(
         name: Name that the method will have.
         exported: A program whose graph is functional.
         plan_inputs: Whether inputs get planned memory; else the caller brings it.
-        states: Buffers that other methods mutate, as :func:`mutated_buffers` returns them.
+        states: What the methods of the program write, as :func:`find_states` returns it.
 
     Raises:
         UnsupportedError: If it holds something that a program cannot express.
@@ -94,7 +71,7 @@ class _Reader:
         name: str,
         exported: TracedProgram,
         plan_inputs: bool,
-        states: Mapping[str, int],
+        states: StateViews,
     ) -> None:
         self._states = states
         self._name = name
@@ -102,11 +79,12 @@ class _Reader:
         self._exported = exported
         self._factory = ValueFactory(name, _dimension_names(exported))
         self._env: dict[fx.Node, Any] = {}
+        self._memories: dict[str, TensorValue] = {}
 
     def read(self) -> Method:
         exported = self._exported
         mutated = {
-            spec.target for spec in exported.graph_signature.output_specs if spec.kind in _MUTATED
+            spec.target for spec in exported.graph_signature.output_specs if spec.kind in MUTATIONS
         }
         inputs: list[Any] = []
         targets: dict[str, Any] = {}
@@ -133,7 +111,7 @@ class _Reader:
                 outputs.append(value)
             elif result.kind is OutputKind.TOKEN:
                 continue
-            elif result.kind in _MUTATED:
+            elif result.kind in MUTATIONS:
                 write_backs.append(WriteBack(targets[str(result.target)], value))
             else:
                 raise UnsupportedError(
@@ -164,13 +142,25 @@ class _Reader:
             found = self._bytes_of(spec)
             key = spec.target if spec.target else node.name
             value = self._factory.constant(node.name, found, key)
-            if key in mutated or self._states.get(key) == data_address(found):
-                value.state, value.fixed_role = True, Role.STATE
+            view = self._states.get((self._name, key), StateView(key) if key in mutated else None)
+            if view is not None:
+                self._make_state(value, view)
             return value
         raise UnsupportedError(
             f"method {self._name!r}: input {node.name!r} is a {spec.kind.name}, which a program "
             "cannot hold: remove the effect or the custom object from the model"
         )
+
+    def _make_state(self, value: TensorValue, view: StateView) -> None:
+        value.state, value.fixed_role, value.key = True, Role.STATE, view.key
+        if view.memory is None:
+            return
+        if view.key not in self._memories:
+            memory = self._factory.constant(f"{view.key}.memory", view.memory, view.key)
+            memory.state, memory.fixed_role = True, Role.STATE
+            self._memories[view.key] = memory
+        value.constant = None
+        value.base, value.base_offset = self._memories[view.key], view.offset
 
     def _bytes_of(self, spec: Any) -> torch.Tensor:
         exported = self._exported

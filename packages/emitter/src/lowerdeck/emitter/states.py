@@ -33,10 +33,10 @@ class StatePool:
         return self._constants.buffers
 
     def place(self, key: str, storage: Storage) -> int:
-        """Return the offset in bytes of a buffer, the same for each method that names it.
+        """Return the offset in bytes of a state, the same in each method that has it.
 
         Args:
-            key: Name of the buffer in the model.
+            key: Name of the state.
             storage: Its memory.
 
         Raises:

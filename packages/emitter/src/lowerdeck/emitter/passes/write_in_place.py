@@ -77,7 +77,7 @@ class _Merger:
     def _retarget(self, step: Step, index: int) -> bool:
         source, state = step.reads[0], step.writes[0]
         storage, target = source.storage, state.storage
-        if storage is None or target is None or not _whole(source):
+        if storage is None or target is None or not (_whole(source) and _whole(state)):
             return False
         if storage.role is not Role.ACTIVATION or _form(source) != _form(state):
             return False
