@@ -207,3 +207,16 @@ def test_a_wrapper_subclass_is_told_from_one_with_memory() -> None:
     wrapped = TwoTensor(torch.ones(2), torch.ones(2))  # type: ignore[no-untyped-call]
     assert private.is_traceable_wrapper_subclass(wrapped)
     assert not private.is_traceable_wrapper_subclass(torch.ones(2).as_subclass(Named))
+
+
+def test_a_rule_can_ask_what_the_node_gave_before() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def rule(*_: object) -> object:
+        asked.append(private.current_result().shape)
+        return NotImplemented
+
+    exported = export(torch.nn.ReLU(), (torch.ones(3, 2),))
+    private.retrace(exported, {ATEN.relu.default: rule}, {})
+    assert asked == [(3, 2)]
+    assert private.current_result() is None

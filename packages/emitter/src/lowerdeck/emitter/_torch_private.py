@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
+from torch.fx import traceback as fx_traceback
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import (
     TreeSpec,
@@ -38,6 +39,7 @@ __all__ = [
     "TreeSpec",
     "call_delegate_operator",
     "core_decompositions",
+    "current_result",
     "data_address",
     "detect_fake_mode",
     "dimension_names",
@@ -150,6 +152,11 @@ def spec_kind(spec: TreeSpec) -> type | None:
     """Return the container class that a pytree spec stands for."""
     kind: type | None = spec.type
     return kind
+
+
+def current_result() -> Any:
+    """Return what the node that is traced again gave before, as fake tensors; None if unknown."""
+    return fx_traceback.get_current_meta().get("val")
 
 
 def data_address(tensor: torch.Tensor) -> int:

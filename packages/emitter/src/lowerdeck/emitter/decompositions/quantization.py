@@ -8,20 +8,25 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
 
 
 def quantization_rules() -> dict[OpOverload, Callable[..., Any]]:
     """Return rules for ``quantized_decomposed`` operators that this process has registered."""
     space = torch.ops.quantized_decomposed
     found: dict[OpOverload, Callable[..., Any]] = {}
-    for name, overload, rule in (
+    every: tuple[tuple[str, str, Callable[..., Any]], ...] = (
         ("quantize_per_tensor", "default", _quantize),
         ("quantize_per_tensor", "tensor", _quantize),
+        ("quantize_per_tensor", "tensor2", _quantize),
         ("dequantize_per_tensor", "default", _dequantize),
         ("dequantize_per_tensor", "tensor", _dequantize),
+        ("dequantize_per_tensor", "tensor2", _dequantize),
         ("quantize_per_channel", "default", _quantize_channels),
         ("dequantize_per_channel", "default", _dequantize_channels),
-    ):
+        *DYNAMIC_QUANTIZATION,
+    )
+    for name, overload, rule in every:
         target = getattr(getattr(space, name, None), overload, None)
         if target is not None:
             found[target] = rule
@@ -32,27 +37,35 @@ def _quantize(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     scale: Any,
     zero_point: Any,
-    quant_min: int,
-    quant_max: int,
+    quant_min: Any,
+    quant_max: Any,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    steps = torch.round(input * (1.0 / scale)) + zero_point
-    return torch.clamp(steps, quant_min, quant_max).to(dtype)
+    # torch takes the numbers out of their tensors, and so computes in float32 whatever they are.
+    factor = _number(1.0 / scale, torch.float32)
+    steps = torch.round(input.to(torch.float32) * factor) + _number(zero_point, torch.float32)
+    low, high = _number(quant_min, torch.float32), _number(quant_max, torch.float32)
+    return torch.clamp(steps, low, high).to(dtype)
+
+
+def _number(given: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor of one element without dimensions; a number as it is."""
+    return given.to(dtype).reshape(()) if isinstance(given, torch.Tensor) else given
 
 
 def _dequantize(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     scale: Any,
     zero_point: Any,
-    _quant_min: int,
-    _quant_max: int,
+    _quant_min: Any,
+    _quant_max: Any,
     _dtype: torch.dtype,
     *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     result = out_dtype if out_dtype is not None else torch.float32
-    shifted: torch.Tensor = input.to(result) - zero_point
-    scaled: torch.Tensor = shifted * scale
+    shifted: torch.Tensor = input.to(result) - _number(zero_point, result)
+    scaled: torch.Tensor = shifted * _number(scale, result)
     return scaled
 
 

@@ -85,9 +85,50 @@ def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> Any:
 
 def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     """Return rows one by one where a size varies: the kernel does not resize its outputs."""
-    if all(isinstance(size, int) for size in self.shape):
+    if _has_one_shape(self):
         return NotImplemented
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
+
+
+def unbind_copy(self: torch.Tensor, dim: int = 0) -> Any:
+    """Return copies of rows one by one, for the same fault."""
+    if _has_one_shape(self):
+        return NotImplemented
+    return [_ATEN.select_copy.int(self, dim, index) for index in range(self.size(dim))]
+
+
+def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
+    """Return parts of equal length by their sizes where one varies, for the same fault."""
+    if _has_one_shape(self) and isinstance(split_size, int):
+        return NotImplemented
+    return _ATEN.split_with_sizes.default(self, _part_sizes(self, split_size, dim), dim)
+
+
+def split_copy(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
+    """Return copies of parts of equal length by their sizes, for the same fault."""
+    if _has_one_shape(self) and isinstance(split_size, int):
+        return NotImplemented
+    return split_with_sizes_copy(self, _part_sizes(self, split_size, dim), dim)
+
+
+def split_with_sizes_copy(self: torch.Tensor, split_sizes: Sequence[Any], dim: int = 0) -> Any:
+    """Return copies of parts by way of views: tracing this operator fixes the sizes that vary."""
+    if _has_one_shape(self):
+        return NotImplemented
+    return [part.clone() for part in _ATEN.split_with_sizes.default(self, split_sizes, dim)]
+
+
+def _part_sizes(self: torch.Tensor, split_size: Any, dim: int) -> list[Any]:
+    whole = self.size(dim)
+    if is_known(whole == 0):
+        return [whole]
+    # How many parts there are is part of the program: torch has guarded it, too.
+    count = int((whole + split_size - 1) // split_size)
+    return [split_size] * (count - 1) + [whole - split_size * (count - 1)]
+
+
+def _has_one_shape(tensor: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in tensor.shape)
 
 
 def logit(self: torch.Tensor, eps: float | None = None) -> Any:
@@ -140,6 +181,10 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.bmm.default: matrix_product,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
+    _ATEN.unbind_copy.int: unbind_copy,
+    _ATEN.split.Tensor: split,
+    _ATEN.split_copy.Tensor: split_copy,
+    _ATEN.split_with_sizes_copy.default: split_with_sizes_copy,
     _ATEN.logit.default: logit,
     _ATEN.upsample_bilinear2d.vec: bilinear,
     _ATEN.empty_permuted.default: empty,

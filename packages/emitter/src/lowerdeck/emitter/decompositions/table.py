@@ -24,12 +24,14 @@ from lowerdeck.emitter._torch_private import (
     tree_leaves,
 )
 from lowerdeck.emitter.config import EmitConfig
+from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.indexing import INDEXING
+from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
@@ -93,6 +95,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **GRIDS,
     **ELEMENTWISE,
     **RANDOM_NUMBERS,
+    **ANTIALIASING,
 }
 
 
@@ -132,7 +135,9 @@ def decompositions(
         rules.pop(target, None)
         if is_composite(target):
             composites[target] = _keep
-    for target, rule in {**special, _ATTENTION: attention, **extra}.items():
+    for target, rule in {**special, _ATTENTION: attention}.items():
+        (composites if is_composite(target) else rules)[target] = keeping_layouts(rule)
+    for target, rule in extra.items():
         (composites if is_composite(target) else rules)[target] = rule
     return Decompositions(rules, composites, {**special, **extra})
 
@@ -152,8 +157,11 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, found, settings.table):
         return TracedProgram.of(exported)
+    varying = _varying_sizes(exported)
     try:
-        return retrace(exported, found.rules, found.composites)
+        traced = retrace(exported, found.rules, found.composites)
+        _check_sizes(varying)
+        return traced
     except EmitterError:
         raise
     except Exception as error:
@@ -163,6 +171,28 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
             f"{type(error).__name__}: {reason}. The cause above names the line of the model; "
             "rewrite it, or decompose the program yourself before emitting"
         ) from error
+
+
+def _varying_sizes(exported: ExportedProgram) -> list[tuple[str, int, torch.SymInt]]:
+    """Return the dimensions of the inputs that vary: name, position, size."""
+    return [
+        (node.name, dim, size)
+        for node in exported.graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt) and not size.node.expr.is_number
+    ]
+
+
+def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
+    """Refuse a program of which tracing has fixed a size: it would run for that size alone."""
+    for name, dim, size in varying:
+        if size.node.expr.is_number:
+            raise DecompositionError(
+                f"taking operators apart has fixed dimension {dim} of input {name!r} at "
+                f"{size.node.expr}, which was to vary: a decomposition asked for its value; "
+                "export without dynamic_shapes for it, or decompose the program yourself"
+            )
 
 
 def needs_decomposition(

@@ -174,5 +174,10 @@ def _keeps_order(call: Call, source: TensorValue) -> bool:
             order[one], order[other] = order[other], order[one]
     else:
         order.reverse()
-    moved = [dim for dim in order if source.shape[dim] != 1]
+    # A size that varies may be 1, but is not known to be; asking it would ask for a guard.
+    moved = [dim for dim in order if source.sizes[dim] != 1 or not _fixed(source, dim)]
     return moved == sorted(moved)
+
+
+def _fixed(source: TensorValue, dim: int) -> bool:
+    return isinstance(source.shape[dim], int)

@@ -1,0 +1,78 @@
+"""Images in another size by bicubic interpolation that averages where it shrinks: two products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import OpOverload
+
+_ATEN = torch.ops.aten
+# The cubic of Keys, which torch uses here; without antialiasing it uses -0.75.
+_CURVE = -0.5
+_REACH = 2.0
+
+
+def bicubic(
+    self: torch.Tensor,
+    output_size: Sequence[Any],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Any:
+    """Return an image in another size: each row and column is a weighted sum of others."""
+    sizes = (*self.shape[-2:], *output_size)
+    if not all(isinstance(size, int) for size in sizes) or self.dtype != torch.float32:
+        return NotImplemented
+    height, width, new_height, new_width = sizes
+    down = _weights(height, new_height, _scale(height, new_height, align_corners, scales_h))
+    across = _weights(width, new_width, _scale(width, new_width, align_corners, scales_w))
+    return torch.matmul(down, torch.matmul(self, across.t()))
+
+
+def bicubic_of_size_or_factors(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Any:
+    """Return an image in a size that is given itself or by its ratio to the old one."""
+    if output_size is not None:
+        return bicubic(input, output_size, align_corners)
+    if scale_factors is None or not all(isinstance(size, int) for size in input.shape[-2:]):
+        return NotImplemented
+    pairs = zip(input.shape[-2:], scale_factors, strict=True)
+    size = [int(float(old) * factor) for old, factor in pairs]
+    return bicubic(input, size, align_corners, *scale_factors)
+
+
+def _scale(size: int, new: int, align_corners: bool, factor: float | None) -> float:
+    if align_corners:
+        return (size - 1) / (new - 1) if new > 1 else 0.0
+    return 1.0 / factor if factor is not None and factor > 0 else size / new
+
+
+def _weights(size: int, new: int, scale: float) -> torch.Tensor:
+    """Return for each new pixel how much of each old one goes into it, shape (new, size)."""
+    stretch = max(scale, 1.0)
+    center = (torch.arange(new, dtype=torch.float32).unsqueeze(1) + 0.5) * scale
+    place = torch.arange(size, dtype=torch.float32).unsqueeze(0)
+    first = torch.trunc(center - _REACH * stretch + 0.5)
+    after = torch.trunc(center + _REACH * stretch + 0.5)
+    curve = _cubic(torch.abs((place - center + 0.5) / stretch))
+    taken = torch.where((place >= first) & (place < after), curve, 0.0)
+    return taken / taken.sum(1, keepdim=True)
+
+
+def _cubic(x: torch.Tensor) -> torch.Tensor:
+    near = ((_CURVE + 2.0) * x - (_CURVE + 3.0)) * x * x + 1.0
+    far = (((x - 5.0) * x + 8.0) * x - 4.0) * _CURVE
+    return torch.where(x < 1.0, near, torch.where(x < _REACH, far, 0.0))
+
+
+ANTIALIASING: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN._upsample_bicubic2d_aa.default: bicubic,
+    _ATEN._upsample_bicubic2d_aa.vec: bicubic_of_size_or_factors,
+}

@@ -1,0 +1,153 @@
+"""Scales and zero points that a program finds itself, and quantization by them, as arithmetic.
+
+The runtime has no kernels for these ``quantized_decomposed`` operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_SMALLEST_TOKEN_SCALE = 1e-5
+
+
+def _choose(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    quant_min: int,
+    quant_max: int,
+    eps: float,
+    _dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _range(input)
+    scale = torch.clamp((high - low) / float(quant_max - quant_min), min=eps)
+    zero_point = quant_min - torch.round(low / scale).to(torch.int32)
+    return _one(scale, torch.float64), _one(
+        torch.clamp(zero_point, quant_min, quant_max), torch.int64
+    )
+
+
+def _choose_symmetric(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    quant_min: int,
+    quant_max: int,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _range(input)
+    scale = torch.maximum(-low, high) / (float(quant_max - quant_min) / 2)
+    zero_point = 128 if dtype == torch.uint8 else 0
+    scale = _one(torch.clamp(scale, min=eps), torch.float64)
+    return scale, torch.full((1,), zero_point, dtype=torch.int64, device=input.device)
+
+
+def _range(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest element, zero counted as one."""
+    wide = values.to(torch.float32)
+    return torch.clamp(torch.amin(wide), max=0.0), torch.clamp(torch.amax(wide), min=0.0)
+
+
+def _one(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value.reshape((1,)).to(dtype)
+
+
+def _choose_per_token(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    _dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = input.abs().amax(dim=-1, keepdim=True)
+    if largest.dtype == torch.float16:
+        largest = largest.to(torch.float32)
+    scales = torch.clamp(largest, min=_SMALLEST_TOKEN_SCALE) / 127
+    return scales, torch.zeros_like(scales)
+
+
+def _choose_per_token_asymmetric(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    _dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low = torch.clamp(torch.amin(input, dim=-1, keepdim=True), max=0.0)
+    high = torch.clamp(torch.amax(input, dim=-1, keepdim=True), min=0.0)
+    scale = torch.clamp((high - low) / 255.0, min=torch.finfo(torch.float32).eps)
+    from_low, from_high = low / scale, high / scale
+    # Of both ends the one is taken whose rounding costs less.
+    zero_point = torch.where(
+        (from_low - 128) + (from_high + 127) > 0, -128 - from_low, 127 - from_high
+    )
+    rounded = torch.round(torch.clamp(zero_point, -128, 127))
+    return scale.to(torch.float64), rounded.to(torch.int64)
+
+
+def _quantize_per_token(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    steps = torch.round(input * (1.0 / scales) + zero_points)
+    return torch.clamp(steps, quant_min, quant_max).to(dtype)
+
+
+def _dequantize_per_token(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    _quant_min: int,
+    _quant_max: int,
+    _dtype: torch.dtype,
+    output_dtype: torch.dtype,
+) -> torch.Tensor:
+    return ((input - zero_points) * scales).to(output_dtype)
+
+
+def _quantize_groups(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    group_size: int,
+) -> torch.Tensor:
+    groups = _groups(input, scales, group_size)
+    steps = torch.round(groups * (1.0 / scales.reshape(-1, 1)) + zero_points.reshape(-1, 1))
+    return torch.clamp(steps, quant_min, quant_max).to(dtype).reshape(input.shape)
+
+
+def _dequantize_groups(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    _quant_min: int,
+    _quant_max: int,
+    _dtype: torch.dtype,
+    group_size: int,
+    output_dtype: torch.dtype,
+) -> torch.Tensor:
+    groups = _groups(input, scales, group_size)
+    if zero_points is not None:
+        groups = groups - zero_points.reshape(-1, 1)
+    return (groups * scales.reshape(-1, 1)).reshape(input.shape).to(output_dtype)
+
+
+def _groups(values: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
+    if group_size > values.shape[-1] and scales.shape[-1] == 1:
+        group_size = values.shape[-1]
+    return values.reshape(-1, group_size)
+
+
+DYNAMIC_QUANTIZATION: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("choose_qparams", "tensor", _choose),
+    ("choose_qparams_symmetric", "tensor", _choose_symmetric),
+    ("choose_qparams_per_token", "default", _choose_per_token),
+    ("choose_qparams_per_token_asymmetric", "default", _choose_per_token_asymmetric),
+    ("_choose_qparams_per_token_asymmetric_impl", "default", _choose_per_token_asymmetric),
+    ("quantize_per_token", "default", _quantize_per_token),
+    ("dequantize_per_token", "default", _dequantize_per_token),
+    ("quantize_per_channel_group", "default", _quantize_groups),
+    ("dequantize_per_channel_group", "default", _dequantize_groups),
+)
+"""Name, overload and rule of each operator."""
