@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import torch
@@ -193,6 +194,10 @@ def is_composite(target: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
+# torch's tracing changes what operators do for the whole process: two at once fail.
+_TRACING = RLock()
+
+
 def retrace(
     exported: ExportedProgram,
     rules: Mapping[OperatorBase, Callable[..., Any]],
@@ -208,7 +213,7 @@ def retrace(
         rules: How operators are taken apart.
         composites: How composite operators are; a rule that returns ``NotImplemented`` keeps one.
     """
-    with unset_fake_temporarily(), _delegates_take_numbers(), warnings.catch_warnings():
+    with _TRACING, unset_fake_temporarily(), _delegates_take_numbers(), warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         parts = _decompose_and_get_gm_with_new_signature_constants(

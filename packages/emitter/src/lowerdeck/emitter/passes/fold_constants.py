@@ -56,6 +56,7 @@ def fold_constants(method: Method) -> None:
         The method is functional.
 
     Ensures:
+        No call has results without elements alone.
         No call of constants alone has a result of at most 1 KB, and no two are equal.
     """
     folder = _Folder()
@@ -78,6 +79,8 @@ class _Folder:
             for inner in blocks_of(operation):
                 # What an inner block computes may never have run behind it.
                 self.block(inner, dict(known))
+            if isinstance(operation, Call) and _gives_nothing(operation):
+                continue
             if isinstance(operation, Call) and self._is_fixed(operation):
                 if self._folded(operation):
                     continue
@@ -120,6 +123,20 @@ class _Folder:
             out.dim_order = layout_of(out.constant)
             out.fixed_role = Role.CONSTANT
         return True
+
+
+def _gives_nothing(call: Call) -> bool:
+    """Make the results of ``call`` constants if none has an element: kernels refuse some."""
+    if call.effect or not call.outs:
+        return False
+    for out in call.outs:
+        if not isinstance(out, TensorValue) or out.dynamic or out.nbytes:
+            return False
+    for out in call.outs:
+        assert isinstance(out, TensorValue)
+        out.constant = torch.empty(out.sizes, dtype=out.dtype)
+        out.fixed_role = Role.CONSTANT
+    return True
 
 
 def _positional(call: Call) -> list[Any]:

@@ -1,0 +1,105 @@
+"""Tensors without elements, however they come about, come out of the official runtime."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from lowerdeck.emitter import EmitConfig, emit
+from tests.interop import official
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+]
+
+LAST = torch.channels_last
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def shapes() -> list[tuple[int, ...]]:
+    return [dims for dims in itertools.product((0, 1, 2), repeat=3) if 0 in dims]
+
+
+def everything(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    """Return what comes of two tensors of one shape, one of whose dimensions is 0."""
+    images = a.unsqueeze(0)
+    return [
+        a @ b.mT,
+        a.mT @ b,
+        a.mT,
+        a.mT + 1,
+        a.relu(),
+        a.permute(2, 0, 1) * 2,
+        a.reshape(-1),
+        torch.cat([a, b], 1),
+        torch.stack([a, b]),
+        a.sum(0),
+        a[:, :0],
+        a.expand(2, *a.shape) + 0,
+        images.contiguous(memory_format=LAST) + 1,
+        images.permute(0, 3, 1, 2) + 1,
+        torch.zeros(2, 0, 3),
+    ]
+
+
+@pytest.mark.parametrize("plan_outputs", [True, False])
+def test_every_shape_of_nothing(plan_outputs: bool, tmp_path: Path) -> None:
+    cases, expected = [], []
+    for number, dims in enumerate(shapes()):
+        args = (torch.randn(dims), torch.randn(dims))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(Of(everything), args)
+        emitted = emit(exported, config=EmitConfig(plan_outputs=plan_outputs))
+        emitted.save(tmp_path / f"{number}.pte")
+        cases.append(official.Case(tmp_path / f"{number}.pte", [official.Call(args)]))
+        cases.append(official.Case(emitted.to_bytes(), [official.Call(args)]))
+        expected += [everything(*args)] * 2
+    for outcome, wanted in zip(official.run_many(cases), expected, strict=True):
+        assert isinstance(outcome, official.Ran), outcome
+        official.assert_outputs_close(outcome.outputs[0], wanted)
+
+
+VARYING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "product": lambda x: x @ torch.ones(5, 4).mT,
+    "turned": lambda x: x.mT.contiguous(),
+    "view": lambda x: (x * 2).view(-1, 2),
+    "joined": lambda x: torch.cat([x, x]),
+    "sum": lambda x: x.sum(0),
+    "found": lambda x: x.nonzero(),
+    "selected": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_a_size_that_becomes_0(name: str, tmp_path: Path) -> None:
+    function, rows = VARYING[name], Dim("rows", min=0, max=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(
+            Of(function), (torch.randn(3, 4),), dynamic_shapes=(({0: rows},),)
+        )
+    emit(exported).save(tmp_path / "model.pte")
+    given = [torch.randn(0, 4), torch.randn(3, 4), torch.zeros(0, 4), torch.zeros(8, 4)]
+    outcome = official.run(tmp_path / "model.pte", [official.Call((x,)) for x in given])
+    assert isinstance(outcome, official.Ran), outcome
+    for x, got in zip(given, outcome.outputs, strict=True):
+        official.assert_outputs_close(got, pytree.tree_leaves(function(x)))
