@@ -18,12 +18,12 @@ from lowerdeck.emitter.values import TensorValue, Value
 
 _COPIES = """
     alias alias_copy clone detach detach_copy expand expand_copy lift_fresh_copy _to_copy view
-    view_copy _unsafe_view _reshape_alias slice slice_copy _clone_dim_order
+    view_copy _unsafe_view _reshape_alias reshape slice slice_copy _clone_dim_order
 """
 _MAY_CHANGE_NOTHING = frozenset(_COPIES.split())
 _PERMUTES = frozenset({"permute", "permute_copy"})
 _TO_PAIRS = frozenset({"view_as_real", "view_as_real_copy"})
-_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias"})
+_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "reshape"})
 
 
 def remove_copies(method: Method) -> None:

@@ -12,10 +12,11 @@ from lowerdeck.emitter.runtime_ops import RESHAPE_IN_PLACE
 from lowerdeck.emitter.values import Role, TensorValue, root_of
 
 _RESHAPES_NAMES = """
-    view view_copy _unsafe_view _reshape_alias unsqueeze unsqueeze_copy squeeze squeeze_copy
+    view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze
+    squeeze_copy
 """
 _RESHAPES = frozenset(_RESHAPES_NAMES.split())
-_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias"})
+_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "reshape"})
 # A complex number is the same bytes as a pair of real ones.
 _PAIRS = frozenset({"view_as_complex", "view_as_real", "view_as_real_copy"})
 _SAME_NAMES = """
