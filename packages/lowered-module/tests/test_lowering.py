@@ -33,13 +33,14 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.graphs import computing_nodes, graphs_of, is_getitem
+from lowerdeck.lowered_module.graphs import computing_nodes, is_getitem
 from lowerdeck.lowered_module.testing import (
     RunPartitioner,
     Sample,
     TaggingPartitioner,
     generated,
 )
+from lowerdeck.torch_base import graphs_of
 
 
 def close(found: Any, wanted: Any) -> None:

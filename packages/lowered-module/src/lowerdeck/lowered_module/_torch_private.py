@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -27,7 +26,6 @@ __all__ = [
     "SpecViolationError",
     "active_fake_mode",
     "bare_program",
-    "composite_parts",
     "executorch_call_delegate",
     "fake_mode_of",
     "pytree",
@@ -57,19 +55,6 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
     return None
-
-
-def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
-    """Return what does ``operator`` by calling others, as eager does; None if nothing does.
-
-    Args:
-        operator: One overload.
-    """
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if not operator.has_kernel_for_dispatch_key(key):
-        return None
-    # ``decompose`` would ask for Python's version first, which the caller may have replaced.
-    return functools.partial(operator._op_dk, key)
 
 
 def set_program_parts(

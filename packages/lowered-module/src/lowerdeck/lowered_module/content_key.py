@@ -12,8 +12,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module._torch_private import pytree
-from lowerdeck.lowered_module.graphs import attribute_of
 from lowerdeck.lowered_module.rejects import operator_name
+from lowerdeck.torch_base import attribute_of
 
 FORMAT = b"lowerdeck result 2"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,37 +9,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputKind
-from torch.fx import GraphModule
 
 from lowerdeck.lowered_module._torch_private import (
     bare_program,
     fake_mode_of,
 )
 from lowerdeck.lowered_module.collector import collector_held
-from lowerdeck.lowered_module.graphs import attribute_of, delegate_calls, delegate_of, graphs_of
-from lowerdeck.torch_base import lazy_clone
-
-
-def copy_graph_module(graph_module: GraphModule) -> GraphModule:
-    """Return a copy of the graph and all nested graphs; tensors and delegates are shared."""
-    memo: dict[int, Any] = {}
-    for gm in graphs_of(graph_module):
-        for holder in (*gm.parameters(recurse=False), *gm.buffers(recurse=False)):
-            memo[id(holder)] = holder
-        for node in gm.graph.find_nodes(op="get_attr"):
-            value = attribute_of(gm, node)
-            if not isinstance(value, GraphModule):
-                memo[id(value)] = value
-        for call in delegate_calls(gm):
-            delegate = delegate_of(gm, call)
-            memo[id(delegate)] = delegate
-    copied = copy.deepcopy(graph_module, memo)
-    for old, new in zip(graphs_of(graph_module), graphs_of(copied), strict=True):
-        for source, node in zip(old.graph.nodes, new.graph.nodes, strict=True):
-            # fx gives a copy of a node called "input" another name; signatures know the old one.
-            if node.name != source.name:
-                node.name = source.name
-    return copied
+from lowerdeck.torch_base import copy_graph_module, lazy_clone
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from torch.fx import Graph, GraphModule
 
-from lowerdeck.lowered_module.graphs import graphs_of
+from lowerdeck.torch_base import graphs_of
 
 HANDLE = "debug_handle"
 

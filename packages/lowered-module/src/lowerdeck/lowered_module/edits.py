@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module.graphs import attribute_of
+from lowerdeck.torch_base import attribute_of
 
 
 def first_edit(before: GraphModule, after: GraphModule) -> str | None:

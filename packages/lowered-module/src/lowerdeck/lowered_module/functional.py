@@ -7,25 +7,24 @@ both. A partition therefore touches memory that is written only if all of it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import OpOverload, composite_parts
-from lowerdeck.lowered_module.copies import shared_copy
 from lowerdeck.lowered_module.errors import AliasingError
-from lowerdeck.lowered_module.graphs import graphs_of, is_getitem
+from lowerdeck.lowered_module.graphs import is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import MUTATIONS
 from lowerdeck.torch_base import (
     Extent,
     MemoryMap,
     MemoryUse,
+    aliasing_parts,
+    explicit,
+    graphs_of,
     held_tensors,
-    hides_aliases,
     shared_inputs,
 )
 
@@ -33,7 +32,6 @@ CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
 """Key of a placeholder's meta: another method of the same file changes what it holds."""
 
 _OUTSIDE = frozenset({"placeholder", "get_attr"})
-_ALIAS = torch.ops.aten.alias.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +82,9 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
     Raises:
         AliasingError: torch cannot tell its writes in values.
     """
-    plain = shared_copy(program)
-    table = _say_aliases(plain)
+    plain = explicit(program)
     try:
-        return plain.run_decompositions(table)
+        return plain.run_decompositions(aliasing_parts(plain))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise AliasingError(
@@ -95,28 +92,6 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
             f"({type(error).__name__}: {reason}): leave these nodes out of partitions, or write "
             "the model without the write in place"
         ) from error
-
-
-def _say_aliases(program: ExportedProgram) -> dict[OpOverload, Callable[..., object]]:
-    """Prepare ``program`` in place for torch's functionalisation.
-
-    That takes schemas at their word: what is written through the result of an operator whose
-    schema hides that it may return its argument would be lost.
-
-    Returns:
-        How such operators are taken apart into those that say what they share.
-    """
-    table: dict[OpOverload, Callable[..., object]] = {}
-    for gm in graphs_of(program.graph_module):
-        for node in gm.graph.nodes:
-            if not hides_aliases(node.target):
-                continue
-            if "dropout" in node.target.name() and False in (*node.args, *node.kwargs.values()):
-                # Not in training: eager returns the argument, torch's decomposition clones it.
-                node.target, node.args, node.kwargs = _ALIAS, node.args[:1], {}
-            elif (parts := composite_parts(node.target)) is not None:
-                table[node.target] = parts
-    return table
 
 
 def writes_anything(program: ExportedProgram) -> bool:

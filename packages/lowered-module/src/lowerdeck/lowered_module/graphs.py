@@ -1,4 +1,4 @@
-"""Walks over a program's graph and all graphs nested in it."""
+"""What is in a program's graphs: delegates, elements of tuples, what computes."""
 
 from __future__ import annotations
 
@@ -9,40 +9,7 @@ from typing import cast
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
-
-
-def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """Yield ``graph_module`` and every graph nested in it that a node refers to, each once.
-
-    Graphs inside earlier delegates are not among them: a delegate is closed.
-    """
-    seen: set[int] = set()
-    waiting = [graph_module]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        waiting.extend(
-            reversed([child for _, child in nested_graphs(current) if id(child) not in seen])
-        )
-
-
-def nested_graphs(graph_module: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yield each get_attr node of one graph that refers to a graph, with that graph."""
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        attribute = attribute_of(graph_module, node)
-        if isinstance(attribute, GraphModule):
-            yield node, attribute
-
-
-def attribute_of(graph_module: GraphModule, node: Node) -> object:
-    """Return what a get_attr node of ``graph_module`` refers to, or None where nothing is."""
-    value: object = graph_module
-    for atom in str(node.target).split("."):
-        value = getattr(value, atom, None)
-    return value
+from lowerdeck.torch_base import attribute_of, graphs_of
 
 
 def is_getitem(node: Node) -> bool:

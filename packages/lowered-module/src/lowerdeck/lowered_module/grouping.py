@@ -11,8 +11,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.graphs import attribute_of, computing_nodes, graphs_of, is_getitem
+from lowerdeck.lowered_module.graphs import computing_nodes, is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
+from lowerdeck.torch_base import attribute_of, graphs_of
 
 Groups = dict[str, list[Node]]
 

@@ -12,14 +12,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from lowerdeck.emitter import EmittedProgram
-from lowerdeck.lowered_module.graphs import (
-    computing_nodes,
-    delegate_calls,
-    delegate_of,
-    graphs_of,
-)
+from lowerdeck.lowered_module.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.serializer import FileRange, Storage
+from lowerdeck.torch_base import graphs_of
 
 
 @dataclass(frozen=True, slots=True)

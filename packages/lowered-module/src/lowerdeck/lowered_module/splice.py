@@ -13,11 +13,11 @@ from torch.fx import GraphModule, Node
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.cut import CutProgram
 from lowerdeck.lowered_module.debug_handles import HANDLE
-from lowerdeck.lowered_module.graphs import graphs_of
 from lowerdeck.lowered_module.grouping import strip_tags
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.prepared import StateCopies
 from lowerdeck.lowered_module.signature import STATE_MUTATIONS, renamed
+from lowerdeck.torch_base import graphs_of
 
 
 def splice_delegates(

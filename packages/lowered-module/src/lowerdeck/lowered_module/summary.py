@@ -11,14 +11,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.lowered_module.graphs import (
-    computing_nodes,
-    delegate_calls,
-    delegate_of,
-    graphs_of,
-)
+from lowerdeck.lowered_module.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.rejects import REJECT, operator_name, table
+from lowerdeck.torch_base import graphs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from torch.fx.node import map_aggregate
 from lowerdeck.lowered_module.backend import PreprocessResult
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.errors import PreprocessError
-from lowerdeck.lowered_module.graphs import graphs_of
 from lowerdeck.serializer import NamedDataStoreOutput
+from lowerdeck.torch_base import graphs_of
 
 # torch.export.save and load keep what they are doing in globals.
 _one_at_a_time = threading.Lock()

@@ -10,7 +10,14 @@ from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
+from lowerdeck.torch_base.explicit import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
+from lowerdeck.torch_base.graphs import (
+    attribute_of,
+    copy_graph_module,
+    graphs_of,
+    nested_graphs,
+)
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.tensor_bytes import bytes_of
 
@@ -30,6 +37,14 @@ __all__ = [
     "OwnCopies",
     "bytes_of",
     "lazy_clone",
+    # What torch's functionalisation would lose, said explicitly
+    "aliasing_parts",
+    "explicit",
+    # Graphs in graphs
+    "attribute_of",
+    "copy_graph_module",
+    "graphs_of",
+    "nested_graphs",
     # Attributes by their dotted path
     "attribute",
     "has_attribute",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Callable
+
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = [
@@ -13,6 +19,7 @@ __all__ = [
     "NormBase",
     "OpOverload",
     "OpOverloadPacket",
+    "composite_parts",
     "data_address",
     "is_composite",
     "is_impure",
@@ -20,6 +27,7 @@ __all__ = [
     "schema_of",
     "storage_address",
     "storage_identity",
+    "with_graph_module",
 ]
 
 NormBase: type[torch.nn.Module] = _NormBase
@@ -42,6 +50,19 @@ def is_composite(operator: OpOverload) -> bool:
         # Some overloads exist for TorchScript only.
         return True
     return composite
+
+
+def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
+    """Return what does ``operator`` by calling others, as eager does; None if nothing does.
+
+    Args:
+        operator: One overload.
+    """
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if not operator.has_kernel_for_dispatch_key(key):
+        return None
+    # ``decompose`` would ask for Python's version first, which the caller may have replaced.
+    return functools.partial(operator._op_dk, key)
 
 
 def is_impure(module: object) -> bool:
@@ -81,3 +102,10 @@ def storage_address(tensor: torch.Tensor) -> int:
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view that reads as the negative of ``tensor``."""
     return torch._neg_view(tensor)
+
+
+def with_graph_module(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:
+    """Return a program like ``program``, on the same tensors, around another graph module."""
+    made = copy.copy(program)
+    made._graph_module = graph_module
+    return made

@@ -172,7 +172,13 @@ def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.T
     return torch.empty(size, dtype=options.get("dtype"))
 
 
+def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # noqa: ARG001
+    """Return a copy: torch's references ask for strides, which a program does not have."""
+    return _ATEN.clone.default(self)
+
+
 QUIRKS: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.prims.copy_strided.default: copy_strided,
     _ATEN.remainder.Tensor: remainder,
     _ATEN.remainder.Scalar: remainder_scalar,
     _ATEN._log_softmax.default: log_softmax,

@@ -46,6 +46,7 @@ from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.provenance import Provenance
 from lowerdeck.emitter.traced import TracedProgram
+from lowerdeck.torch_base import explicit
 
 _ATEN = torch.ops.aten
 
@@ -159,7 +160,7 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
     try:
-        traced = retrace(exported, found.rules, found.composites)
+        traced = retrace(explicit(exported), found.rules, found.composites)
         _check_sizes(varying)
         return traced
     except EmitterError:

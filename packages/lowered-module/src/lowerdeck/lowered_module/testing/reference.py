@@ -12,7 +12,6 @@ from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
-from lowerdeck.lowered_module.graphs import graphs_of
 from lowerdeck.lowered_module.partitioner import (
     DELEGATION_TAG,
     DelegationSpec,
@@ -20,6 +19,7 @@ from lowerdeck.lowered_module.partitioner import (
     PartitionResult,
 )
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.torch_base import graphs_of
 
 
 class VerbatimBackend(BackendDetails):

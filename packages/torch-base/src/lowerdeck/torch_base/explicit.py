@@ -1,0 +1,128 @@
+"""A program in which torch's functionalisation finds every write and every alias.
+
+torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
+Three things get lost, without a word: what is written through the result of an operator whose
+schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
+does; and, where a buffer becomes an input of the user, the program (it is refused as malformed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.torch_base._torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    composite_parts,
+    with_graph_module,
+)
+from lowerdeck.torch_base.callees import hides_aliases
+from lowerdeck.torch_base.graphs import copy_graph_module, graphs_of
+
+_ATEN = torch.ops.aten
+
+
+def explicit(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program`` with its aliases and conversions said by operators of their own.
+
+    It computes the same. Give it to torch instead of the original wherever torch is to make it
+    functional, such as ``run_decompositions``.
+
+    Args:
+        program: Any program; not changed.
+
+    Returns:
+        The program itself where there is nothing to say; else a copy on the same tensors.
+    """
+    if not any(_unsaid(node) for gm in graphs_of(program.graph_module) for node in gm.graph.nodes):
+        return program
+    copied = copy_graph_module(program.graph_module)
+    for gm in graphs_of(copied):
+        for node in list(gm.graph.nodes):
+            say = _unsaid(node)
+            if say is not None:
+                say(node)
+    return with_graph_module(program, copied)
+
+
+def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., object]]:
+    """Return how to take apart the composites of ``program`` whose schemas hide aliases.
+
+    For the table of ``run_decompositions``, which would keep them whole.
+
+    Args:
+        program: Any program.
+    """
+    table: dict[OpOverload, Callable[..., object]] = {}
+    for gm in graphs_of(program.graph_module):
+        for node in gm.graph.nodes:
+            if hides_aliases(node.target):
+                parts = composite_parts(node.target)
+                if parts is not None:
+                    table[node.target] = parts
+    return table
+
+
+def _unsaid(node: Node) -> Callable[[Node], None] | None:
+    """Return what says explicitly what ``node`` does, or None where it does."""
+    if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+        return None
+    if node.target is _ATEN.copy_.default:
+        source, own = node.args[1], node.args[0]
+        alike = isinstance(source, Node) and isinstance(own, Node) and _alike(source, own)
+        return None if alike else _convert
+    if hides_aliases(node.target) and "dropout" in str(node.target):
+        # Not in training: eager returns the argument, torch's decomposition clones it.
+        return _alias if False in (*node.args, *node.kwargs.values()) else None
+    return None
+
+
+def _alike(source: Node, own: Node) -> bool:
+    value, held = source.meta.get("val"), own.meta.get("val")
+    return (
+        source.op != "placeholder"
+        and isinstance(value, torch.Tensor)
+        and isinstance(held, torch.Tensor)
+        and value.dtype is held.dtype
+        and value.shape == held.shape
+    )
+
+
+def _alias(node: Node) -> None:
+    node.target, node.args, node.kwargs = _ATEN.alias.default, node.args[:1], {}
+
+
+def _convert(node: Node) -> None:
+    own, source = node.args[:2]
+    if not isinstance(own, Node) or not isinstance(source, Node):
+        return
+    held, value = own.meta["val"], source.meta["val"]
+    graph: torch.fx.Graph = node.graph
+    with graph.inserting_before(node):
+        if value.dtype is not held.dtype:
+            source = _call(graph, node, _ATEN.to.dtype, (source, held.dtype))
+        if value.shape != held.shape:
+            sizes = [
+                size if isinstance(size, int) else _size(graph, node, own, dim)
+                for dim, size in enumerate(held.shape)
+            ]
+            source = _call(graph, node, _ATEN.expand.default, (source, sizes))
+        if source.op == "placeholder":
+            source = _call(graph, node, _ATEN.clone.default, (source,))
+    node.args = (own, source, *node.args[2:])
+
+
+def _size(graph: torch.fx.Graph, node: Node, own: Node, dim: int) -> Node:
+    return _call(graph, node, _ATEN.sym_size.int, (own, dim))
+
+
+def _call(graph: torch.fx.Graph, like: Node, target: OpOverload, args: tuple[object, ...]) -> Node:
+    """Add a call at the insert point, with the meta of ``like`` and a value of its own."""
+    made = graph.call_function(target, args)  # type: ignore[arg-type]
+    values = torch.fx.map_arg((args,), lambda node: node.meta["val"])
+    made.meta = {**like.meta, "val": target(*values[0])}
+    return made

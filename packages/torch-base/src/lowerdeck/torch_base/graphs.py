@@ -1,0 +1,62 @@
+"""Walks over a program's graph and all graphs nested in it, and copies of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+
+def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
+    """Yield ``graph_module`` and every graph nested in it that a node refers to, each once.
+
+    Graphs inside earlier delegates are not among them: a delegate is closed.
+    """
+    seen: set[int] = set()
+    waiting = [graph_module]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting.extend(
+            reversed([child for _, child in nested_graphs(current) if id(child) not in seen])
+        )
+
+
+def nested_graphs(graph_module: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
+    """Yield each get_attr node of one graph that refers to a graph, with that graph."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        attribute = attribute_of(graph_module, node)
+        if isinstance(attribute, GraphModule):
+            yield node, attribute
+
+
+def attribute_of(graph_module: GraphModule, node: Node) -> object:
+    """Return what a get_attr node of ``graph_module`` refers to, or None where nothing is."""
+    value: object = graph_module
+    for atom in str(node.target).split("."):
+        value = getattr(value, atom, None)
+    return value
+
+
+def copy_graph_module(graph_module: GraphModule) -> GraphModule:
+    """Return a copy of the graph and all nested graphs; tensors and delegates are shared."""
+    memo: dict[int, Any] = {}
+    for gm in graphs_of(graph_module):
+        for holder in (*gm.parameters(recurse=False), *gm.buffers(recurse=False)):
+            memo[id(holder)] = holder
+        for node in gm.graph.find_nodes(op="get_attr"):
+            value = attribute_of(gm, node)
+            if not isinstance(value, GraphModule):
+                memo[id(value)] = value
+    copied = copy.deepcopy(graph_module, memo)
+    for old, new in zip(graphs_of(graph_module), graphs_of(copied), strict=True):
+        for source, node in zip(old.graph.nodes, new.graph.nodes, strict=True):
+            # fx gives a copy of a node called "input" another name; signatures know the old one.
+            if node.name != source.name:
+                node.name = source.name
+    return copied

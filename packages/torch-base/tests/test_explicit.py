@@ -1,0 +1,139 @@
+"""What torch's functionalisation would lose is said before torch sees it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from lowerdeck.torch_base import aliasing_parts, explicit
+
+aten = torch.ops.aten
+
+
+class Broadcast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(4, 3))
+        self.register_buffer("row", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table.copy_(self.row)
+        self.row.add_(x[0])
+        return self.table + 1
+
+
+class Converts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2, 3, dtype=torch.int32))
+        self.register_buffer("exact", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.count.copy_(x * 3)
+        self.exact.copy_(x[0])
+        return self.count + 1, self.exact * 2
+
+
+class Taken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.last.clone()
+        self.last.copy_(x)
+        return before + x
+
+
+class Dropped(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        views = (
+            nn.functional.dropout(x, 0.5, False),
+            nn.functional.feature_alpha_dropout(x, 0.5, False),
+            nn.functional.alpha_dropout(x, 0.5, False),
+            nn.functional.dropout1d(x, 0.5, False),
+        )
+        x.add_(1)
+        return tuple(view * 2 for view in views)
+
+
+class Hidden(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        same = x.type_as(x)
+        turned = torch.einsum("ij->ji", x)
+        (wide,) = torch.atleast_2d([x])
+        first, _ = torch.broadcast_tensors(x, torch.ones(2, 3))
+        x.mul_(3)
+        return same + 1, turned + 1, wide + 1, first + 1
+
+
+MODELS = (Broadcast, Converts, Taken, Dropped, Hidden)
+
+
+def exported(model: nn.Module) -> ExportedProgram:
+    return torch.export.export(copy.deepcopy(model), (torch.ones(2, 3),))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_torch_makes_functional_is_what_eager_computes(model: type[nn.Module]) -> None:
+    eager = model()
+    program = explicit(exported(eager))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        functional = program.run_decompositions(aliasing_parts(program)).module()
+    for step in range(2):
+        given = torch.tensor([[1.5, -2.25, 3.0], [0.25, 2.0, -1.0]]) + step
+        own = given.clone()
+        torch.testing.assert_close(functional(own), eager(given))
+        torch.testing.assert_close(own, given)
+    for name, value in eager.named_buffers():
+        torch.testing.assert_close(dict(functional.named_buffers())[name], value)
+
+
+def test_the_program_given_is_not_changed() -> None:
+    program = exported(Converts())
+    before = str(program.graph)
+    said = explicit(program)
+    assert str(program.graph) == before
+    assert said is not program
+    assert said.state_dict["count"] is program.state_dict["count"]
+    said.graph.lint()
+
+
+def test_where_nothing_is_to_be_said_the_program_itself_comes_back() -> None:
+    program = exported(nn.Linear(3, 3))
+    assert explicit(program) is program
+    assert aliasing_parts(program) == {}
+
+
+def test_values_of_what_is_added_are_those_of_the_write() -> None:
+    program = explicit(exported(Converts()))
+    for node in program.graph.nodes:
+        if node.target is aten.copy_.default:
+            own, source = (argument.meta["val"] for argument in node.args[:2])
+            assert own.dtype is source.dtype
+            assert own.shape == source.shape
+
+
+def test_dynamic_sizes_are_broadcast_to() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: Tensor, row: Tensor) -> Tensor:
+            x.copy_(row)
+            return x + 1
+
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(
+        Rows(), (torch.ones(4, 3), torch.ones(3)), dynamic_shapes=({0: batch}, None)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        functional = explicit(program).run_decompositions({}).module()
+    for size in (4, 5):
+        x, row = torch.zeros(size, 3), torch.randn(3)
+        torch.testing.assert_close(functional(x, row), (row + 1).expand(size, 3))
+        torch.testing.assert_close(x, row.expand(size, 3))
