@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import pytest
 import torch
 
 from lowerdeck.lowered_module.commands import load_example, lower
-from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck.serializer import open_pte
+from lowerdeck.serializer import CommandError, open_pte
 
 MODEL = """
 import torch
@@ -24,6 +24,48 @@ def example():
 
 def wrong():
     return 3
+
+number = 3
+
+def needs(argument):
+    return example()
+
+def fails():
+    return 1 / 0
+
+def no_module():
+    return 3, (torch.ones(1),)
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x
+
+def cannot_be_exported():
+    return Branches(), (torch.ones(1),)
+
+class Determinant(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.det(x)
+
+def no_kernel():
+    return Determinant(), (torch.eye(2),)
+
+class Add(torch.nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+def listed():
+    return Add(), [torch.ones(1), torch.ones(1)]
+
+from lowerdeck.lowered_module.testing import RunPartitioner
+
+class Everything(RunPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: True)
+
+class Demanding(RunPartitioner):
+    def __init__(self, wanted):
+        super().__init__(wanted)
 """
 
 
@@ -44,10 +86,19 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         return entries if wanted == {"group": "lowerdeck.partitioners"} else real(**wanted)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", found)
-    monkeypatch.setattr(
-        importlib.metadata.EntryPoint, "load", lambda self: everything, raising=True
-    )
+    load = importlib.metadata.EntryPoint.load
+
+    def loaded(entry: importlib.metadata.EntryPoint) -> Any:
+        return everything if entry.name == "Try" else load(entry)
+
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", loaded)
     return "command_model:example"
+
+
+def lowerdeck(*words: str) -> int:
+    """Run the installed script, as a user does."""
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="lowerdeck")
+    return int(script.load()(list(words)))
 
 
 def run(*words: str) -> int:
@@ -72,14 +123,13 @@ def test_it_writes_a_file_and_says_what_it_did(
         assert file is not None
 
 
-def test_a_check_that_cannot_be_made_is_an_error(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_cannot_be_made_is_an_error(model: str, tmp_path: Path) -> None:
     place = tmp_path / "model.pte"
-    assert run(model, "--backend", "Try", "-o", str(place), "--check") == 1
     has_runner = importlib.util.find_spec("lowerdeck.runner") is not None
     expected = "cannot be compared" if has_runner else "needs lowerdeck.runner: pip install"
-    assert expected in capsys.readouterr().err
+    with pytest.raises(CommandError, match=expected) as caught:
+        run(model, "--backend", "Try", "-o", str(place), "--check")
+    assert caught.value.exit_status == 4
 
 
 def test_check_compares_with_eager(
@@ -98,15 +148,67 @@ def test_check_compares_with_eager(
         ("mymodel.py:f", "without .py: mymodel:f"),
         ("command_model:absent", "has no 'absent'"),
         ("command_model:wrong", "returned int"),
+        ("command_model:number", "is a int, expected a function"),
+        ("command_model:needs", "raised TypeError"),
+        ("command_model:fails", "raised ZeroDivisionError: division by zero"),
+        ("command_model:no_module", r"returned \(int, tuple\)"),
+        ("command_model:cannot_be_exported", "torch.export cannot export"),
     ],
 )
-def test_a_factory_that_cannot_be_used_is_an_error(
-    model: str, factory: str, message: str, capsys: pytest.CaptureFixture[str]
+def test_a_factory_that_cannot_be_used_is_one_line_of_error(
+    model: str, factory: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(LoweringError, match=message):
-        load_example(factory)
-    assert run(factory) == 1
-    assert message in capsys.readouterr().err
+    assert lowerdeck("lower", factory, "-o", str(tmp_path / "m.pte")) == 3
+    told = capsys.readouterr().err.splitlines()
+    # torch may log a line of its own.
+    (line,) = [line for line in told if line.startswith("lowerdeck")]
+    assert re.search(message, line)
+    assert not list(tmp_path.glob("*.pte"))
+
+
+def test_a_module_that_fails_is_one_line_of_error(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_model.py").write_text("1 / 0\n")
+    assert lowerdeck("lower", "broken_model:f", "-o", str(tmp_path / "m.pte")) == 3
+    assert "cannot be imported: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_missing_kernel_and_a_full_disk_are_failures_here(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lowerdeck("lower", "command_model:no_kernel", "-o", str(tmp_path / "m.pte")) == 4
+    assert "have no kernel" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert lowerdeck("lower", model, "-o", str(tmp_path / "file" / "m.pte")) == 4
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_an_unknown_backend_is_a_wrong_argument(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "m.pte")
+    assert lowerdeck("lower", model, "--backend", "Nothing", "-o", output) == 2
+    assert "'Nothing' was not found" in capsys.readouterr().err
+
+
+def test_a_partitioner_can_be_named_by_its_class(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "m.pte"
+    assert (
+        lowerdeck("lower", model, "--backend", "command_model:Everything", "-o", str(output)) == 0
+    )
+    assert "VerbatimBackend" in capsys.readouterr().out
+    assert (
+        lowerdeck("lower", model, "--backend", "command_model:Demanding", "-o", str(output)) == 3
+    )
+    assert "cannot be made without arguments" in capsys.readouterr().err
+
+
+def test_inputs_may_be_a_list(model: str) -> None:
+    _, inputs, _ = load_example("command_model:listed")
+    assert len(inputs) == 2
 
 
 def test_a_model_is_loaded_in_evaluation_mode(model: str) -> None:

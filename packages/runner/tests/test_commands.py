@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,12 @@ import torch
 
 from lowerdeck.runner.commands import BackendsCommand, RunCommand
 from lowerdeck.serializer import write_pte
+
+
+def lowerdeck(*words: str) -> int:
+    """Run the installed script, as a user does."""
+    (script,) = entry_points(group="console_scripts", name="lowerdeck")
+    return int(script.load()(list(words)))
 
 
 def call(command: Any, *words: str) -> int:
@@ -84,10 +90,10 @@ def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--method", "backward"], "there is no method 'backward'"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_1(
+def test_errors_are_one_line_with_the_status_of_their_kind(
     file: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(RunCommand(), str(file), *words) == 1
+    assert lowerdeck("run", str(file), *words) == (4 if {"--output", "--trace"} & {*words} else 3)
     error = capsys.readouterr().err
     assert error.startswith("lowerdeck run: ")
     assert message in error
@@ -123,7 +129,7 @@ def test_numbers_that_a_type_cannot_hold_are_one_line(
     x = method.tensor([], torch.int64)
     path = tmp_path / "model.pte"
     write_pte(method.ends([x], [x]), path)
-    assert call(RunCommand(), str(path), "--input", text) == 1
+    assert lowerdeck("run", str(path), "--input", text) == 3
     error = capsys.readouterr().err
     assert "does not fit torch.int64" in error
     assert len(error.splitlines()) == 1
@@ -143,9 +149,9 @@ def test_names_from_a_file_are_printed_harmlessly(
     path = tmp_path / f"{EVIL}.pte"
     write_pte(m.ends([x], [out, m.string(EVIL)]), path)
     code = (
-        "import argparse, sys; from lowerdeck.runner.commands import RunCommand;"
-        "p = argparse.ArgumentParser(); RunCommand().configure(p);"
-        "sys.exit(RunCommand().run(p.parse_args()))"
+        "import sys; from importlib.metadata import entry_points;"
+        "(script,) = entry_points(group='console_scripts', name='lowerdeck');"
+        "sys.exit(script.load()(['run', *sys.argv[1:]]))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(path), *words],
@@ -155,22 +161,22 @@ def test_names_from_a_file_are_printed_harmlessly(
     )
     told = done.stdout + done.stderr
     assert b"Traceback" not in told
-    assert done.returncode == int("x" in words)
+    assert done.returncode == (3 if "x" in words else 0)
     for line in told.decode(encoding).split("\n"):
         assert line.isprintable()
         assert not line.startswith("lowerdeck: all")
     assert b"a\\x1b[31m" in told
 
 
-def test_a_reader_that_goes_away_is_not_our_error(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_program_without_a_kernel_failed_here(
+    method: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def gone(*_: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr("lowerdeck.runner.commands.running._run", gone)
-    with pytest.raises(BrokenPipeError):
-        call(RunCommand(), str(file))
+    x, out = method.tensor([2]), method.tensor([2])
+    method.call("mine::op.out", x, out, out)
+    path = tmp_path / "model.pte"
+    write_pte(method.ends([x], [out]), path)
+    assert lowerdeck("run", str(path)) == 4
+    assert "mine::op.out" in capsys.readouterr().err
 
 
 def test_a_missing_or_broken_file_is_one_line(
@@ -179,8 +185,9 @@ def test_a_missing_or_broken_file_is_one_line(
     broken = tmp_path / "broken.pte"
     broken.write_bytes(b"x" * 100)
     for path in (tmp_path / "none.pte", broken):
-        assert call(RunCommand(), str(path)) == 1
-        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert lowerdeck("run", str(path)) == 3
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(path) in line
 
 
 class Whole:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lowerdeck.serializer import ExitStatus
+
 
 class EmitterError(Exception):
-    """Base of every error that ``lowerdeck.emitter`` raises on purpose."""
+    """Base of every error that ``lowerdeck.emitter`` raises on purpose.
+
+    Attributes:
+        exit_status: With what a command ends that raises it.
+    """
+
+    exit_status: int = ExitStatus.BAD_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,8 @@ class MissingKernelError(EmitterError):
     Attributes:
         missing: All of them, in order of first use.
     """
+
+    exit_status = ExitStatus.FAILED
 
     def __init__(self, missing: Sequence[MissingKernel], version: str) -> None:
         self.missing: tuple[MissingKernel, ...] = tuple(missing)

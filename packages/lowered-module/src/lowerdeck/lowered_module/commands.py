@@ -24,6 +24,7 @@ from lowerdeck.lowered_module.graph_page import graph_html
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.registry import find_partitioner
 from lowerdeck.lowered_module.report import LoweringFigures, figures_of, report_lines
+from lowerdeck.serializer import CommandError, ExitStatus, say, writing
 
 STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 
@@ -49,8 +50,9 @@ class LowerCommand:
             action="append",
             default=[],
             metavar="NAME",
-            help="a backend whose installed partitioner chooses nodes; may be repeated, the "
-            "first chooses first; without it everything stays with the portable kernels",
+            help="a backend whose installed partitioner chooses nodes, or MODULE:CLASS of any "
+            "partitioner; may be repeated, the first chooses first; without it everything stays "
+            "with the portable kernels",
         )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(
@@ -72,25 +74,26 @@ class LowerCommand:
             args: The parsed arguments.
 
         Returns:
-            0 if the file was written and, with ``--check``, agrees with eager; else 1.
+            ``DONE`` if the file was written and, with ``--check``, agrees with eager; ``DIFFERS``
+            if it does not.
+
+        Raises:
+            LoweringError: The model cannot be made, exported or lowered.
+            lowerdeck.emitter.EmitterError: It cannot be emitted.
+            lowerdeck.serializer.CommandError: The file cannot be written.
         """
-        try:
-            figures = lower_model(
-                args.factory, args.backend, args.output, check=args.check or None, html=args.html
-            )
-        except LoweringError as error:
-            print(f"lowerdeck lower: {error}", file=sys.stderr)
-            return 1
-        for line in report_lines(figures):
-            print(line)
-        if args.check and (figures.difference is None or figures.difference > args.tolerance):
-            print(
-                f"lowerdeck lower: the file differs from eager by {figures.difference}, more than "
-                f"{args.tolerance}",
-                file=sys.stderr,
-            )
-            return 1
-        return 0
+        figures = lower_model(
+            args.factory, args.backend, args.output, check=args.check or None, html=args.html
+        )
+        say(*report_lines(figures))
+        if not args.check or (
+            figures.difference is not None and figures.difference <= args.tolerance
+        ):
+            return ExitStatus.DONE
+        say(
+            f"{args.output} differs from eager by {figures.difference}, more than {args.tolerance}"
+        )
+        return ExitStatus.DIFFERS
 
 
 lower: LowerCommand = LowerCommand()
@@ -115,15 +118,17 @@ def lower_model(
         html: Where a page with the lowered graph goes, if wanted.
 
     Raises:
-        LoweringError: The factory cannot be used, or the runner is missing.
+        LoweringError: The factory cannot be used, or its model cannot be exported or lowered.
+        lowerdeck.emitter.EmitterError: It cannot be emitted.
+        lowerdeck.serializer.CommandError: A file cannot be written, or not be compared here.
     """
     seconds: dict[str, float] = {}
     with _torch_quiet(), tqdm(total=len(STAGES), unit="stage", disable=None, leave=False) as bar:
         with _stage(bar, seconds, "build"):
             module, inputs, named = load_example(factory)
         with _stage(bar, seconds, "export"):
-            program = torch.export.export(module, inputs, named)
-        partitioners = [find_partitioner(name) for name in backends]
+            program = _exported(factory, module, inputs, named)
+        partitioners = [_partitioner(name) for name in backends]
         with _stage(bar, seconds, "decompose"):
             program = _decomposed(program, partitioners)
         before = program
@@ -133,11 +138,13 @@ def lower_model(
                 program = to_backend(program, partitioner, progress=_shown_on(bar))
                 reasons |= getattr(partitioner, "refused", {})
         if html is not None:
-            html.parent.mkdir(parents=True, exist_ok=True)
-            html.write_text(graph_html(program, reasons=reasons, title=factory), encoding="utf-8")
+            page = graph_html(program, reasons=reasons, title=factory)
+            with writing(html):
+                html.parent.mkdir(parents=True, exist_ok=True)
+                html.write_text(page, encoding="utf-8")
         with _stage(bar, seconds, "emit"):
             emitted = emit(program)
-        with _stage(bar, seconds, "write"):
+        with _stage(bar, seconds, "write"), writing(output):
             output.parent.mkdir(parents=True, exist_ok=True)
             emitted.save(output)
         difference, not_compared = None, "not asked for"
@@ -150,7 +157,9 @@ def lower_model(
                 except Exception as error:
                     # The file may well run elsewhere: a backend can lack a runtime half here.
                     if check:
-                        raise LoweringError(f"{output} cannot be compared: {error}") from error
+                        raise CommandError(
+                            f"{output} cannot be compared: {error}", ExitStatus.FAILED
+                        ) from error
                     not_compared = str(error)
     return figures_of(before, program, emitted, output, seconds, difference, not_compared)
 
@@ -164,9 +173,39 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
     Raises:
         LoweringError: There is no such function, or it returns something else.
     """
-    place, _, path = factory.partition(":")
+    made = _named(factory, "MODULE:FACTORY, such as mymodel:example")
+    if not callable(made):
+        raise LoweringError(
+            f"{factory!r} is a {type(made).__name__}, expected a function that returns (module, "
+            "example_args)"
+        )
+    try:
+        found = made()
+    except Exception as error:
+        raise LoweringError(
+            f"{factory!r} raised {_told(error)}; it is called without arguments, and must return "
+            "(module, example_args) or (module, example_args, example_kwargs)"
+        ) from error
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise LoweringError(
+            f"{factory!r} returned {type(found).__name__}, expected (module, example_args) or "
+            "(module, example_args, example_kwargs)"
+        )
+    module, args, kwargs = found if len(found) == 3 else (*found, {})
+    if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, Mapping):
+        raise LoweringError(
+            f"{factory!r} returned ({', '.join(type(one).__name__ for one in found)}), expected "
+            "a torch.nn.Module, its arguments, and perhaps a dict of keyword arguments"
+        )
+    inputs = tuple(args) if isinstance(args, (list, tuple)) else (args,)
+    return module.eval(), inputs, dict(kwargs)
+
+
+def _named(text: str, expected: str) -> Any:
+    """Return what ``"package.module:path"`` names."""
+    place, _, path = text.partition(":")
     if not place or not path:
-        raise LoweringError(f"found {factory!r}, expected MODULE:FACTORY, such as mymodel:example")
+        raise LoweringError(f"found {text!r}, expected {expected}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -177,18 +216,45 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
         if place == f"{stem}.py":
             cure = f"give the module without .py: {stem}:{path}"
         raise LoweringError(f"module {place!r} cannot be imported ({error}): {cure}") from error
+    except Exception as error:
+        raise LoweringError(f"module {place!r} cannot be imported: {_told(error)}") from error
     for name in path.split("."):
         if not hasattr(made, name):
-            raise LoweringError(f"{factory!r}: {made!r} has no {name!r}")
+            raise LoweringError(f"{text!r}: {made!r} has no {name!r}")
         made = getattr(made, name)
-    found = made()
-    if not isinstance(found, tuple) or len(found) not in (2, 3):
+    return made
+
+
+def _partitioner(name: str) -> Any:
+    """Return the installed partitioner of this name, or one made of ``"package.module:Class"``."""
+    if ":" not in name:
+        return find_partitioner(name)
+    found = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
+    try:
+        return found() if isinstance(found, type) else found
+    except Exception as error:
         raise LoweringError(
-            f"{factory!r} returned {type(found).__name__}, expected (module, example_args) or "
-            "(module, example_args, example_kwargs)"
-        )
-    inputs = found[1] if isinstance(found[1], tuple) else (found[1],)
-    return found[0].eval(), inputs, dict(found[2]) if len(found) == 3 else {}
+            f"{name!r} cannot be made without arguments: {_told(error)}; name a partitioner that "
+            "is made already"
+        ) from error
+
+
+def _exported(
+    factory: str, module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
+) -> ExportedProgram:
+    try:
+        return torch.export.export(module, inputs, dict(named))
+    except Exception as error:
+        raise LoweringError(
+            f"torch.export cannot export what {factory!r} returned: {_told(error)}; --debug shows "
+            "where"
+        ) from error
+
+
+def _told(error: BaseException) -> str:
+    """Return an error of others in one line."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 @contextmanager
@@ -231,8 +297,9 @@ def _decomposed(program: ExportedProgram, partitioners: Sequence[Any]) -> Export
 def _can_run(*, demanded: bool) -> bool:
     installed = importlib.util.find_spec("lowerdeck.runner") is not None
     if demanded and not installed:
-        raise LoweringError(
-            "--check needs lowerdeck.runner: pip install lowerdeck-lowered-module[run]"
+        raise CommandError(
+            "--check needs lowerdeck.runner: pip install lowerdeck-lowered-module[run]",
+            ExitStatus.FAILED,
         )
     return installed
 

@@ -1,16 +1,30 @@
 """The errors that this package raises."""
 
+from __future__ import annotations
+
+from lowerdeck.serializer import ExitStatus
+
 
 class LoweringError(Exception):
-    """Base of every error that ``lowerdeck.lowered_module`` raises on purpose."""
+    """Base of every error that ``lowerdeck.lowered_module`` raises on purpose.
+
+    Attributes:
+        exit_status: With what a command ends that raises it.
+    """
+
+    exit_status: int = ExitStatus.BAD_INPUT
 
 
 class BackendNotFoundError(LoweringError, NotImplementedError):
     """No backend of the wanted name is registered, subclassed or installed."""
 
+    exit_status = ExitStatus.USAGE
+
 
 class AmbiguousBackendError(LoweringError):
     """Two different backends claim the same name."""
+
+    exit_status = ExitStatus.USAGE
 
 
 class PartitionError(LoweringError):
@@ -28,6 +42,8 @@ class AliasingError(PartitionError):
 class PreprocessError(LoweringError):
     """A backend failed on one partition, or returned something that is no result."""
 
+    exit_status = ExitStatus.FAILED
+
 
 class SignatureError(LoweringError, ValueError):
     """A graph and the signature that should describe it do not fit each other."""
@@ -43,3 +59,5 @@ class UnsupportedOperatorError(LoweringError, NotImplementedError):
 
 class CacheError(LoweringError, OSError):
     """A directory for kept results cannot be used."""
+
+    exit_status = ExitStatus.FAILED

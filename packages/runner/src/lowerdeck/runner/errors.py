@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lowerdeck.serializer import ExitStatus
+
 
 class RunnerError(Exception):
-    """Base of every error that ``lowerdeck.runner`` raises on purpose."""
+    """Base of every error that ``lowerdeck.runner`` raises on purpose.
+
+    Attributes:
+        exit_status: With what a command ends that raises it.
+    """
+
+    exit_status: int = ExitStatus.BAD_INPUT
 
 
 class ProgramError(RunnerError, ValueError):
@@ -27,6 +35,8 @@ class MissingKernelError(ProgramError):
     Attributes:
         missing: Full names of the operators, such as ``mylib::gelu.out``.
     """
+
+    exit_status = ExitStatus.FAILED
 
     def __init__(self, missing: Sequence[str], problem: str, *, method: str | None = None) -> None:
         super().__init__(problem, method=method)
@@ -75,6 +85,8 @@ class ExecutionError(RunnerError, RuntimeError):
 
 class BusyError(RunnerError, RuntimeError):
     """A program was asked for something while one of its methods runs; nothing was changed."""
+
+    exit_status = ExitStatus.FAILED
 
 
 class MemoryPlanError(ExecutionError):

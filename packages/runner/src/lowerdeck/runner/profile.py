@@ -16,7 +16,7 @@ from lowerdeck.runner.debug_info import Place, Places, merged
 from lowerdeck.runner.delegates import LoggedStep
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.machine import BoundChain, Step, StepInTwoParts
-from lowerdeck.runner.printable import printable
+from lowerdeck.serializer import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from lowerdeck.runner.printable import show
+from lowerdeck.serializer import ExitStatus, say
 
 _GROUPS = {
     "ahead of time": "lowerdeck.backends",
@@ -66,13 +66,13 @@ class BackendsCommand:
         found = installed_backends()
         if args.json:
             print(json.dumps([asdict(backend) for backend in found], indent=2))
-            return 0
+            return ExitStatus.DONE
         if not found:
             print("no backends are installed; lowerdeck-demo-backends has some")
         for backend in found:
             for line in _lines(backend, with_operators=args.operators):
-                show(line)
-        return 0
+                say(line)
+        return ExitStatus.DONE
 
 
 def installed_backends() -> list[InstalledBackend]:

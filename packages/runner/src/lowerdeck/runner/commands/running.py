@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -12,11 +11,10 @@ import torch
 
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
-from lowerdeck.runner.errors import RunnerError
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import Memory
-from lowerdeck.runner.printable import show
 from lowerdeck.runner.program import LoadedProgram
+from lowerdeck.serializer import ExitStatus, reading, say, writing
 
 
 class RunCommand:
@@ -55,16 +53,14 @@ class RunCommand:
             args: The parsed arguments.
 
         Returns:
-            0, or 1 after an error, which is printed.
+            ``DONE``.
+
+        Raises:
+            RunnerError: The file cannot be run, or not with these inputs.
+            lowerdeck.serializer.CommandError: A file cannot be read or written.
         """
-        try:
-            _run(args)
-        except BrokenPipeError:
-            raise  # the reader of our output went away: lowerdeck's own affair
-        except (RunnerError, OSError) as error:
-            show(f"lowerdeck run: {error}", sys.stderr)
-            return 1
-        return 0
+        _run(args)
+        return ExitStatus.DONE
 
 
 def _count(text: str) -> int:
@@ -86,7 +82,8 @@ def _seed(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    program = load(args.file, data=args.data, memory=args.memory)
+    with reading(args.file):
+        program = load(args.file, data=args.data, memory=args.memory)
     method = program.method(_method_name(program, args.method))
     inputs = make_inputs(method.plan, args.input, args.seed)
     result: Any = None
@@ -95,20 +92,22 @@ def _run(args: argparse.Namespace) -> None:
         result = method.signature.unflatten(method.run_flat(inputs))
     seconds = (time.perf_counter() - start) / args.repeat
     for number, value in enumerate(leaves(result)):
-        show(f"output {number}: {_described(value)}")
-    show(f"{method.name}: {seconds * 1e3:.3f} ms a call")
+        say(f"output {number}: {_described(value)}")
+    say(f"{method.name}: {seconds * 1e3:.3f} ms a call")
     if args.output is not None:
-        with args.output.open("wb") as file:  # torch.save has its own error for a missing folder
+        # torch.save has its own error for a missing folder.
+        with writing(args.output), args.output.open("wb") as file:
             torch.save(result, file)
     if not args.profile and args.trace is None:
         return
     profile = method.profile(*inputs)
     if args.profile:
         for line in (*profile.table().split("\n"), "", *profile.table(by_name=True).split("\n")):
-            show(line)
+            say(line)
     if args.trace is not None:
-        profile.save_trace(args.trace)
-        show(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
+        with writing(args.trace):
+            profile.save_trace(args.trace)
+        say(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
 
 
 def _method_name(program: LoadedProgram, wanted: str | None) -> str:
