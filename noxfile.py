@@ -283,7 +283,21 @@ def interop(session: nox.Session) -> None:
     _borrow_torch(session)
     session.install(*TEST_TOOLS, *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
-    session.run("pytest", "tests/interop", *session.posargs)
+    session.run(
+        "pytest", *([] if session.posargs else ["tests/soak"]), "tests/interop", *session.posargs
+    )
+
+
+@nox.session(requires=["torch"], default=False)
+def soak(session: nox.Session) -> None:
+    """Run random raw programs every way against eager: ``-- FIRST PAST [--shard 1/4]``.
+
+    What came of each seed is kept in ``out/soak.jsonl``; a seed that is there is not run again.
+    """
+    _borrow_torch(session)
+    session.install(*EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.run("python", "tests/soak/run.py", *(session.posargs or ("0", "1000")))
 
 
 @nox.session(requires=["torch"], default=False)

@@ -8,12 +8,11 @@ Files are loaded from a path and from bytes. Eager is the judge.
 from __future__ import annotations
 
 import copy
-import importlib
 import random
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,12 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.runner import load
-from tests.interop import official
 from tests.soak.raw_programs import RawProgram, raw_program
 
 REFUSALS = (EmitterError, LoweringError, GraphFuserError)
+ALL = ("emitted", "partitions", "owning partitions", "xnnpack")
+"""The ways: emitted as it is, and lowered in three."""
+
 Results = list[tuple[list[Tensor], list[Tensor] | None]]
 
 
@@ -53,7 +54,7 @@ class Finding:
     Attributes:
         seed: The program.
         way: How it was lowered and run.
-        outcome: ``right``, ``wrong``, ``failed``, ``refused`` or ``torch`` (it is wrong itself).
+        outcome: ``right``, ``wrong``, ``failed``, ``crashed``, ``refused``, or ``torch`` (its fault).
         detail: The refusal's reason, or what is wrong.
     """
 
@@ -95,16 +96,15 @@ class ScatteredPartitioner(Partitioner):
         return PartitionResult(exported_program, tags)
 
 
-def findings(seed: int, lib: Any = None) -> Iterator[Finding]:
+def findings(seed: int, lib: Any, ways: Iterable[str] = ALL) -> Iterator[Finding]:
     """Yield what came of each way of the program of ``seed``.
 
     Args:
         seed: The program.
-        lib: The official runtime's binding; imported if None.
+        lib: The official runtime's binding.
+        ways: Which of ``ALL``.
     """
     warnings.simplefilter("ignore")
-    if lib is None:
-        lib = importlib.import_module(str(official.binding_name()))
     program = raw_program(seed)
     expected = program.expected()
     try:
@@ -123,9 +123,9 @@ def findings(seed: int, lib: Any = None) -> Iterator[Finding]:
         "owning partitions": lambda: _partitions(lib, program, exported, state=True),
         "xnnpack": lambda: _xnnpack(lib, program, exported),
     }
-    for way, run in runs.items():
+    for way in ways:
         try:
-            for where, results in run():
+            for where, results in runs[way]():
                 wrong = _difference(results, expected)
                 yield Finding(seed, f"{way}, {where}", "wrong" if wrong else "right", wrong)
         except REFUSALS as error:

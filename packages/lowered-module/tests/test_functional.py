@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck.lowered_module import (
     AliasingError,
     DelegationSpec,
@@ -240,6 +242,26 @@ def test_no_method_owns_as_constant_what_another_method_changes() -> None:
     expected = torch.zeros(3, 2)
     expected[1] = x[0]
     torch.testing.assert_close(lowered["read"].module()(x), x @ expected.t())
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_methods_lowered_apart_of_which_one_compiled_the_state_are_refused(
+    loaded: bool, tmp_path: Path
+) -> None:
+    state = Cache()
+    programs = {
+        "read": torch.export.export(Reads(state), (torch.ones(2, 2),)),
+        "write": torch.export.export(Writes(state), (torch.ones(2, 2),)),
+    }
+    if loaded:
+        for name, program in programs.items():
+            torch.export.save(program, tmp_path / f"{name}.pt2")
+            programs[name] = torch.export.load(tmp_path / f"{name}.pt2")
+    everything = Takes(lambda node: True, together=True)
+    lowered = {name: to_backend(program, everything) for name, program in programs.items()}
+    assert emit(lowered["read"]).program.execution_plan
+    with pytest.raises(UnsupportedError, match=r"holds 'cache' as a constant.*in one call"):
+        emit(lowered)
 
 
 def test_methods_that_are_lowered_together_keep_one_state_of_their_own() -> None:

@@ -14,6 +14,7 @@ from lowerdeck.emitter.constants import ConstantPool
 from lowerdeck.emitter.containers import container_metadata
 from lowerdeck.emitter.debug_map import DebugTrace, unused_handles
 from lowerdeck.emitter.decompositions.table import decompose
+from lowerdeck.emitter.delegate_constants import check_delegate_constants
 from lowerdeck.emitter.delegates import DelegatePool
 from lowerdeck.emitter.errors import EmitterError
 from lowerdeck.emitter.external_weights import ExternalWeights
@@ -89,6 +90,7 @@ class _Emission:
             name: decompose(exported, settings) for name, exported in programs.items()
         }
         self._views = find_states(self._decomposed, shared_state)
+        check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
         self._emitted = EmittedProgram(Program())
 

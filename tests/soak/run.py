@@ -1,0 +1,152 @@
+"""Run random raw programs by the thousand: sharded, resumable, each in a process of its own.
+
+    nox -s soak -- 0 10000 [--shard 1/4] [--records FILE]
+
+Torch and the official runtime are imported once; a fork of this process runs each seed, so that
+a crash ends that seed only. What is recorded is not run again. The summary counts all records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from tests.interop import official
+from tests.soak.check import ALL, Finding, findings
+
+SECONDS = 180.0
+
+
+def run_seed(seed: int, ways: Iterable[str] = ALL, *, seconds: float = SECONDS) -> list[Finding]:
+    """Return what came of one seed, run in a fork of this process.
+
+    Args:
+        seed: The program.
+        ways: Which ways of it.
+        seconds: After which the fork is killed.
+
+    Returns:
+        The findings; the last one says so if the process died or did not end.
+    """
+    lib = importlib.import_module(str(official.binding_name()))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        _run_here(seed, tuple(ways), lib, writer)
+    os.close(writer)
+    data, ended = _read(reader, time.monotonic() + seconds)
+    os.close(reader)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    found = [Finding(**json.loads(line)) for line in data.decode().splitlines()]
+    if status or not ended:
+        last = found[-1].way if found else "nothing"
+        reason = f"signal or status {status}" if ended else f"no end in {seconds:.0f} s"
+        found.append(Finding(seed, f"after {last}", "crashed", reason))
+    return found
+
+
+def _run_here(seed: int, ways: Sequence[str], lib: Any, writer: int) -> None:
+    """Write the findings of one seed as lines of JSON, and end this process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    torch.set_num_threads(1)
+    with os.fdopen(writer, "w") as out:
+        for one in findings(seed, lib, ways):
+            out.write(json.dumps(asdict(one)) + "\n")
+            out.flush()
+    # Past Python's own end, which would run what the parent registered.
+    os._exit(0)
+
+
+def _read(reader: int, deadline: float) -> tuple[bytes, bool]:
+    data = b""
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([reader], [], [], left)[0]:
+            break
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return data, True
+        data += part
+    return data, False
+
+
+def summary(found: Iterable[Finding]) -> str:
+    """Return the figures of many findings in words.
+
+    Args:
+        found: Findings of any number of seeds.
+    """
+    rows = list(found)
+    seeds = {row.seed for row in rows}
+    outcomes = Counter(row.outcome for row in rows)
+    refused = {row.seed for row in rows if row.outcome == "refused"}
+    lines = [
+        f"{len(seeds)} programs, {len(rows)} results: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())),
+        f"refused: {len(refused)} programs, {len(refused) / max(1, len(seeds)):.2%}",
+    ]
+    reasons = Counter(_reason(row) for row in rows if row.outcome in ("refused", "torch"))
+    lines += [f"{count:6} {reason}" for reason, count in reasons.most_common()]
+    bad = [row for row in rows if row.outcome in ("wrong", "failed", "crashed")]
+    lines += [f"seed {row.seed}, {row.way}: {row.outcome}: {row.detail[:160]}" for row in bad]
+    return "\n".join(lines)
+
+
+def _reason(row: Finding) -> str:
+    """Return a refusal without the names that differ from program to program."""
+    kind, _, rest = row.detail.partition(":")
+    told = rest.rpartition("(")[2] if "torch cannot make" in rest else rest
+    return f"{row.outcome} {kind}: {told.strip()[:110]}"
+
+
+def main() -> int:
+    """Run the seeds that the command line names; return 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=int)
+    parser.add_argument("past", type=int)
+    parser.add_argument("--shard", default="1/1", help="N/M: the Nth of M parts of the seeds")
+    parser.add_argument("--records", type=Path, default=Path("out/soak.jsonl"))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    args = parser.parse_args()
+    number, of = map(int, args.shard.split("/"))
+    args.records.parent.mkdir(parents=True, exist_ok=True)
+    known: list[Finding] = []
+    if args.records.exists():
+        known = [Finding(**json.loads(line)) for line in args.records.open()]
+    done = {row.seed for row in known}
+    end = time.monotonic() + args.seconds
+    with args.records.open("a") as records:
+        for seed in range(args.first + number - 1, args.past, of):
+            if seed in done:
+                continue
+            if time.monotonic() > end:
+                break
+            for one in run_seed(seed):
+                records.write(json.dumps(asdict(one)) + "\n")
+                known.append(one)
+            records.flush()
+    print(summary(known))
+    return int(any(row.outcome in ("wrong", "failed", "crashed") for row in known))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
