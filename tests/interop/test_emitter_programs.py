@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
 ]
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
+CORPUS = Path(__file__).resolve().parent / "corpus"
 
 
 def exported(module: nn.Module, *args: Any, **options: Any) -> torch.export.ExportedProgram:
@@ -193,7 +193,6 @@ class Around(nn.Module):
         )
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus of official files is not here")
 @pytest.mark.parametrize("segments", [True, False])
 def test_delegates_of_the_official_runtime_run(segments: bool) -> None:
     program = deserialize_pte((CORPUS / "conv_xnnpack.pte").read_bytes())

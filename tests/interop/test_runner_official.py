@@ -7,22 +7,25 @@ from typing import Any
 import pytest
 import torch
 
+from lowerdeck.runner import RunnerError, load
+from lowerdeck.serializer import deserialize_pte, verify_pte
 from tests.interop import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
-NAMES = sorted(path.stem for path in CORPUS.glob("*.pte"))
-needs_corpus = pytest.mark.skipif(not NAMES, reason="the corpus of ExecuTorch's files is absent")
+CORPUS = Path(__file__).resolve().parent / "corpus"
+# Made by make_corpus.py: quantised and half-precision delegates, and a batch that varies.
+MORE = CORPUS.parent / "corpus_more"
+PATHS = {path.stem: path for folder in (CORPUS, MORE) for path in sorted(folder.glob("*.pte"))}
 
 
 def corpus_case(
     name: str, *, from_bytes: bool = True
 ) -> tuple[official.Case, list[dict[str, Any]]]:
-    record = torch.load(CORPUS / f"{name}.io.pt", weights_only=True)
+    program = PATHS[name]
+    record = torch.load(program.with_suffix(".io.pt"), weights_only=True)
     calls = [official.Call(tuple(call["inputs"]), call["method"]) for call in record["calls"]]
-    program: Path = CORPUS / f"{name}.pte"
-    data = CORPUS / record["ptd"] if record["ptd"] else None
+    data = program.parent / record["ptd"] if record["ptd"] else None
     if from_bytes:
         case = official.Case(program.read_bytes(), calls, data.read_bytes() if data else None)
     else:
@@ -30,9 +33,8 @@ def corpus_case(
     return case, record["calls"]
 
 
-@needs_corpus
 @pytest.mark.parametrize("from_bytes", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_corpus_file_runs_as_eager_did(name: str, from_bytes: bool) -> None:
     case, calls = corpus_case(name, from_bytes=from_bytes)
     outcome = official.run(case.program, case.calls, data=case.data)
@@ -41,7 +43,6 @@ def test_corpus_file_runs_as_eager_did(name: str, from_bytes: bool) -> None:
         official.assert_outputs_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
 
 
-@needs_corpus
 def test_truncated_program_is_a_load_error() -> None:
     case, _ = corpus_case("control_cond")
     assert isinstance(case.program, bytes)
@@ -50,7 +51,6 @@ def test_truncated_program_is_a_load_error() -> None:
     assert outcome.code is not None
 
 
-@needs_corpus
 def test_wrong_input_is_a_method_error_with_the_code_of_the_runtime() -> None:
     case, _ = corpus_case("control_cond")
     outcome = official.run(case.program, [official.Call((torch.ones(3, dtype=torch.int8),))])
@@ -87,3 +87,26 @@ def test_types_that_torch_does_not_pickle_come_back_whole() -> None:
         assert back.dtype == dtype
         assert back.shape == (2, 3)
         assert torch.equal(back.flatten().view(torch.uint8), given)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MORE.glob("*.pte")))
+def test_files_that_users_have_are_read_and_verified(name: str) -> None:
+    case, _ = corpus_case(name)
+    assert isinstance(case.program, bytes)
+    assert verify_pte(case.program) == deserialize_pte(case.program)
+
+
+@pytest.mark.parametrize("name", ["int8_conv", "int8_dynamic_linear", "half_linear"])
+def test_what_our_xnnpack_in_python_does_not_compute_is_refused_by_name(name: str) -> None:
+    case, _ = corpus_case(name)
+    with pytest.raises(RunnerError, match="quantised|float16") as caught:
+        load(case.program).method("forward")
+    assert "Run the file in the official runtime" in str(caught.value)
+
+
+def test_a_delegate_of_executorch_with_a_batch_that_varies_runs_here_too() -> None:
+    case, calls = corpus_case("float_dynamic_batch")
+    method = load(case.program).method("forward")
+    for call in calls:
+        got = method.run_flat(list(call["inputs"]))
+        official.assert_outputs_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])

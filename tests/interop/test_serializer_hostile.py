@@ -17,10 +17,9 @@ sys.path.insert(0, str(ROOT / "packages" / "serializer" / "tests"))
 
 from serializer_hostile import bad_contents, damaged  # noqa: E402  (its folder is no package)
 
-CORPUS = ROOT.parent / "shared" / "corpus"
+CORPUS = ROOT / "tests/interop/corpus"
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.skipif(not CORPUS.exists(), reason="the corpus of real files is not here"),
 ]
 
 # Programs of delegates hold bytes that only their backend can check: they are left whole.

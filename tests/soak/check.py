@@ -54,7 +54,8 @@ class Finding:
     Attributes:
         seed: The program.
         way: How it was lowered and run.
-        outcome: ``right``, ``wrong``, ``failed``, ``crashed``, ``refused``, or ``torch`` (its fault).
+        outcome: ``right``, ``wrong``, ``failed``, ``crashed``, ``refused``; ``torch`` if that is
+            wrong itself.
         detail: The refusal's reason, or what is wrong.
     """
 
