@@ -58,6 +58,8 @@ def calls(*operators: object) -> Callable[[Node], bool]:
 
 
 class Cache(nn.Module):
+    cache: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("cache", torch.zeros(3, 2))
@@ -207,6 +209,8 @@ def test_writes_to_what_is_given_are_found_and_others_are_not() -> None:
 
 
 class Reads(nn.Module):
+    cache: Tensor
+
     def __init__(self, cache: Cache) -> None:
         super().__init__()
         self.register_buffer("cache", cache.cache)
@@ -216,6 +220,8 @@ class Reads(nn.Module):
 
 
 class Writes(nn.Module):
+    cache: Tensor
+
     def __init__(self, cache: Cache) -> None:
         super().__init__()
         self.register_buffer("cache", cache.cache)
@@ -280,6 +286,9 @@ def test_methods_that_are_lowered_together_keep_one_state_of_their_own() -> None
 
 def test_a_constant_that_shares_memory_with_changing_state_is_no_constant() -> None:
     class Overlapping(nn.Module):
+        whole: Tensor
+        part: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("whole", torch.zeros(4))

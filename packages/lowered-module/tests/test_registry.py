@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 import types
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -176,14 +177,17 @@ def test_a_partition_of_the_peers_partitioner_goes_to_the_peers_backend(
     peers_spec.__module__ = "executorch.exir.backend.partitioner"
     program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
 
-    def partition(tagged: ExportedProgram, spec: Any) -> PartitionResult:
-        for node in tagged.graph.nodes:
-            if node.op == "call_function":
-                node.meta["delegation_tag"] = "t"
-        return PartitionResult(tagged, {"t": spec("OnEachSide", [])})
+    def partitioner(spec: Any) -> Callable[[ExportedProgram], PartitionResult]:
+        def partition(tagged: ExportedProgram) -> PartitionResult:
+            for node in tagged.graph.nodes:
+                if node.op == "call_function":
+                    node.meta["delegation_tag"] = "t"
+            return PartitionResult(tagged, {"t": spec("OnEachSide", [])})
+
+        return partition
 
     for spec in (DelegationSpec, peers_spec):
-        to_backend(program, lambda tagged, spec=spec: partition(tagged, spec))
+        to_backend(program, partitioner(spec))
     assert asked == ["ours", "theirs"]
     assert len(sides) == 2
 

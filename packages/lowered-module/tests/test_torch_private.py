@@ -13,7 +13,6 @@ from lowerdeck.lowered_module._torch_private import (
     SpecViolationError,
     active_fake_mode,
     bare_program,
-    composite_parts,
     executorch_call_delegate,
     fake_mode_of,
     pytree,
@@ -98,11 +97,3 @@ def test_trees_come_apart_and_together() -> None:
     assert leaves == pytree.tree_leaves(tree) == [1, 2, 3]
     assert pytree.tree_unflatten(leaves, spec) == tree
     assert pytree.tree_structure(((5, [6]), {"k": 7})) == spec
-
-
-def test_a_composite_is_taken_apart_as_eager_does_it() -> None:
-    x = torch.ones(2)
-    parts = composite_parts(torch.ops.aten.type_as.default)
-    assert parts is not None
-    assert parts(x, x) is x
-    assert composite_parts(torch.ops.aten.add.Tensor) is None

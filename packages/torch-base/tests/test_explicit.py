@@ -16,6 +16,9 @@ aten = torch.ops.aten
 
 
 class Broadcast(nn.Module):
+    table: Tensor
+    row: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.zeros(4, 3))
@@ -28,6 +31,9 @@ class Broadcast(nn.Module):
 
 
 class Converts(nn.Module):
+    count: Tensor
+    exact: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(2, 3, dtype=torch.int32))
@@ -40,6 +46,8 @@ class Converts(nn.Module):
 
 
 class Taken(nn.Module):
+    last: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("last", torch.zeros(2, 3))
@@ -66,8 +74,8 @@ class Hidden(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         same = x.type_as(x)
         turned = torch.einsum("ij->ji", x)
-        (wide,) = torch.atleast_2d([x])
-        first, _ = torch.broadcast_tensors(x, torch.ones(2, 3))
+        (wide,) = torch.atleast_2d([x])  # type: ignore[no-untyped-call]
+        first, _ = torch.broadcast_tensors(x, torch.ones(2, 3))  # type: ignore[no-untyped-call]
         x.mul_(3)
         return same + 1, turned + 1, wide + 1, first + 1
 

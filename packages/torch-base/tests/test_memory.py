@@ -24,15 +24,19 @@ def named(graph: Graph) -> dict[str, Node]:
 
 
 class Written(nn.Module):
+    cache: Tensor
+    table: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("cache", torch.zeros(4, 2))
         self.register_buffer("table", torch.zeros(4, 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = self.cache.split(2)
+        rows = torch.split(self.cache, 2)
         rows[1][0].copy_(x[0])
-        return rows[0] + self.table[:2]
+        read: Tensor = rows[0] + self.table[:2]
+        return read
 
 
 def test_a_write_through_views_of_views_is_a_write_of_the_buffer() -> None:
@@ -79,6 +83,11 @@ def test_a_composite_operator_may_copy_and_so_reads() -> None:
 
 def test_names_share_memory_where_they_overlap_in_one_storage() -> None:
     class Parts(nn.Module):
+        apart: Tensor
+        low: Tensor
+        high: Tensor
+        other: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             whole = torch.zeros(8)
@@ -109,6 +118,9 @@ def test_two_storages_on_one_lent_memory_share_it() -> None:
     lent = bytearray(64)
 
     class Lent(nn.Module):
+        low: Tensor
+        high: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("low", torch.frombuffer(lent, dtype=torch.float32, count=8))
@@ -126,8 +138,9 @@ def test_two_storages_on_one_lent_memory_share_it() -> None:
 
 def test_attributes_of_one_storage_share_memory() -> None:
     root = nn.Module()
-    root.register_buffer("state", torch.zeros(4))
-    root.register_buffer("view", root.state[1:])
+    whole = torch.zeros(4)
+    root.register_buffer("state", whole)
+    root.register_buffer("view", whole[1:])
     root.register_buffer("other", torch.zeros(4))
     graph = Graph()
     state, view, other = (graph.get_attr(name) for name in ("state", "view", "other"))
@@ -141,7 +154,7 @@ def test_attributes_of_one_storage_share_memory() -> None:
 def test_control_flow_and_delegates_give_values_of_their_own() -> None:
     class Chosen(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            y = torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,))
+            y: Tensor = torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,))
             y.add_(1)
             return y
 

@@ -77,3 +77,32 @@ def test_a_negative_view_shares_memory() -> None:
 def test_values_under_a_fake_mode_are_fake() -> None:
     with FakeTensorMode():
         assert isinstance(torch.zeros(2), private.FakeTensor)
+
+
+def test_a_composite_is_taken_apart_as_eager_does_it() -> None:
+    x = torch.ones(2)
+    parts = private.composite_parts(torch.ops.aten.type_as.default)
+    assert parts is not None
+    assert parts(x, x) is x
+    assert private.composite_parts(torch.ops.aten.add.Tensor) is None
+
+
+def test_a_program_can_be_given_another_graph() -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    other = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    made = private.with_graph_module(program, other)
+    assert made.graph_module is other
+    assert program.graph_module is not other
+    assert made.state_dict is program.state_dict
+
+
+def test_memory_is_shared_until_it_is_written_where_torch_can_replace_it() -> None:
+    tensor = torch.ones(4)
+    copy = private.shared_copy(tensor)
+    assert copy is not None
+    assert torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
+    copy.add_(1)
+    assert tensor.eq(1).all()
+    assert copy.eq(2).all()
+    assert private.shared_copy(torch.frombuffer(bytearray(8), dtype=torch.float32)) is None
+    assert private.shared_copy(torch.eye(2).to_sparse()) is None

@@ -84,7 +84,7 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
     """
     plain = explicit(program)
     try:
-        return plain.run_decompositions(aliasing_parts(plain))
+        done: ExportedProgram = plain.run_decompositions(aliasing_parts(plain))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise AliasingError(
@@ -92,6 +92,7 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
             f"({type(error).__name__}: {reason}): leave these nodes out of partitions, or write "
             "the model without the write in place"
         ) from error
+    return done
 
 
 def writes_anything(program: ExportedProgram) -> bool:
@@ -112,7 +113,8 @@ def writes_outside(program: ExportedProgram) -> Node | None:
         foreign = {memory.group(node) for node in gm.graph.nodes if node.op in _OUTSIDE}
         for node in gm.graph.nodes:
             if not foreign.isdisjoint(memory.writes(node)):
-                return node
+                writer: Node = node
+                return writer
     return None
 
 

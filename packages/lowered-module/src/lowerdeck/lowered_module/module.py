@@ -41,7 +41,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     meta: dict[str, Any]
 
-    @property
+    @property  # type: ignore[misc]  # Python asks for it, and never sets it
     def __class__(self) -> type[LoweredBackendModule]:
         """The class; where ExecuTorch is loaded, one that it takes for its own too."""
         return as_peer(type(self))

@@ -10,7 +10,7 @@ from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
-from lowerdeck.torch_base.explicit import aliasing_parts, explicit
+from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.graphs import (
     attribute_of,

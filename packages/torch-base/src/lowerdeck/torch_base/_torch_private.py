@@ -25,6 +25,7 @@ __all__ = [
     "is_impure",
     "negative_view",
     "schema_of",
+    "shared_copy",
     "storage_address",
     "storage_identity",
     "with_graph_module",
@@ -43,8 +44,9 @@ def schema_of(operator: OpOverload) -> torch.FunctionSchema:
 def is_composite(operator: OpOverload) -> bool:
     """Return whether torch takes ``operator`` apart by itself, and so may copy in it."""
     try:
+        name = operator.name()  # type: ignore[no-untyped-call]
         composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
-            operator.name(), "CompositeImplicitAutograd"
+            name, "CompositeImplicitAutograd"
         )
     except RuntimeError:
         # Some overloads exist for TorchScript only.
@@ -85,6 +87,21 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         # Sparse tensors and some subclasses have no storage of their own.
+        return None
+
+
+def shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy that shares memory until one side writes, or None where that cannot be.
+
+    torch then takes new memory from the allocator of the storage. A storage that has none is not
+    resizable either, and writing to its lazy copy would crash the process.
+    """
+    if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
+        return None
+    try:
+        return torch._lazy_clone(tensor) if tensor.untyped_storage().resizable() else None
+    except (NotImplementedError, RuntimeError):
+        # Memory that other processes share.
         return None
 
 

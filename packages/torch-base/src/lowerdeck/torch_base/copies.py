@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from lowerdeck.torch_base._torch_private import FakeTensor, negative_view, storage_identity
+from lowerdeck.torch_base._torch_private import negative_view, shared_copy, storage_identity
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -34,7 +34,7 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
         tensor([1., 1.], requires_grad=True)
     """
     source = tensor.detach()
-    copied = _shared_copy(source)
+    copied = shared_copy(source)
     return _as(tensor, source.clone() if copied is None else copied)
 
 
@@ -65,7 +65,7 @@ class OwnCopies:
         whole = Extent(extent.space, 0, -1)
         if whole not in self._copies and extent not in self._copies:
             data = _bytes(source)
-            shared = _shared_copy(data)
+            shared = shared_copy(data)
             if shared is None:
                 copied = data[extent.start : extent.end].clone()
                 self._copies[extent] = copied.untyped_storage()
@@ -100,7 +100,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _in_storage(tensor: torch.Tensor) -> Extent:
     """Return where ``tensor`` lies in its storage, aligned to sixteen bytes for every type."""
     found = Extent.of(tensor)
-    first = tensor.storage_offset() * tensor.element_size()
+    first = int(tensor.storage_offset()) * tensor.element_size()
     start = first // 16 * 16
     return Extent(storage_identity(tensor), start, first + found.end - found.start)
 
@@ -112,18 +112,3 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
         and value.layout is torch.strided
         and not value.is_quantized
     )
-
-
-def _shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy that shares memory until one side writes, or None where that cannot be.
-
-    torch then takes new memory from the allocator of the storage. A storage that has none is not
-    resizable either, and writing to its lazy copy would crash the process.
-    """
-    if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
-        return None
-    try:
-        return torch._lazy_clone(tensor) if tensor.untyped_storage().resizable() else None
-    except (NotImplementedError, RuntimeError):
-        # Memory that other processes share.
-        return None

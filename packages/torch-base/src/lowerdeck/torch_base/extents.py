@@ -42,9 +42,9 @@ class Extent:
         if storage is None:
             return cls(("object", id(tensor)), 0, 1)
         address = storage_address(tensor)
-        first = tensor.storage_offset() * tensor.element_size()
+        first = int(tensor.storage_offset()) * tensor.element_size()
         steps = zip(tensor.shape, tensor.stride(), strict=True)
-        reach = 1 + sum((size - 1) * stride for size, stride in steps)
+        reach = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps)
         end = first + (reach * tensor.element_size() if tensor.numel() else 0)
         if address:
             return cls(str(tensor.device), address + first, address + end)

@@ -174,7 +174,8 @@ def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.T
 
 def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # noqa: ARG001
     """Return a copy: torch's references ask for strides, which a program does not have."""
-    return _ATEN.clone.default(self)
+    copied: torch.Tensor = _ATEN.clone.default(self)
+    return copied
 
 
 QUIRKS: dict[OpOverload, Callable[..., Any]] = {

@@ -9,6 +9,7 @@ does; and, where a buffer becomes an input of the user, the program (it is refus
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -123,6 +124,6 @@ def _size(graph: torch.fx.Graph, node: Node, own: Node, dim: int) -> Node:
 def _call(graph: torch.fx.Graph, like: Node, target: OpOverload, args: tuple[object, ...]) -> Node:
     """Add a call at the insert point, with the meta of ``like`` and a value of its own."""
     made = graph.call_function(target, args)  # type: ignore[arg-type]
-    values = torch.fx.map_arg((args,), lambda node: node.meta["val"])
-    made.meta = {**like.meta, "val": target(*values[0])}
+    values: Any = torch.fx.map_arg(args, lambda node: node.meta["val"])  # type: ignore[type-var]
+    made.meta = {**like.meta, "val": target(*values)}
     return made
