@@ -80,6 +80,25 @@ class Hidden(nn.Module):
         return same + 1, turned + 1, wide + 1, first + 1
 
 
+class Keeps:
+    # As caches of language models do, beside the buffer that the model registers.
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+
+
+class TwoNames(nn.Module):
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 3), persistent=False)
+        self.keeps = Keeps(self.cache)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keeps.memory[0].add_(x[1])
+        return self.cache + self.keeps.memory * 2
+
+
 MODELS = (Broadcast, Converts, Taken, Dropped, Hidden)
 
 

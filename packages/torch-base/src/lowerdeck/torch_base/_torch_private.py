@@ -10,6 +10,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -121,8 +122,19 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor)
 
 
-def with_graph_module(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:
-    """Return a program like ``program``, on the same tensors, around another graph module."""
+def with_graph_module(
+    program: ExportedProgram,
+    graph_module: GraphModule,
+    signature: ExportGraphSignature | None = None,
+) -> ExportedProgram:
+    """Return a program like ``program``, on the same tensors, around another graph module.
+
+    Args:
+        program: Any program.
+        graph_module: The graph module; not copied.
+        signature: What describes it; that of ``program`` if None.
+    """
     made = copy.copy(program)
     made._graph_module = graph_module
+    made._graph_signature = program.graph_signature if signature is None else signature
     return made

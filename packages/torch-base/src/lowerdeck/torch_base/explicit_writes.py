@@ -1,9 +1,10 @@
 """A program in which torch's functionalisation finds every write and every alias.
 
 torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
-Three things get lost, without a word: what is written through the result of an operator whose
+Some things get lost, without a word: what is written through the result of an operator whose
 schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
-does; and, where a buffer becomes an input of the user, the program (it is refused as malformed).
+does. Others make it fail: a buffer that becomes an input of the user, and a tensor that is
+written and has two names (a buffer, and the constant that a cache's own attribute was lifted to).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import (
     HigherOrderOperator,
@@ -22,7 +24,9 @@ from lowerdeck.torch_base._torch_private import (
     with_graph_module,
 )
 from lowerdeck.torch_base.callees import hides_aliases
+from lowerdeck.torch_base.extents import Extent
 from lowerdeck.torch_base.graphs import copy_graph_module, graphs_of
+from lowerdeck.torch_base.memory import MemoryUse, held_tensors
 
 _ATEN = torch.ops.aten
 
@@ -39,15 +43,18 @@ def explicit(program: ExportedProgram) -> ExportedProgram:
     Returns:
         The program itself where there is nothing to say; else a copy on the same tensors.
     """
-    if not any(_unsaid(node) for gm in graphs_of(program.graph_module) for node in gm.graph.nodes):
+    nodes = [node for gm in graphs_of(program.graph_module) for node in gm.graph.nodes]
+    renamed = _second_names(program)
+    if not renamed and not any(map(_unsaid, nodes)):
         return program
     copied = copy_graph_module(program.graph_module)
+    signature = _merged(program, copied, renamed) if renamed else program.graph_signature
     for gm in graphs_of(copied):
         for node in list(gm.graph.nodes):
             say = _unsaid(node)
             if say is not None:
                 say(node)
-    return with_graph_module(program, copied)
+    return with_graph_module(program, copied, signature)
 
 
 def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., object]]:
@@ -66,6 +73,43 @@ def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., o
                 if parts is not None:
                     table[node.target] = parts
     return table
+
+
+def _second_names(program: ExportedProgram) -> dict[str, str]:
+    """Return the placeholders that are further names of a tensor that is written, with its first.
+
+    A parameter or buffer comes first, then whatever stands first.
+    """
+    memory = MemoryUse.of_program(program)
+    if not memory.has_writes:
+        return {}
+    held = held_tensors(program)
+    kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
+    one: dict[object, list[Node]] = {}
+    for node, value in held.items():
+        if memory.writers(node):
+            form = (value.dtype, value.shape, value.stride(), Extent.of(value))
+            one.setdefault(form, []).append(node)
+    found: dict[str, str] = {}
+    for nodes in one.values():
+        first, *others = sorted(
+            nodes, key=lambda node: kinds[node.name] == InputKind.CONSTANT_TENSOR
+        )
+        found |= {node.name: first.name for node in others}
+    return found
+
+
+def _merged(
+    program: ExportedProgram, graph_module: GraphModule, renamed: dict[str, str]
+) -> ExportGraphSignature:
+    """Let one placeholder stand for all names of a tensor, in place; return the signature."""
+    by_name = {node.name: node for node in graph_module.graph.find_nodes(op="placeholder")}
+    for name, first in renamed.items():
+        by_name[name].replace_all_uses_with(by_name[first])
+        graph_module.graph.erase_node(by_name[name])
+    signature = program.graph_signature
+    kept = [spec for spec in signature.input_specs if spec.arg.name not in renamed]
+    return ExportGraphSignature(kept, list(signature.output_specs))
 
 
 def _unsaid(node: Node) -> Callable[[Node], None] | None:
