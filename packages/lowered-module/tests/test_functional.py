@@ -22,6 +22,7 @@ from lowerdeck.lowered_module import (
     PartitionResult,
     get_lowered_backend_modules,
     tag_constant_data,
+    tag_mutated_buffer,
     to_backend,
 )
 from lowerdeck.lowered_module.functional import first_harm, functional, writes_outside
@@ -268,6 +269,32 @@ def test_methods_lowered_apart_of_which_one_compiled_the_state_are_refused(
     assert emit(lowered["read"]).program.execution_plan
     with pytest.raises(UnsupportedError, match=r"holds 'cache' as a constant.*in one call"):
         emit(lowered)
+
+
+class OwnsState(Takes):
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        result = super().partition(exported_program)
+        tag_mutated_buffer(exported_program)
+        return result
+
+
+def test_state_that_two_methods_use_is_no_delegates_own() -> None:
+    def programs() -> dict[str, ExportedProgram]:
+        state = Cache()
+        return {
+            "one": torch.export.export(Writes(state), (torch.ones(2, 2),)).run_decompositions({}),
+            "two": torch.export.export(Writes(state), (torch.ones(2, 2),)).run_decompositions({}),
+        }
+
+    owner = OwnsState(lambda node: True, together=True)
+    together = programs()
+    lowered = to_backend(MethodProgramsPartitionerSpec(together, dict.fromkeys(together, owner)))
+    emit(lowered)
+    for program in lowered.values():
+        assert "cache" in program.graph_signature.buffers_to_mutate.values()
+    apart = {name: to_backend(program, owner) for name, program in programs().items()}
+    with pytest.raises(UnsupportedError, match="'cache' and changes it, but method"):
+        emit(apart)
 
 
 def test_methods_that_are_lowered_together_keep_one_state_of_their_own() -> None:

@@ -99,7 +99,7 @@ class TwoNames(nn.Module):
         return self.cache + self.keeps.memory * 2
 
 
-MODELS = (Broadcast, Converts, Taken, Dropped, Hidden)
+MODELS = (Broadcast, Converts, Taken, Dropped, Hidden, TwoNames)
 
 
 def exported(model: nn.Module) -> ExportedProgram:

@@ -1,8 +1,9 @@
-"""Whether a delegate took for a constant what another method changes."""
+"""Whether a delegate took for its own what other methods share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lowerdeck.torch_base import Extent, MemoryMap, attribute, graphs_of
 
 
 def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
-    """Refuse methods of which one has compiled into a delegate what another one writes.
+    """Refuse methods of which one has compiled into a delegate what another one shares.
 
     Methods that are lowered one by one cannot know of each other. A delegate need not tell what
     it was made of; one that has an ``original_module`` does.
@@ -24,40 +25,84 @@ def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
         programs: All methods of one program.
 
     Raises:
-        UnsupportedError: A delegate holds the value that a buffer had when it was compiled.
+        UnsupportedError: A delegate holds the value that a buffer had when it was compiled, or
+            a state of its own that another method uses.
     """
-    written = {
-        name: tensor
-        for exported in programs.values()
-        for name, tensor in _written(exported)
-        if isinstance(tensor, torch.Tensor)
-    }
-    if not written:
-        return
-    memory = MemoryMap(Extent.of(tensor) for tensor in written.values())
+    used = [_Shared.of(name, exported) for name, exported in programs.items()]
     for method, exported in programs.items():
-        for call, name, tensor in _constants(exported):
-            state = written.get(name)
-            # A copy of the state, as loading a method by itself makes one, has its name and value.
-            copied = state is not None and _equal(state, tensor)
-            if copied or memory.find(Extent.of(tensor)) is not None:
-                raise UnsupportedError(
-                    f"method {method!r}: delegate {call!r} holds {name!r} as a constant, but a "
-                    "method changes it, which the delegate would not see: lower the methods in "
-                    "one call (to_backend with a MethodProgramsPartitionerSpec), leave the "
-                    "buffer untagged, or rename one of two that only happen to be alike"
-                )
+        for call, name, tensor, changes in _held(exported):
+            for other in used:
+                if other.method == method and changes:
+                    continue
+                if other.has(name, tensor, written=not changes):
+                    raise UnsupportedError(
+                        f"method {method!r}: delegate {call!r} holds {name!r} "
+                        f"{'and changes it' if changes else 'as a constant'}, but method "
+                        f"{other.method!r} {'uses' if changes else 'changes'} it too, and neither "
+                        "would see the other: lower the methods in one call (to_backend with a "
+                        "MethodProgramsPartitionerSpec), leave the buffer untagged, or rename one "
+                        "of two that only happen to be alike"
+                    )
 
 
-def _written(exported: TracedProgram) -> Iterator[tuple[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a method and its delegates use of the model's state.
+
+    Attributes:
+        method: Its name.
+        used: Everything, by name, and where it lies.
+        written: What is written, likewise.
+    """
+
+    method: str
+    used: tuple[dict[str, torch.Tensor], MemoryMap]
+    written: tuple[dict[str, torch.Tensor], MemoryMap]
+
+    @classmethod
+    def of(cls, method: str, exported: TracedProgram) -> _Shared:
+        used = {
+            str(spec.target): value
+            for node, spec in zip(
+                exported.graph.find_nodes(op="placeholder"),
+                exported.graph_signature.input_specs,
+                strict=True,
+            )
+            if node.users and isinstance(value := _tensor(exported, spec.target), torch.Tensor)
+        }
+        written = dict(_written(exported))
+        for _, name, value, changes in _held(exported):
+            used[name] = value
+            if changes:
+                written[name] = value
+        return cls(method, _mapped(used | written), _mapped(written))
+
+    def has(self, name: str, tensor: torch.Tensor, *, written: bool) -> bool:
+        """Return whether ``tensor`` is one of these, or a copy of the one of this name."""
+        known, memory = self.written if written else self.used
+        if name in known and _equal(known[name], tensor):
+            # Loading a method by itself, or lowering it, makes copies of its state.
+            return True
+        return bool(known) and memory.find(Extent.of(tensor)) is not None
+
+
+def _mapped(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], MemoryMap]:
+    return tensors, MemoryMap(map(Extent.of, tensors.values()))
+
+
+def _written(exported: TracedProgram) -> Iterator[tuple[str, torch.Tensor]]:
     for spec in exported.graph_signature.output_specs:
-        if spec.kind in MUTATIONS and spec.target is not None:
-            found = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
-            yield spec.target, found
+        value = _tensor(exported, spec.target) if spec.kind in MUTATIONS else None
+        if isinstance(value, torch.Tensor):
+            yield str(spec.target), value
 
 
-def _constants(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield the tensors that delegates hold and do not change, with call and name."""
+def _tensor(exported: TracedProgram, name: str | None) -> Any:
+    return exported.state_dict.get(str(name), exported.constants.get(str(name)))
+
+
+def _held(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor, bool]]:
+    """Yield what delegates hold: call, name, tensor, and whether the delegate changes it."""
     for gm in graphs_of(exported.graph_module):
         for node in gm.graph.nodes:
             if node.op != "call_function" or not is_delegate_call(node.target):
@@ -66,10 +111,10 @@ def _constants(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor
             original = getattr(delegate, "original_module", None)
             if not isinstance(original, torch.export.ExportedProgram):
                 continue
-            own = {name for name, _ in _written(TracedProgram.of(original))}
+            changed = {name for name, _ in _written(TracedProgram.of(original))}
             for name, value in (*original.state_dict.items(), *original.constants.items()):
-                if isinstance(value, torch.Tensor) and name not in own:
-                    yield node.name, name, value
+                if isinstance(value, torch.Tensor):
+                    yield node.name, name, value, name in changed
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

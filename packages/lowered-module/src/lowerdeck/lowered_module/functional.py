@@ -31,6 +31,9 @@ from lowerdeck.torch_base import (
 CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
 """Key of a placeholder's meta: another method of the same file changes what it holds."""
 
+USED_ELSEWHERE = "lowerdeck_used_elsewhere"
+"""Key of a placeholder's meta: another method of the same file uses what it holds."""
+
 _OUTSIDE = frozenset({"placeholder", "get_attr"})
 
 
@@ -158,20 +161,42 @@ def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
     return MemoryMap(found)
 
 
-def mark_changed(program: ExportedProgram, source: ExportedProgram, memory: MemoryMap) -> None:
-    """Mark, in place, the placeholders of ``program`` whose memory some method changes.
+def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
+    """Return the memory that any of ``programs`` reads or writes.
+
+    Args:
+        programs: They hold the memory.
+    """
+    return MemoryMap(
+        Extent.of(tensor)
+        for program in programs
+        for node, tensor in held_tensors(program).items()
+        if node.users
+    )
+
+
+def mark_shared(
+    program: ExportedProgram, source: ExportedProgram, changed: MemoryMap, used: MemoryMap
+) -> None:
+    """Mark, in place, the placeholders of ``program`` whose memory other methods touch.
 
     Args:
         program: A copy for a partitioner.
         source: The program that it was copied from, with the tensors.
-        memory: What is changed, as ``changed_memory`` returns it.
+        changed: What any method changes, as ``changed_memory`` returns it.
+        used: What other methods use, as ``used_memory`` returns it.
     """
     held = held_tensors(source)
     originals = source.graph.find_nodes(op="placeholder")
     copies = program.graph.find_nodes(op="placeholder")
     for copied, node in zip(copies, originals, strict=True):
-        if node in held and memory.find(Extent.of(held[node])) is not None:
+        if node not in held:
+            continue
+        extent = Extent.of(held[node])
+        if changed.find(extent) is not None:
             copied.meta[CHANGED_ELSEWHERE] = True
+        if used.find(extent) is not None:
+            copied.meta[USED_ELSEWHERE] = True
 
 
 def _harms(program: ExportedProgram, tags: Container[object]) -> Iterator[Harm]:

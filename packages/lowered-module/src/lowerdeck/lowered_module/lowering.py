@@ -27,7 +27,8 @@ from lowerdeck.lowered_module.errors import AliasingError, PartitionError
 from lowerdeck.lowered_module.functional import (
     first_harm,
     functional,
-    mark_changed,
+    mark_shared,
+    used_memory,
     writes_anything,
     writes_outside,
 )
@@ -223,7 +224,7 @@ def _lower_methods(
         )
     together = StateCopies(programs.values())
     cut = {
-        name: _partitioned(programs[name], partitioner, together.changed)
+        name: _partitioned(programs[name], partitioner, _Others(name, programs, together.changed))
         for name, partitioner in spec.method_to_partitioner.items()
     }
     parts = {name: one.cuts for name, one in cut.items()}
@@ -231,6 +232,21 @@ def _lower_methods(
     with handles_taken(taken), shown(progress, sum(map(len, parts.values()))) as show:
         results = preprocess_methods(parts, show, executor=executor, cache=cache)
     return programs | {name: _spliced(one, results[name], together) for name, one in cut.items()}
+
+
+class _Others:
+    """What a method shares with the other methods of its file.
+
+    Attributes:
+        changed: The memory that any of them changes, or the method itself.
+        used: The memory that the others use.
+    """
+
+    def __init__(
+        self, name: str, programs: Mapping[str, ExportedProgram], changed: MemoryMap
+    ) -> None:
+        self.changed = changed
+        self.used = used_memory(one for other, one in programs.items() if other != name)
 
 
 def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
@@ -261,15 +277,15 @@ def _require_partitioner(given: object) -> None:
 
 
 def _partitioned(
-    program: ExportedProgram, partitioner: PartitionerLike, changed: MemoryMap | None = None
+    program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None = None
 ) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it.
 
     Where the cut would lose a write in place, the functional form of the program is partitioned
-    instead. ``changed`` is the memory that any method of the same file changes.
+    instead. ``others`` are the other methods of the same file.
     """
     _require_partitioner(partitioner)
-    tagged, tags = _tagged(program, partitioner, changed)
+    tagged, tags = _tagged(program, partitioner, others)
     harm: object = first_harm(tagged, tags)
     if harm is None:
         try:
@@ -280,7 +296,7 @@ def _partitioned(
                 raise
             harm = f"partitions read memory before and after it is written ({error})"
     program = functional(program, harm)
-    tagged, tags = _tagged(program, partitioner, changed)
+    tagged, tags = _tagged(program, partitioner, others)
     left = first_harm(tagged, tags)
     if left is not None:
         raise AliasingError(
@@ -296,13 +312,13 @@ def _cut(tagged: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
 
 
 def _tagged(
-    program: ExportedProgram, partitioner: PartitionerLike, changed: MemoryMap | None
+    program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None
 ) -> tuple[ExportedProgram, Mapping[str, Any]]:
     """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
-    if changed is not None:
-        mark_changed(copied, program, changed)
+    if others is not None:
+        mark_shared(copied, program, others.changed, others.used)
     result = partitioner(copied)
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)

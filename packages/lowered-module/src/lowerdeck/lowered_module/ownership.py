@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from lowerdeck.lowered_module._executorch import clone_operator
 from lowerdeck.lowered_module._torch_private import schema_of
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
-from lowerdeck.lowered_module.functional import changing_inputs
+from lowerdeck.lowered_module.functional import USED_ELSEWHERE, changing_inputs
 from lowerdeck.lowered_module.grouping import Groups
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import OWNABLE_KINDS, STATE_MUTATIONS
@@ -60,6 +60,12 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             )
         if spec.kind not in OWNABLE_KINDS:
             continue
+        if spec.target in new_values and USED_ELSEWHERE in node.meta:
+            raise OwnershipError(
+                f"buffer {spec.target!r} ({node.name!r}) is tagged {tag!r}, but another method "
+                "that is lowered with this one uses it, and would not see what the delegate does "
+                "to it: leave it untagged"
+            )
         if spec.target in new_values:
             _own_state(graph, node, tag, new_values[spec.target], groups, home)
             owned.setdefault(tag, []).append(node)

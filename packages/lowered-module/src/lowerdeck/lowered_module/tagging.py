@@ -8,7 +8,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
 
-from lowerdeck.lowered_module.functional import changing_inputs
+from lowerdeck.lowered_module.functional import USED_ELSEWHERE, changing_inputs
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.prepared import mutated_targets
 
@@ -42,7 +42,8 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
 
     Call it after tagging the nodes. The partition then owns the buffer, and no call passes it in
     or out. A buffer whose old value others read too is left to the program; tag it yourself to
-    have the partition return the old value as well.
+    have the partition return the old value as well. So is one that another method uses, of those
+    that are lowered together.
 
     Args:
         edge_program: The program that a partitioner is tagging.
@@ -55,6 +56,9 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
         value = new_values.get(spec.target) if spec.target in changed else None
         tag = value.meta.get(DELEGATION_TAG) if isinstance(value, Node) else None
         if tag is None or (isinstance(value, Node) and value.op == "placeholder"):
+            continue
+        if USED_ELSEWHERE in node.meta:
+            # The delegate would change a state of its own, which the other methods do not see.
             continue
         readers = {user.meta.get(DELEGATION_TAG) for user in node.users}
         if readers <= {tag}:
