@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import export
 from unflatten_comparison import check, compare  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import InputStructureError, unflatten
 
 if TYPE_CHECKING:
 
@@ -69,6 +69,24 @@ NAMES = (
     "self",
     "x",
     "weight with spaces",
+    "a-b",
+    # Python's parser takes these for other letters: "\u03bc", "fi", "K".
+    "\u00b5",
+    "\u03bc",
+    "\ufb01",
+    "fi",
+    "\u212a",
+    "K",
+    "\uff18",
+    "True",
+    "__debug__",
+    "a\nb",
+    "'",
+    '"',
+    "\\",
+    "\0",
+    "\ud800",
+    "getattr",
 )
 
 
@@ -190,6 +208,78 @@ def test_a_child_takes_its_arguments_in_the_order_of_their_first_use() -> None:
     x, y = torch.randn(1, 2), torch.randn(1, 2)
     module: Any = unflatten(export(eager, (x, y)))
     torch.testing.assert_close(module.add(x, y), eager.add(x, y))
+
+
+KEYWORDS = tuple(
+    name
+    for name in (
+        *NAMES,
+        "type",
+        "forward",
+        "args",
+        "arg_0",
+        "keyword_0",
+        "kwargs",
+        "len",
+        "dict",
+        "_others",
+        "",
+    )
+    # Python takes no further "self" and "x", "_carried" is ours; export fails on the others.
+    if name not in {"self", "x", "0", "class", "__debug__", "", "_carried"}
+)
+
+
+class Keywords(Model):
+    """Takes arguments under every name that a caller can give, and nested dicts with such keys."""
+
+    def forward(self, x: Tensor, nested: Any, **kwargs: Tensor) -> Any:
+        for number, name in enumerate(KEYWORDS):
+            x = x + kwargs[name] * number - nested[name][0]
+        return {name: x * number for number, name in enumerate(KEYWORDS)}
+
+
+class CallsByKeyword(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Keywords()
+
+    def forward(self, x: Tensor, nested: Any, **kwargs: Tensor) -> Any:
+        return self.inner(x, nested, **kwargs)
+
+
+def _keyword_inputs() -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    kwargs = {name: torch.randn(2) for name in KEYWORDS}
+    return (torch.ones(2), {name: [torch.randn(2)] for name in KEYWORDS}), kwargs
+
+
+@pytest.mark.parametrize("preserved", [(), ("inner",)], ids=["flat", "preserved"])
+def test_arguments_of_every_name(preserved: tuple[str, ...]) -> None:
+    eager = CallsByKeyword()
+    args, kwargs = _keyword_inputs()
+    program = export(eager, args, kwargs, preserve_module_call_signature=preserved)
+    module: Any = unflatten(program)
+    torch.testing.assert_close(module(*args, **kwargs), eager(*args, **kwargs))
+    if preserved:
+        found = module.inner(*args, **kwargs)
+        torch.testing.assert_close(found, eager.inner(*args, **kwargs))
+        module.inner = Keywords()
+        torch.testing.assert_close(module(*args, **kwargs), eager(*args, **kwargs))
+    with pytest.raises(InputStructureError, match="a-b"):
+        module(*args, **{name: value for name, value in kwargs.items() if name != "a-b"})
+    with pytest.raises(InputStructureError, match="another"):
+        module(*args, **kwargs, **{"another one": torch.ones(2)})
+
+
+def test_an_argument_named_like_a_value_of_the_graph() -> None:
+    class Adds(Model):
+        def forward(self, add: Tensor, add_1: Tensor, mul_1: Any, _relu: Tensor) -> Any:
+            y = add + add_1
+            z = (y + add) * mul_1["type"]
+            return (z * y + add_1).relu() * add_1 - _relu * add
+
+    x = [torch.randn(2) for _ in range(4)]
+    check(Adds(), (x[0], x[1], {"type": x[2]}, x[3]))
 
 
 class NamedLikeABranch(Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from lowerdeck.unflatten.input_constraints import InputConstraints, input_constr
 from lowerdeck.unflatten.module_paths import ModulePaths, module_names
 from lowerdeck.unflatten.mutations import Mutations
 from lowerdeck.unflatten.shared_modules import note_shared_modules
-from lowerdeck.unflatten.signature import CallSignature, positional_names
+from lowerdeck.unflatten.signature import CallSignature, argument_labels, named_arguments
 from lowerdeck.unflatten.state import ProgramState
 from lowerdeck.unflatten.unflattened_module import UnflattenedModule
 from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder
@@ -157,10 +157,11 @@ def _signature(
             "The program does not say how its arguments are structured: found no signature for "
             "the outermost module. Export it with torch.export.export."
         )
-    names = positional_names(signature.in_spec, getattr(signature, "forward_arg_names", None))
+    known = getattr(signature, "forward_arg_names", None)
+    names, others = named_arguments(signature.in_spec, known)
     leaves = adapter.get_flat_arg_paths() if adapter is not None else []
     if len(leaves) != len(working.inputs):
-        leaves = _leaf_paths(signature.in_spec, names)
+        leaves = _leaf_paths(signature.in_spec, argument_labels(signature.in_spec, names))
     constraints: InputConstraints = input_constraints(
         working.inputs, leaves, program.range_constraints
     )
@@ -168,6 +169,7 @@ def _signature(
         signature.in_spec,
         signature.out_spec,
         names,
+        others,
         adapts=adapter is not None,
         constraints=constraints,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
@@ -182,13 +184,13 @@ def _updates(working: WorkingGraph, mutations: Mutations) -> Iterator[tuple[str 
             yield str(mutation.spec.target), 0
 
 
-def _leaf_paths(in_spec: pytree.TreeSpec, names: tuple[str, ...]) -> list[str]:
+def _leaf_paths(in_spec: pytree.TreeSpec, labels: Sequence[str]) -> list[str]:
     """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
     args, kwargs = in_spec.children()
     found: list[str] = []
-    for name, spec in zip(names, [*args.children(), *kwargs.children()], strict=True):
+    for label, spec in zip(labels, [*args.children(), *kwargs.children()], strict=True):
         blank = pytree.tree_unflatten([0] * spec.num_leaves, spec)
         found += [
-            name + pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(blank)[0]
+            label + pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(blank)[0]
         ]
     return found

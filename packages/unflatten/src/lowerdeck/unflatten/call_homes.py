@@ -13,7 +13,7 @@ from lowerdeck.unflatten.flat_items import Item, Role
 from lowerdeck.unflatten.mode_borders import settle_borders
 from lowerdeck.unflatten.module_paths import ModulePaths
 
-_CALL_INDEX = re.compile(r"@(\d+)$")
+_CALL_INDEX = re.compile(r"@([0-9]{1,18})\Z")
 
 Step = tuple[str, int, str | None]
 """One entry of a module stack: path, index of the call, name of the type."""

@@ -10,7 +10,7 @@ import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
 
-_VARIANT = re.compile(r"^(.+)\.(_call_\d+)$")
+_VARIANT = re.compile(r"(.+)\.(_call_\d+)", re.DOTALL)
 
 OWN_NAMES = frozenset(
     {
@@ -46,7 +46,7 @@ def call_target(path: str, variant: int) -> str:
 
 def split_call_target(target: str) -> tuple[str, str | None]:
     """Return the child's path and the attribute of its specialised form, or None for the first."""
-    found = _VARIANT.match(target)
+    found = _VARIANT.fullmatch(target)
     return (found[1], found[2]) if found else (target, None)
 
 

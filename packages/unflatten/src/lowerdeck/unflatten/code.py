@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import linecache
 import math
 import operator
@@ -25,6 +24,7 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.bindings import callable_for
 from lowerdeck.unflatten.call_targets import RESERVED_NAMES, lookup, split_call_target
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES, carrying, returned
+from lowerdeck.unflatten.python_names import is_name
 from lowerdeck.unflatten.signature import CallSignature
 from lowerdeck.unflatten.source_lines import source_comment
 
@@ -78,13 +78,28 @@ class Source:
         return function
 
 
+class Itself:
+    """An object as a key: equal to itself alone, and kept alive so that no other gets its id."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def _object_key(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.fx.GraphModule):
         return ("graph module", *_graph_key(value))
     try:
         hash(value)
     except TypeError:
-        return (id(value),)
+        return (Itself(value),)
     return (type(value), value)
 
 
@@ -95,7 +110,7 @@ def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
     yield write_source(module.graph, None, children).key
     for name in sorted(held.difference(children)):
         parent, _, last = name.rpartition(".")
-        yield name, id(getattr(module.get_submodule(parent), last))
+        yield name, Itself(getattr(module.get_submodule(parent), last))
 
 
 def write_source(
@@ -123,10 +138,12 @@ class _Writer:
         self.lines: list[str] = []
         self.comments: list[str] = []
         self.names: dict[str, object] = {}
+        self.parameters: set[str] = set()
         self.by_object: dict[int, str] = {}
         self.local: dict[Node, str] = {}
         self.bases: dict[Node, str] = {}
         self.used: dict[str, int] = {}
+        self.taken: set[str] = set(_PYTHON_NAMES)
         self.leaves: list[str] = []
         self.indent = "    "
 
@@ -153,8 +170,8 @@ class _Writer:
                 outer=True,
             )
             return
-        for name in self.signature.parameter_names:
-            self.used[name] = 1
+        self.taken.update(self.signature.parameter_names)
+        self.parameters.update(self.signature.parameter_names)
         for node, parameter in zip(placeholders, self.signature.leaf_parameters(), strict=True):
             if parameter is None:
                 self._name(node)
@@ -246,7 +263,14 @@ class _Writer:
             return self._call_child(node)
         if node.op == "call_method":
             value, *rest = node.args
-            return f"{self.argument(value)}.{node.target}({self.arguments(rest, node.kwargs)})"
+            method = str(node.target)
+            owner = self.argument(value)
+            found = (
+                f"{owner}.{method}"
+                if is_name(method)
+                else f"{self.object_name(getattr)}({owner}, {method!r})"
+            )
+            return f"{found}({self.arguments(rest, node.kwargs)})"
         raise TypeError(f"a graph cannot hold a node of kind {node.op!r}")
 
     def _call_child(self, node: Node) -> str:
@@ -266,7 +290,9 @@ class _Writer:
         path, variant = split_call_target(target)
         module = self.attribute(path, is_module=True)
         # A module put in the dispatcher's place has one forward for all calls.
-        return module if variant is None else f"getattr({module}, {variant!r}, {module})"
+        if variant is None:
+            return module
+        return f"{self.object_name(getattr)}({module}, {variant!r}, {module})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""
@@ -275,21 +301,21 @@ class _Writer:
         text = "self"
         parts = path.split(".")
         for place, part in enumerate(parts):
-            if (is_module or place < len(parts) - 1) and not part.isidentifier():
+            if (is_module or place < len(parts) - 1) and not is_name(part):
                 # As torch's containers do it; compilers know the name of what is read so.
                 text = f"{text}._modules[{part!r}]"
             elif part in RESERVED_NAMES:
                 text = f"{self.object_name(lookup)}({text}, {part!r})"
-            elif part.isidentifier():
+            elif is_name(part):
                 text = f"{text}.{part}"
             else:
-                text = f"getattr({text}, {part!r})"
+                text = f"{self.object_name(getattr)}({text}, {part!r})"
         return text
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the text between the parentheses of a call."""
         texts = [self.argument(value) for value in args]
-        if all(name.isidentifier() for name in kwargs):
+        if all(is_name(name) for name in kwargs):
             texts += [f"{name}={self.argument(value)}" for name, value in kwargs.items()]
         else:
             pairs = ", ".join(
@@ -317,7 +343,7 @@ class _Writer:
             parts = ", ".join(
                 self.argument(part) for part in (value.start, value.stop, value.step)
             )
-            return f"slice({parts})"
+            return f"{self.object_name(slice)}({parts})"
         return self.object_name(value)
 
     def object_name(self, value: object, hint: str = "") -> str:
@@ -325,9 +351,11 @@ class _Writer:
         found = self.by_object.get(id(value))
         if found is None:
             words = hint or getattr(value, "__name__", None) or str(value)
+            if _PYTHON_NAMES.get(str(words)) is value and words not in self.parameters:
+                return str(words)
             base = "_" + _WORD.sub("_", str(words)).strip("_")[:40]
             found, number = base, 1
-            while found in self.names:
+            while found in self.names or found in self.parameters:
                 found, number = f"{base}_{number}", number + 1
             self.by_object[id(value)] = found
             self.names[found] = value
@@ -343,10 +371,12 @@ class _Writer:
                 name = self.local[node] = self.local[source]
                 return name
         number = self.used.get(base, 0)
-        self.used[base] = number + 1
         name = f"{base}_{number}" if number else base
-        if name in _PYTHON_NAMES or keyword.iskeyword(name):
-            name += "_"
+        while name in self.taken or not is_name(name):
+            number += 1
+            name = f"{base}_{number}"
+        self.used[base] = number + 1
+        self.taken.add(name)
         self.local[node] = name
         return name
 
@@ -372,4 +402,8 @@ def _base_name(node: Node) -> str:
 
 
 _LITERALS = {bool, int, str}
-_PYTHON_NAMES = {"self", "None", "True", "False", "getattr", "slice", "type", "len"}
+_PYTHON_NAMES: dict[str, object] = {
+    "self": None,
+    **{found.__name__: found for found in (getattr, slice, type, len, tuple, list, dict)},
+}
+"""What generated code names of Python's own, unless a parameter has that name."""

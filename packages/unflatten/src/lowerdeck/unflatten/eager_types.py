@@ -60,7 +60,8 @@ def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
 def _loaded_class(module: torch.nn.Module) -> type | None:
     body = module.__dict__.get(PRIVATE)
     outer, _, name = (body.type_name or "" if body is not None else "").rpartition(".")
-    found = getattr(sys.modules.get(outer), name, None)
+    # Not by getattr: a module may import others when it is asked for a name.
+    found = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
     return found if isinstance(found, type) else None
 
 

@@ -25,7 +25,7 @@ from torch.fx import Graph, Node
 from lowerdeck.unflatten._torch_private import OpOverload, pytree, schema_of
 from lowerdeck.unflatten.call_tree import Frame
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES
-from lowerdeck.unflatten.signature import CallSignature, flatten_like, positional_names
+from lowerdeck.unflatten.signature import CallSignature, flatten_like, named_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +173,19 @@ def preserved_signature(frame: Frame, signature: Any) -> CallSignature:
     """Return the structure of a call, with eager's parameter names if its class is loaded."""
     count = signature.in_spec.child(0).num_children
     known = getattr(signature, "forward_arg_names", None) or _eager_names(frame.type_name, count)
-    names = positional_names(signature.in_spec, known)
-    return CallSignature(signature.in_spec, signature.out_spec, names)
+    names, others = named_arguments(signature.in_spec, known)
+    return CallSignature(signature.in_spec, signature.out_spec, names, others)
 
 
 def _eager_names(type_name: str | None, count: int) -> list[str]:
     outer, _, name = (type_name or "").rpartition(".")
-    cls: Any = getattr(sys.modules.get(outer), name, None)
+    # Not by getattr: a module may import others when it is asked for a name.
+    cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
+    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+        return []
     try:
         parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
-    except (AttributeError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return []
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     return [parameter.name for parameter in parameters[:count] if parameter.kind in kinds]

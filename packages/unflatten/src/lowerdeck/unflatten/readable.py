@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lowerdeck.unflatten.python_names import on_one_line
+
 
 def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> str:
     """Return the code of ``module`` and of every module below it, each under its name.
@@ -16,7 +18,7 @@ def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> st
     parts: list[str] = []
     for path, inner in module.named_modules():
         code = getattr(inner, "code", None)
-        parts.append(f"# {path or kind}: {_type_of(inner)}")
+        parts.append(f"# {on_one_line(path or kind)}: {_type_of(inner)}")
         if isinstance(code, str):
             parts.append(code)
     text = "\n".join(parts)
@@ -32,7 +34,7 @@ def tree_summary(module: torch.nn.Module) -> str:
         own = [*inner.parameters(recurse=False), *inner.buffers(recurse=False)]
         size = sum(tensor.numel() for tensor in own)
         depth = path.count(".") + 1 if path else 0
-        name = path.rpartition(".")[2] or "(root)"
+        name = on_one_line(path.rpartition(".")[2]) or "(root)"
         lines.append(
             f"{'  ' * depth}{name}: {_type_of(inner)}" + (f", {size} elements" if size else "")
         )
@@ -42,4 +44,4 @@ def tree_summary(module: torch.nn.Module) -> str:
 def _type_of(module: torch.nn.Module) -> str:
     type_name = getattr(module, "type_name", None)
     found = type_name() if callable(type_name) else None
-    return str(found or type(module).__name__)
+    return on_one_line(str(found or type(module).__name__))

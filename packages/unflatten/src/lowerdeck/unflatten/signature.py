@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from lowerdeck.unflatten._torch_private import pytree
 from lowerdeck.unflatten.carrying import CARRIED, take_carried
 from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.input_constraints import InputConstraints
+from lowerdeck.unflatten.python_names import is_name, on_one_line
+
+_OTHERS = "_others"
+"""Parameter that takes the arguments whose keywords Python cannot spell."""
 
 NameObject = Callable[[object], str]
 """Returns the global name under which generated code finds an object."""
@@ -24,7 +28,8 @@ class CallSignature:
     Attributes:
         in_spec: Structure of ``(args, kwargs)``.
         out_spec: Structure of the result.
-        names: Names of the positional parameters, then of the keyword ones.
+        names: The variables of the positional arguments, then of the keyword ones.
+        others: Keyword and variable of each argument whose keyword Python cannot spell.
         adapts: Take any arguments and let the module's adapter turn them into the exported ones.
         constraints: What each leaf has to satisfy; None where nothing is checked.
         carried: Number of values taken beside the arguments.
@@ -36,6 +41,7 @@ class CallSignature:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     names: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
     adapts: bool = False
     constraints: InputConstraints | None = None
     carried: int = 0
@@ -45,7 +51,7 @@ class CallSignature:
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The parameters of the function, in order."""
-        return ("args", "kwargs") if self.adapts else (*self.names, CARRIED)
+        return ("args", "kwargs") if self.adapts else (*self.names, CARRIED, _OTHERS)
 
     @property
     def parameters(self) -> str:
@@ -53,7 +59,9 @@ class CallSignature:
         if self.adapts:
             return ", *args, **kwargs"
         carried = f", *, {CARRIED}=()" if self.carried else ""
-        return "".join(f", {name}" for name in self.names) + carried
+        hidden = {variable for _, variable in self.others}
+        named = "".join(f", {name}" for name in self.names if name not in hidden)
+        return named + carried + (f", **{_OTHERS}" if self.others else "")
 
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield for each leaf the parameter that it is, or None where it is a part of one."""
@@ -72,10 +80,15 @@ class CallSignature:
             text = "self._flatten_arguments(args, kwargs)"
             yield f"{targets}= {text}" if leaves else text
         else:
+            if self.others:
+                variables = "".join(f"{variable}, " for _, variable in self.others)
+                keys = tuple(key for key, _ in self.others)
+                yield f"{variables}= {object_name(take_others)}({_OTHERS}, {keys!r})"
             feed = iter(leaves)
-            args, kwargs = self.in_spec.children()
-            for name, spec in zip(self.names, [*args.children(), *kwargs.children()], strict=True):
-                yield from _take_apart(name, spec, name, feed, object_name)
+            specs = [spec for part in self.in_spec.children() for spec in part.children()]
+            labels = argument_labels(self.in_spec, self.names)
+            for name, spec, label in zip(self.names, specs, labels, strict=True):
+                yield from _take_apart(name, spec, label, feed, object_name)
             if self.carried:
                 targets = "".join(f"{leaf}, " for leaf in feed)
                 yield f"{targets}= {object_name(take_carried)}({CARRIED}, {self.carried})"
@@ -92,22 +105,67 @@ class CallSignature:
         return f"({result}, ({''.join(leaf + ', ' for leaf in feed)}))" if self.carries else result
 
 
-def positional_names(in_spec: pytree.TreeSpec, known: Sequence[str] | None) -> tuple[str, ...]:
-    """Return one parameter name for each positional and each keyword argument.
+def named_arguments(
+    in_spec: pytree.TreeSpec, known: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Return ``names`` and ``others`` of a ``CallSignature``.
 
     Args:
         in_spec: Structure of ``(args, kwargs)``.
         known: The names in eager's signature, where export recorded them.
     """
     args, kwargs = in_spec.children()
-    keywords = tuple(str(name) for name in kwargs.context)
-    wanted = tuple(known or ())[: args.num_children]
-    free = len(wanted) == args.num_children and len({*wanted, *keywords}) == len(wanted) + len(
-        keywords
+    keywords = [str(name) for name in kwargs.context]
+    taken = set(filter(_is_parameter, keywords))
+    variables = [
+        key if key in taken else _free(f"keyword_{place}", taken)
+        for place, key in enumerate(keywords)
+    ]
+    wanted = list(known or ())[: args.num_children]
+    if (
+        len(wanted) != args.num_children
+        or len({*wanted, *variables}) != len(wanted) + len(variables)
+        or not all(map(_is_parameter, wanted))
+    ):
+        wanted = [_free(f"arg_{place}", taken) for place in range(args.num_children)]
+    others = tuple(
+        (key, variable)
+        for key, variable in zip(keywords, variables, strict=True)
+        if key != variable
     )
-    if not free:
-        wanted = tuple(f"arg_{place}" for place in range(args.num_children))
-    return (*wanted, *keywords)
+    return (*wanted, *variables), others
+
+
+def argument_labels(in_spec: pytree.TreeSpec, names: Sequence[str]) -> list[str]:
+    """Return for each argument the name by which a caller knows it, for messages."""
+    args, kwargs = in_spec.children()
+    return [*names[: args.num_children], *(on_one_line(str(key)) for key in kwargs.context)]
+
+
+def take_others(found: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the arguments of these keywords.
+
+    Raises:
+        InputStructureError: One is missing, or there is another one.
+    """
+    if found.keys() != frozenset(keys):
+        raise InputStructureError(
+            f"expected the keyword arguments {list(keys)} beside those that have a name in "
+            f"Python; found {list(found)}. Pass them as **{{{keys[0]!r}: value}}."
+        )
+    return tuple(found[key] for key in keys)
+
+
+def _is_parameter(name: object) -> bool:
+    return is_name(name) and name not in {"self", CARRIED, _OTHERS}
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    """Return ``wanted``, or with underscores behind it; note that it is taken."""
+    while wanted in taken:
+        wanted += "_"
+    taken.add(wanted)
+    return wanted
 
 
 def structure_error(path: str, value: object, spec: pytree.TreeSpec) -> InputStructureError:
@@ -140,19 +198,20 @@ def _take_apart(
             yield f"{leaf} = {text}"
         return
     children = spec.children()
-    kind = {tuple: "tuple", list: "list", dict: "dict"}.get(spec.type)
-    if kind is None:
+    if spec.type not in {tuple, list, dict}:
         targets = "".join(f"{next(leaves)}, " for _ in range(spec.num_leaves))
         call = f"{object_name(flatten_like)}({text}, {object_name(spec)}, {path!r})"
         yield f"{targets}= {call}" if targets else call
         return
-    if kind == "dict":
+    is_dict = spec.type is dict
+    if is_dict:
         wrong = f"{text}.keys() != {object_name(frozenset(spec.context))}"
     else:
-        wrong = f"len({text}) != {len(children)}"
-    yield f"if type({text}) is not {kind} or {wrong}:"
+        wrong = f"{object_name(len)}({text}) != {len(children)}"
+    is_other = f"{object_name(type)}({text}) is not {object_name(spec.type)}"
+    yield f"if {is_other} or {wrong}:"
     yield f"    raise {object_name(structure_error)}({path!r}, {text}, {object_name(spec)})"
-    keys = list(spec.context) if kind == "dict" else list(range(len(children)))
+    keys = list(spec.context) if is_dict else list(range(len(children)))
     for key, child in zip(keys, children, strict=True):
         # Keys of other types than these are named as objects.
         shown = repr(key) if type(key) in {str, int} else object_name(key)

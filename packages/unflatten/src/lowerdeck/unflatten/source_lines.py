@@ -7,15 +7,20 @@ from functools import lru_cache
 
 from torch.fx import Node
 
+from lowerdeck.unflatten.python_names import on_one_line
+
 _FRAME = re.compile(
-    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)\n\s+(?P<code>[^\n]+)'
+    r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)\n[ \t]+(?P<code>[^\n]+)'
 )
 
 
 def source_comment(node: Node) -> str:
-    """Return ``file:line in function: code`` for a node's innermost frame, or ``""``."""
+    """Return ``file:line in function: code`` for a node's innermost frame, or ``""``.
+
+    Whatever the trace says, it is one line.
+    """
     trace = node.meta.get("stack_trace")
-    return _comment(trace) if trace else ""
+    return _comment(trace) if type(trace) is str else ""
 
 
 @lru_cache(maxsize=4096)
@@ -24,4 +29,4 @@ def _comment(trace: str) -> str:
     if not frames:
         return ""
     last = frames[-1]
-    return f"{last['file']}:{last['line']} in {last['name']}: {last['code'].strip()}"
+    return on_one_line(f"{last['file']}:{last['line']} in {last['name']}: {last['code'].strip()}")
