@@ -53,10 +53,12 @@ class CallTree:
     Attributes:
         root: The call of the outermost module.
         home: The frame in which each item stands.
+        unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
     """
 
     root: Frame
     home: dict[Item, Frame]
+    unsure: set[Frame] = field(default_factory=set)
 
     def frames(self) -> list[Frame]:
         """Return every frame, parents before their children."""

@@ -44,18 +44,32 @@ def returned(module: Callable[..., Any], result: Any, names: Sequence[str]) -> A
     )
 
 
-def must_be_generated(module: object, name: str) -> None:
-    """Check that a module was not replaced whose arguments or results nobody knows.
+LOST_SIGNATURE = (
+    "takes and returns flat values here: decomposing or a mode around it lost what eager's takes "
+    "and returns. Unflatten the program before run_decompositions(), and replace the module "
+    "there; one that is called inside no_grad or autocast can be replaced where its signature is "
+    "not preserved."
+)
+UNSURE_MODE = (
+    "runs under autocast, and the program does not tell whether it or its caller switches that "
+    "on: another module might run in another precision. Export the model without switching "
+    "gradients in this module, or replace the module around it."
+)
+
+
+def must_be_generated(module: object, name: str, why: str) -> None:
+    """Check that a module was not replaced in whose place no other one would be right.
+
+    Args:
+        module: What stands there.
+        name: The name of what stood there.
+        why: What is not known of that.
 
     Raises:
         UnflattenError: It was.
     """
     if not _is_generated(module):
-        raise UnflattenError(
-            f"A {type(module).__name__} stands for {name!r}, which takes and returns flat values "
-            "here: decomposing the program lost what eager's takes and returns. Unflatten the "
-            "program before run_decompositions(), and replace the module there."
-        )
+        raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
 
 
 def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:

@@ -18,13 +18,19 @@ _MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
 
 
 class Role(Enum):
-    """What an item does."""
+    """What an item does.
+
+    Values pass into and out of a region at its borders; at ``PASS_IN`` and ``PASS_OUT`` the mode
+    stays as it is.
+    """
 
     COMPUTE = "compute"
     ENTER = "enter"
     PAUSE = "pause"
     RESUME = "resume"
     EXIT = "exit"
+    PASS_IN = "pass in"
+    PASS_OUT = "pass out"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +41,13 @@ class Scope:
         module: The graph module.
         values: What carries the value of each node in the new graph.
         items: The item of each node.
+        computes: Whether anything is computed in it, or in a region inside of it.
     """
 
     module: GraphModule
     values: dict[Node, Any] = field(default_factory=dict)
     items: dict[Node, Item] = field(default_factory=dict)
+    computes: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +102,8 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                     continue
             item = Item(node, scope)
             scope.items[node] = item
+            for around, _, _ in stack:
+                around.computes = True
             yield item
         else:
             stack.pop()

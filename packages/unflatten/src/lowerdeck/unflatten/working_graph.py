@@ -26,7 +26,11 @@ from lowerdeck.unflatten._torch_private import (
     add_node,
 )
 from lowerdeck.unflatten.call_tree import CallTree, Frame
-from lowerdeck.unflatten.carrying import must_be_generated
+from lowerdeck.unflatten.carrying import (
+    LOST_SIGNATURE,
+    UNSURE_MODE,
+    must_be_generated,
+)
 from lowerdeck.unflatten.flat_items import Item, Role, Scope, mode_arguments
 from lowerdeck.unflatten.module_paths import ModulePaths
 from lowerdeck.unflatten.mutations import Mutation, Mutations, is_inplace
@@ -114,6 +118,7 @@ class WorkingGraphBuilder:
         self._clones: dict[Node, Node] = {}
         self._by_name: dict[str, Any] = {}
         self._examples: dict[str, Any] = {}
+        self._opened: list[Node] = []
 
     def build(self) -> WorkingGraph:
         """Return the copy."""
@@ -123,15 +128,24 @@ class WorkingGraphBuilder:
             match item.role:
                 case Role.ENTER:
                     self._enter(item)
+                    self._open(item)
+                case Role.PASS_IN:
+                    self._enter(item)
                 case Role.PAUSE:
                     self._close(item)
                 case Role.RESUME:
                     self._open(item)
                 case Role.EXIT:
+                    self._close(item)
+                    self._exit(item)
+                case Role.PASS_OUT:
                     self._exit(item)
                 case Role.COMPUTE:
                     self._copy(item, place)
             self._write_back(place)
+        for frame in self.tree.unsure:
+            if frame.parent is not None:
+                self._forbid_replacing(frame, frame.parent, UNSURE_MODE)
         self._find_preserved_calls()
         self._copy_output()
         return self.made
@@ -263,9 +277,6 @@ class WorkingGraphBuilder:
             if isinstance(operand, Node):
                 found = item.scope.values.get(operand, self._values.get(operand))
             item.inner.values[name] = found
-        # Export leaves empty regions where one mode follows another at once.
-        if item.inner.items:
-            self._open(item)
 
     def _open(self, item: Item) -> None:
         mode, _, _ = mode_arguments(item.node)
@@ -274,14 +285,11 @@ class WorkingGraphBuilder:
         opened = self.graph.create_node("call_function", target, mode, {}, "enter_mode")
         self._place(opened, self.tree.home[item], None)
         opened.meta["stack_trace"] = item.node.meta.get("stack_trace")
-        # The operator's value becomes the node that opened the region until its end is reached.
-        self._scope_values(item.scope)[item.node] = opened
+        self._opened.append(opened)
 
     def _exit(self, item: Item) -> None:
         if item.inner is None:
             return
-        if item.inner.items:
-            self._close(item)
         output = next(iter(item.inner.module.graph.find_nodes(op="output"))).args[0]
         inner = item.inner.values
         parts = output if isinstance(output, (tuple, list)) else (output,)
@@ -293,7 +301,8 @@ class WorkingGraphBuilder:
                 values[user] = results[user.args[1]]  # type: ignore[index]
 
     def _close(self, item: Item) -> None:
-        opened = self._scope_values(item.scope)[item.node]
+        opened = self._opened.pop()
+        args: tuple[Any, ...]
         if item.node.target is GRAD_MODE_REGION:
             target, args = SET_GRAD_MODE, (not item.node.args[0],)
         else:
@@ -349,7 +358,7 @@ class WorkingGraphBuilder:
                 continue
             signature = signatures[frame.call_name]
             if signature is None:
-                self._forbid_replacing(frame, frame.parent)
+                self._forbid_replacing(frame, frame.parent, LOST_SIGNATURE)
                 continue
             inside = dict.fromkeys(_nodes_in(frame))
             inputs = tuple(
@@ -365,13 +374,13 @@ class WorkingGraphBuilder:
         warn_of_doubtful(doubtful)
         warn_of_lost(name for name, signature in signatures.items() if signature is None)
 
-    def _forbid_replacing(self, frame: Frame, caller: Frame) -> None:
+    def _forbid_replacing(self, frame: Frame, caller: Frame, why: str) -> None:
         first = _first_node(frame)
         if first is None:
             return
         with self.graph.inserting_before(first):
             module = self.graph.get_attr(frame.accessor)
-            check = self.graph.call_function(must_be_generated, (module, frame.path))
+            check = self.graph.call_function(must_be_generated, (module, frame.path, why))
         place = sum(1 for node in caller.nodes if node < first)
         caller.nodes[place:place] = [module, check]
 
