@@ -350,7 +350,7 @@ class _Writer:
         """Return the global name by which the function knows an object."""
         found = self.by_object.get(id(value))
         if found is None:
-            words = hint or getattr(value, "__name__", None) or str(value)
+            words = hint or getattr(value, "__name__", None) or _words(value)
             if _PYTHON_NAMES.get(str(words)) is value and words not in self.parameters:
                 return str(words)
             base = "_" + _WORD.sub("_", str(words)).strip("_")[:40]
@@ -392,6 +392,11 @@ class _Writer:
         self.comments.append(comment)
 
 
+def _words(value: object) -> str:
+    """Return what to call an object: the same in every process, so no addresses, no hashes."""
+    return str(value) if isinstance(value, _SPELLED) else type(value).__name__
+
+
 def _base_name(node: Node) -> str:
     if node.op in {"call_module", "get_attr"}:
         path, _ = split_call_target(str(node.target))
@@ -401,6 +406,7 @@ def _base_name(node: Node) -> str:
     return str(packet_name(node.target) or getattr(node.target, "__name__", str(node.target)))
 
 
+_SPELLED = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _LITERALS = {bool, int, str}
 _PYTHON_NAMES: dict[str, object] = {
     "self": None,

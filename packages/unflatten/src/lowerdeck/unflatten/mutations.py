@@ -54,7 +54,7 @@ class Mutations:
     count: int = 0
     all: list[Mutation] = field(default_factory=list)
     after: dict[int, list[Mutation]] = field(default_factory=dict)
-    returned: set[Node] = field(default_factory=set)
+    returned: list[Node] = field(default_factory=list)
     through_state: dict[tuple[int, Node], Node] = field(default_factory=dict)
     final: dict[Node, Node] = field(default_factory=dict)
     inplace: bool = True

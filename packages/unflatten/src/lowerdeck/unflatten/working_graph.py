@@ -143,8 +143,8 @@ class WorkingGraphBuilder:
                 case Role.COMPUTE:
                     self._copy(item, place)
             self._write_back(place)
-        for frame in self.tree.unsure:
-            if frame.parent is not None:
+        for frame in self.tree.frames():
+            if frame in self.tree.unsure and frame.parent is not None:
                 self._forbid_replacing(frame, frame.parent, UNSURE_MODE)
         self._find_preserved_calls()
         self._copy_output()

@@ -59,7 +59,7 @@ def plan_mutations(
     aliases = {target: aliases_of(target) for _, _, target in found}
     overwritten = set().union(*aliases.values())
     returned = (value for value in outputs[plan.count :] if isinstance(value, Node))
-    plan.returned = {value for value in returned if value in overwritten}
+    plan.returned = list(dict.fromkeys(value for value in returned if value in overwritten))
     for spec, value, target in found:
         readers = sorted(
             index[user] for node in aliases[target] for user in node.users if user in index
@@ -82,7 +82,7 @@ def _positions(items: Sequence[Item]) -> dict[Node, int]:
     """Return the index of the item after which each node has its value."""
     index = {item.node: place for place, item in enumerate(items)}
     for place, item in enumerate(items):
-        if item.role is Role.EXIT:
+        if item.role in {Role.EXIT, Role.PASS_OUT}:
             index.update((user, place) for user in item.node.users if unpacks_region(user))
     return index
 

@@ -41,7 +41,7 @@ def _state_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
     last_write: dict[str, Node] = {}
     reads: dict[str, list[Node]] = {}
     for node in working.graph.nodes:
-        writes = set(_written(node, working))
+        writes = dict.fromkeys(_written(node, working))
         for source in node.all_input_nodes:
             name = working.reads.get(source)
             if name not in written:
