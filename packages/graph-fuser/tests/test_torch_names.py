@@ -228,6 +228,49 @@ def test_legalize_agrees_with_torch_on_shuffled_graphs() -> None:
             torch.testing.assert_close(value, wanted)
 
 
+def test_legalize_puts_inputs_before_what_computes_as_torch_does() -> None:
+    for seed in range(40):
+        ours, theirs = random_graph(seed, 15), random_graph(seed, 15)
+        for gm in (ours, theirs):
+            rng = random.Random(seed)
+            nodes = list(gm.graph.nodes)
+            for node in rng.sample(nodes, k=rng.randint(1, 6)):
+                rng.choice(nodes).append(node)
+        assert legalize_graph(ours) is ours
+        tools_common.legalize_graph(theirs)
+        ours.graph.lint()
+        kinds = [node.op for node in ours.graph.nodes]
+        assert kinds == sorted(kinds, key=lambda op: (op != "placeholder", op == "output"))
+        assert inputs_read(ours) == inputs_read(theirs)
+        torch.testing.assert_close(ours(*example_inputs(ours)), theirs(*example_inputs(theirs)))
+
+
+def inputs_read(gm: GraphModule) -> list[str]:
+    return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def test_an_input_alone_behind_what_it_does_not_feed_moves_to_the_front() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    sin = graph.call_function(torch.sin, (x,))
+    y = graph.placeholder("y")
+    add = graph.call_function(torch.add, (sin, y))
+    output = graph.output(add)
+    gm = GraphModule(torch.nn.Module(), graph)
+    legalize_graph(gm)
+    assert list(gm.graph.nodes) == [x, y, sin, add, output]
+    torch.testing.assert_close(gm(torch.zeros(1), torch.ones(1)), torch.ones(1))
+
+
+def test_what_catches_the_error_of_torch_catches_ours() -> None:
+    for legalize in (legalize_graph, tools_common.legalize_graph):
+        gm = symbolic_trace(lambda x: x.sin().cos())
+        n = {node.name: node for node in gm.graph.nodes}
+        n["sin"].args = (n["cos"],)
+        with pytest.raises(RuntimeError):
+            legalize(gm)
+
+
 def test_legalize_shows_a_circle_and_leaves_the_graph() -> None:
     gm = symbolic_trace(lambda x: x.sin().cos())
     n = {node.name: node for node in gm.graph.nodes}

@@ -44,8 +44,11 @@ class NameInUseError(RegionError):
     """A submodule's name is taken by something that the graph still uses."""
 
 
-class CycleError(RegionError):
-    """Outlining would make a graph that depends on itself.
+class CycleError(RegionError, RuntimeError):
+    """Outlining would make a graph that depends on itself, or a graph does already.
+
+    A ``RuntimeError`` too: that is what torch's ``legalize_graph`` raises, so that code written
+    for it catches this one.
 
     Attributes:
         path: The offending path, node by node. It starts and ends in the same region. Two

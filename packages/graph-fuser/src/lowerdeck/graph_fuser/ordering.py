@@ -12,6 +12,8 @@ from lowerdeck.graph_fuser.components import strong_components
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.hazards import order_hazards
 
+_FRAME = {"placeholder": 0, "output": 2}
+
 
 def topo_sort(nodes: Sequence[Node]) -> list[Node]:
     """Return ``nodes`` so that each stands behind those it reads; otherwise in the order given.
@@ -35,14 +37,16 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
 def legalize_graph(gm: GraphModule) -> GraphModule:
     """Move the nodes of ``gm`` that stand before what they read behind it, and return ``gm``.
 
-    A legal graph stays as it is, node for node. In another one, too, nodes keep their order as far
-    as it is possible, and so do writes, random draws and other effects.
+    Inputs come first and the output last, as torch's function leaves them. A graph that is so
+    already stays as it is, node for node. In another one, too, nodes keep their order as far as it
+    is possible, and so do writes, random draws and other effects.
 
     Args:
         gm: The graph module, changed in place; its code is generated again at its next use.
 
     Raises:
-        CycleError: The graph reads its own results in a circle. ``gm`` is as before.
+        CycleError: The graph reads its own results in a circle. ``gm`` is as before. As torch
+            raises ``RuntimeError`` here, it is one.
 
     Example:
         >>> import torch
@@ -53,9 +57,13 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
         ['x', 'add', 'relu', 'output']
     """
     nodes = list(gm.graph.nodes)
-    if is_legal(nodes):
+    framed = _framed(nodes)
+    if is_legal(framed):
+        if framed != nodes:
+            relink(framed)
+            defer_code(gm)
         return gm
-    relink(_sorted(nodes, _compatible(nodes, order_hazards(gm.graph, gm))))
+    relink(_sorted(framed, _compatible(framed, order_hazards(gm.graph, gm))))
     defer_code(gm)
     return gm
 
@@ -69,8 +77,14 @@ def legal_order(graph: Graph) -> list[Node]:
     Raises:
         CycleError: The graph reads its own results in a circle.
     """
-    nodes = list(graph.nodes)
+    nodes = _framed(list(graph.nodes))
     return nodes if is_legal(nodes) else topo_sort(nodes)
+
+
+def _framed(nodes: list[Node]) -> list[Node]:
+    """Return ``nodes`` with the inputs in front and the output at the end; otherwise as given."""
+    # Stable, and a single pass over what is in order already.
+    return sorted(nodes, key=lambda node: _FRAME.get(node.op, 1))
 
 
 def is_legal(nodes: Sequence[Node]) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from lowerdeck.graph_fuser.anchors import anchored, stride
 from lowerdeck.graph_fuser.boundary import Boundary, Item
 from lowerdeck.graph_fuser.cycles import cycle_error, shortest_loop
 from lowerdeck.graph_fuser.errors import CycleError
@@ -27,7 +28,8 @@ class Body:
     """The order of one region's items.
 
     Attributes:
-        key: Where each called region stands; a node stands at ``position * stride``.
+        key: Where each called region stands, no two at one place; a node stands at
+            ``position * stride``.
         windows: Stretches whose order changes: first key, last key, items in their new order.
     """
 
@@ -104,42 +106,18 @@ class _Planner:
         self.tree = tree
         self.edges = boundary.edges
         self.order = order
-        # Room behind each node for calls that follow it, and before each for calls that are
-        # hoisted.
-        self.stride = 2 * len(tree.regions)
+        self.stride = stride(tree)
         self.nodes_in_order = list(tree.position)
 
     def plan(self, index: int) -> Body:
         children = self.tree.children[index]
         if not children and (index == ROOT or is_legal(self.tree.members[index])):
             return Body({})
-        body = Body(self._anchors(index, children))
+        body = Body(anchored(self.tree, children, self.edges[index]))
         broken = self._broken(index, body)
         for low, high in _merged(broken):
             body.windows.append((low, high, self._settle(index, body, low, high)))
         return body
-
-    def _anchors(self, index: int, children: Sequence[int]) -> dict[int, int]:
-        """Place each call behind its last input where its first reader allows that."""
-        tree, stride = self.tree, self.stride
-        ranked = sorted(children, key=tree.first.__getitem__)
-        key = {child: tree.first[child] * stride for child in ranked}
-        before: dict[int, list[Item]] = {child: [] for child in ranked}
-        after: dict[int, list[Item]] = {child: [] for child in ranked}
-        for source, target in self.edges[index]:
-            if isinstance(target, int):
-                before[target].append(source)
-            if isinstance(source, int):
-                after[source].append(target)
-        for rank, child in enumerate(ranked, start=1):
-            last = max((self._key(item, key) for item in before[child]), default=-1)
-            if last <= key[child]:
-                continue
-            place = last // stride * stride + rank
-            if all(self._key(item, key) > place for item in after[child]):
-                key[child] = place
-        _hoist(key, before)
-        return key
 
     def _key(self, item: Item, key: Mapping[int, int]) -> int:
         return key[item] if isinstance(item, int) else self.tree.position[item] * self.stride
@@ -218,23 +196,6 @@ class _Planner:
         ]
         names = tuple(self.tree.name(self.tree.home.get(node, ROOT)) for node in steps)
         return cycle_error(steps, names)
-
-
-def _hoist(key: dict[int, int], before: Mapping[int, Sequence[Item]]) -> None:
-    """Bring calls forward to just before the earliest call that needs them.
-
-    Otherwise readers of that call would wait for the place where its suppliers' nodes stood.
-    """
-    used: dict[int, int] = {}
-    for child in sorted(key, key=key.__getitem__):
-        work = [child]
-        place = key[child]
-        while work:
-            for source in before[work.pop()]:
-                if isinstance(source, int) and key[source] > place:
-                    used[place] = used.get(place, 0) + 1
-                    key[source] = place - used[place]
-                    work.append(source)
 
 
 def _merged(stretches: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:

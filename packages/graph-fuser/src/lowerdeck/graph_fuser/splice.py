@@ -52,7 +52,8 @@ def _insert_calls(
         place, behind = divmod(key[child], plan.stride)
         slot = nodes[place]
         # Before what follows, not after the slot: each new node would push the last one back.
-        with graph.inserting_before(tail.get(slot, slot).next if behind else slot):
+        follows = tail[slot].next if slot in tail else slot.next if behind else slot
+        with graph.inserting_before(follows):
             graphs.call(child, graph, env)
         tail[slot] = made_by(child)[-1]
 

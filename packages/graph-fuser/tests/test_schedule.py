@@ -1,0 +1,80 @@
+"""Every list of nodes that can be fused is, and no other, whatever stands where."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+from fuser_oracle import contracted, is_acyclic, is_true_cycle
+from partition_graphs import node_lists, results, tied_graph
+from torch.fx import Graph, GraphModule
+
+from lowerdeck.graph_fuser import CycleError, fuse_partitions
+from lowerdeck.graph_fuser.anchors import anchored, stride
+from lowerdeck.graph_fuser.boundary import find_boundary
+from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
+
+SHARDS = int(os.environ.get("LOWERDECK_FUSER_SHARDS", "1"))
+"""How many times 400 small and 40 large graphs to look at; 50 is a long run."""
+
+
+@pytest.mark.parametrize(("count", "smallest", "largest"), [(400, 3, 30), (40, 60, 160)])
+def test_lists_of_nodes_fuse_if_and_only_if_no_path_leaves_and_comes_back(
+    count: int, smallest: int, largest: int
+) -> None:
+    fused = refused = 0
+    for seed in range(count * SHARDS):
+        rng = random.Random(seed)
+        gm = tied_graph(rng, rng.randint(smallest, largest))
+        lists = node_lists(rng, gm)
+        hazards = order_hazards(gm.graph, gm)
+        home = {node: name for name, nodes in lists.items() for node in nodes}
+        if not is_acyclic(contracted(gm.graph, list(lists.values()), hazards)):
+            with pytest.raises(CycleError) as caught:
+                fuse_partitions(gm, lists)
+            assert is_true_cycle(caught.value.path, caught.value.regions, home, hazards), seed
+            refused += 1
+            continue
+        expected = results(gm)
+        fuse_partitions(gm, lists)
+        gm.graph.lint()
+        torch.testing.assert_close(results(gm), expected, rtol=0, atol=0, msg=f"seed {seed}")
+        fused += 1
+    print(f"{fused} fused, {refused} refused")
+    assert fused > count // 3
+    assert refused > count // 20
+
+
+def test_no_two_calls_have_one_key() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        gm = tied_graph(rng, rng.randint(3, 60))
+        lists = node_lists(rng, gm)
+        tree = region_tree(gm.graph, [Region(name, nodes) for name, nodes in lists.items()])
+        boundary = find_boundary(tree, order=order_hazards(gm.graph, gm))
+        keys = anchored(tree, tree.children[ROOT], boundary.edges[ROOT])
+        taken = [*keys.values()]
+        taken += [
+            place * stride(tree) for node, place in tree.position.items() if node not in tree.home
+        ]
+        assert len(set(taken)) == len(taken), seed
+        assert all(key >= 0 for key in taken)
+
+
+def test_a_call_is_hoisted_past_the_first_node_of_a_graph_without_inputs() -> None:
+    root = torch.nn.Module()
+    root.register_buffer("state", torch.ones(2))
+    graph = Graph()
+    first = graph.get_attr("state")
+    other = graph.get_attr("state")
+    doubled = graph.call_function(torch.ops.aten.mul.Tensor, (other, 2))
+    total = graph.call_function(torch.ops.aten.add.Tensor, (first, doubled))
+    last = graph.call_function(torch.ops.aten.neg.default, (first,))
+    graph.output((total, last))
+    gm = GraphModule(root, graph)
+    fuse_partitions(gm, {"reads": [first, total], "makes": [other, doubled]})
+    gm.graph.lint()
+    torch.testing.assert_close(gm(), (torch.full((2,), 3.0), -torch.ones(2)))
