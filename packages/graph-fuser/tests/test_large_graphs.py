@@ -114,6 +114,27 @@ def test_twice_the_graph_costs_a_proposal_twice_the_calls() -> None:
     assert cost(8000) < 2.2 * cost(4000)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_twice_the_groups_on_circles_cost_little_more_than_twice_the_calls(nested: bool) -> None:
+    def cost(count: int) -> int:
+        if nested:
+            # All groups span one node, so that all are on one circle.
+            gm, nodes = long_chain(2 * count + 1)
+            groups = [[nodes[i], nodes[count + 1 + i]] for i in range(count)]
+            refused = {nodes[count]}
+        else:
+            gm, nodes = long_chain(3 * count)
+            groups = [[nodes[i], nodes[i + 2]] for i in range(0, 3 * count, 3)]
+            refused = set(nodes[1::3])
+        return calls(
+            lambda: propose_partitions(gm, lambda node: node not in refused, groups=groups)
+        )
+
+    cost(50)
+    # Half of the groups on one circle give way at a time: one round more for twice as many.
+    assert cost(2000) < 2.3 * cost(1000)
+
+
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])

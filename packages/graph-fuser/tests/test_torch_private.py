@@ -186,3 +186,17 @@ def test_hooks_hear_of_added_nodes() -> None:
             gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
         )
     assert seen == ["cos"]
+
+
+def test_readers_that_are_missing_are_entered_and_others_left() -> None:
+    gm = random_graph(3, 30)
+    before = {node: list(node.users) for node in gm.graph.nodes}
+    private.mend_readers(gm.graph)
+    assert {node: list(node.users) for node in gm.graph.nodes} == before
+    for node, users in before.items():
+        if users:
+            del node.users[users[-1]]
+    private.mend_readers(gm.graph)
+    assert {node: set(node.users) for node in gm.graph.nodes} == {
+        node: set(users) for node, users in before.items()
+    }

@@ -25,6 +25,7 @@ __all__ = [
     "is_impure",
     "lazy_graph_module",
     "mark_impure",
+    "mend_readers",
     "replace_hooks",
     "share_codegen",
 ]
@@ -226,6 +227,21 @@ def _append(graph: Graph, node: Node) -> Node:
     graph._find_nodes_lookup_table.table[key][node] = None
     graph._len += 1
     return node
+
+
+def mend_readers(graph: Graph) -> None:
+    """Enter every node among the users of what it reads.
+
+    ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
+    behind a write. Whoever goes by users alone loses those edges.
+
+    Args:
+        graph: The graph; nothing changes where it is whole.
+    """
+    for node in graph.nodes:
+        for source in node._input_nodes:
+            if node not in source.users:
+                source.users[node] = None
 
 
 def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 from collections.abc import Mapping, Sequence
 
 from torch.fx import GraphModule, Node
@@ -18,20 +18,8 @@ from lowerdeck.graph_fuser.errors import (
 from lowerdeck.graph_fuser.items import ItemGraph, item_graph
 from lowerdeck.graph_fuser.proposal import LeftOut, Reason
 
-
-def followers(nodes: Sequence[Node]) -> dict[Node, Node]:
-    """Return the producer of each node that only takes an element of a tuple."""
-    follows: dict[Node, Node] = {}
-    for node in nodes:
-        users = node.users
-        if users and all(is_getitem(user) and user.args[0] is node for user in users):
-            follows.update((user, node) for user in users if len(user.all_input_nodes) == 1)
-    return follows
-
-
-def is_getitem(node: Node) -> bool:
-    """Return whether ``node`` takes an element of a value."""
-    return node.op == "call_function" and node.target is operator.getitem
+_SINGLY = 16
+"""How often one group of a circle is left out alone; then half of them, to stay near linear."""
 
 
 def check_nodes(
@@ -64,10 +52,11 @@ def whole_groups(
     gm: GraphModule,
     nodes: Sequence[Node],
     groups: Sequence[Sequence[Node]],
+    follows: Mapping[Node, Node],
     wanted: dict[Node, bool],
     left_out: dict[Node, LeftOut],
 ) -> list[list[Node]]:
-    """Return the groups that may be fused, each with its elements' takers."""
+    """Return the groups that may be fused, elements replaced by what they follow."""
     check_nodes(gm, groups, nodes, "groups")
     member: dict[Node, int] = {}
     for number, group in enumerate(groups):
@@ -78,7 +67,7 @@ def whole_groups(
                     "groups."
                 )
     kept: list[list[Node]] = []
-    for group in _led(groups, followers(nodes)):
+    for group in _led(groups, follows):
         stranger = next((node for node in group if not wanted[node]), None)
         if stranger is None:
             kept.append(group)
@@ -86,86 +75,108 @@ def whole_groups(
         for node in group:
             if wanted[node]:
                 detail = f"{node.name} is in one group with {stranger.name}, which is left out"
-                _drop(node, wanted, left_out, Reason.GROUP_NOT_SUPPORTED, detail)
+                _drop(node, follows, wanted, left_out, LeftOut(Reason.GROUP_NOT_SUPPORTED, detail))
     return kept
 
 
 def _led(groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]) -> list[list[Node]]:
     """Return the groups by the producers of their elements; joined where they meet."""
-    joined: list[dict[Node, None]] = []
-    home: dict[Node, dict[Node, None]] = {}
-    for group in groups:
-        members: dict[Node, None] = {}
+    above = list(range(len(groups)))
+
+    def root(number: int) -> int:
+        while above[number] != number:
+            above[number] = above[above[number]]
+            number = above[number]
+        return number
+
+    home: dict[Node, int] = {}
+    for number, group in enumerate(groups):
         for node in group:
             while node in follows:
                 node = follows[node]  # noqa: PLW2901
-            members[node] = None
-        for met in {id(home[node]): home[node] for node in members if node in home}.values():
-            members = met | members
-            joined = [other for other in joined if other is not met]
-        joined.append(members)
-        home.update(dict.fromkeys(members, members))
-    return [list(members) for members in joined]
+            above[root(number)] = root(home.setdefault(node, number))
+    joined: dict[int, list[Node]] = {}
+    for node, number in home.items():
+        joined.setdefault(root(number), []).append(node)
+    return list(joined.values())
 
 
 def _drop(
     node: Node,
+    follows: Mapping[Node, Node],
     wanted: dict[Node, bool],
     left_out: dict[Node, LeftOut],
-    reason: Reason,
-    detail: str,
+    why: LeftOut,
 ) -> None:
     """Leave a node out, and with it those that take its elements."""
     wanted[node] = False
-    left_out[node] = LeftOut(reason, detail)
-    for user, producer in followers([node]).items():
-        if wanted[user]:
-            _drop(
-                user,
-                wanted,
-                left_out,
-                Reason.FOLLOWS_PRODUCER,
-                f"{user.name} takes an element of {producer.name}, which is left out",
-            )
+    left_out[node] = why
+    work = [node]
+    for producer in work:
+        for user in producer.users:
+            if follows.get(user) is producer and wanted[user]:
+                wanted[user] = False
+                left_out[user] = follows_left_out(user, producer)
+                work.append(user)
+
+
+def follows_left_out(node: Node, producer: Node) -> LeftOut:
+    """Return why an element is left out."""
+    detail = f"{node.name} takes an element of {producer.name}, which is left out"
+    return LeftOut(Reason.FOLLOWS_PRODUCER, detail)
 
 
 def grouped_items(
     nodes: Sequence[Node],
     groups: list[list[Node]],
+    follows: Mapping[Node, Node],
     wanted: dict[Node, bool],
     hazards: Sequence[tuple[Node, Node]],
     left_out: dict[Node, LeftOut],
 ) -> tuple[ItemGraph, dict[Node, int]]:
-    """Return the items; groups that cannot be one call are left out."""
-    follows = {node: producer for node, producer in followers(nodes).items() if wanted[producer]}
-    while True:
-        item_of = _number(nodes, groups, follows)
-        count = len(set(item_of.values())) if groups else max(item_of.values(), default=-1) + 1
+    """Return the items; groups that cannot be one call are left out.
+
+    Args:
+        nodes: The graph's nodes in a legal order.
+        groups: Nodes that stay together; disjoint.
+        follows: The producer of each element.
+        wanted: Whether each node may stand in a partition; changed for those left out here.
+        hazards: Pairs of nodes that must keep their order.
+        left_out: Why nodes are left out; added to.
+    """
+    followed = _of_wanted(follows, wanted)
+    item_of, count = _number(nodes, groups, followed)
+    # Without groups no circle can be: nothing but its producer comes before an element.
+    for attempt in itertools.count():
         if not groups:
-            flags = [False] * count
-            for node, item in item_of.items():
-                flags[item] = wanted[node]
-            return item_graph(nodes, item_of, count, flags, hazards), item_of
-        merged, offender = _condense(nodes, item_of, groups, wanted, hazards)
-        if offender is None:
-            count = max(merged.values()) + 1
-            flags = [False] * count
-            for node, item in merged.items():
-                flags[item] = wanted[node]
-            return item_graph(nodes, merged, count, flags, hazards), merged
-        for node in groups[offender]:
-            detail = (
-                f"the group of {node.name} needs its own result through nodes that are left out"
-            )
-            _drop(node, wanted, left_out, Reason.GROUP_IN_CYCLE, detail)
-        groups = [group for number, group in enumerate(groups) if number != offender]
-        follows = {node: producer for node, producer in follows.items() if wanted[producer]}
+            break
+        merged, merged_count, offenders = _condense(
+            nodes, item_of, count, groups, wanted, hazards, halve=attempt >= _SINGLY
+        )
+        if not offenders:
+            item_of, count = merged, merged_count
+            break
+        for number in offenders:
+            for node in groups[number]:
+                detail = f"the group of {node.name} needs its own result through what is left out"
+                _drop(node, follows, wanted, left_out, LeftOut(Reason.GROUP_IN_CYCLE, detail))
+        groups = [group for number, group in enumerate(groups) if number not in offenders]
+        followed = _of_wanted(followed, wanted)
+        item_of, count = _number(nodes, groups, followed)
+    flags = [False] * count
+    for node, item in item_of.items():
+        flags[item] = wanted[node]
+    return item_graph(nodes, item_of, count, flags, hazards), item_of
+
+
+def _of_wanted(follows: Mapping[Node, Node], wanted: Mapping[Node, bool]) -> dict[Node, Node]:
+    return {node: producer for node, producer in follows.items() if wanted[producer]}
 
 
 def _number(
     nodes: Sequence[Node], groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]
-) -> dict[Node, int]:
-    """Return an item for each node: one for a group, one for a producer with its elements."""
+) -> tuple[dict[Node, int], int]:
+    """Return an item for each node, and how many: one for a group or a producer with elements."""
     item_of: dict[Node, int] = {}
     group_item: dict[int, int] = {}
     group_of = {node: number for number, group in enumerate(groups) for node in group}
@@ -182,18 +193,24 @@ def _number(
         if group is not None:
             group_item[group] = count
         count += 1
-    return item_of
+    return item_of, count
 
 
 def _condense(
     nodes: Sequence[Node],
     item_of: Mapping[Node, int],
+    count: int,
     groups: Sequence[Sequence[Node]],
     wanted: Mapping[Node, bool],
     hazards: Sequence[tuple[Node, Node]],
-) -> tuple[dict[Node, int], int | None]:
-    """Return items without circles, or a group that lies on a circle through unwanted nodes."""
-    count = max(item_of.values()) + 1
+    *,
+    halve: bool,
+) -> tuple[dict[Node, int], int, set[int]]:
+    """Return items without circles and their number, and groups to leave out first if there are.
+
+    Of the groups on a circle through unwanted nodes the last gives way, or the later half, so that
+    the answer does not depend on luck.
+    """
     after: list[list[int]] = [[] for _ in range(count)]
     flags = [False] * count
     for node in nodes:
@@ -205,16 +222,14 @@ def _condense(
     for first, second in hazards:
         if item_of[first] != item_of[second]:
             after[item_of[first]].append(item_of[second])
+    group_at = {item_of[group[0]]: number for number, group in enumerate(groups)}
     component_of = [0] * count
-    for number, component in enumerate(strong_components(count, after)):
+    offenders: set[int] = set()
+    components = strong_components(count, after)
+    for number, component in enumerate(components):
         for item in component:
             component_of[item] = number
         if len(component) > 1 and not all(flags[item] for item in component):
-            members = set(component)
-            # The last group on the circle gives way, so that the answer does not depend on luck.
-            offender = max(
-                (number for number, group in enumerate(groups) if item_of[group[0]] in members),
-                key=lambda number: item_of[groups[number][0]],
-            )
-            return {}, offender
-    return {node: component_of[item] for node, item in item_of.items()}, None
+            on_it = [group_at[item] for item in component if item in group_at]
+            offenders.update(on_it[-max(1, len(on_it) // 2 if halve else 1) :])
+    return {node: component_of[item] for node, item in item_of.items()}, len(components), offenders

@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch.fx import Graph, Node
 
+from lowerdeck.graph_fuser.elements import is_element
 from lowerdeck.torch_base import Behaviours, Effect, MemoryUse
 
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
@@ -48,7 +49,7 @@ def _modes(graph: Graph, marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:
     since: list[Node] = []
     last: Node | None = None
     for node in graph.nodes:
-        if node.op in {"placeholder", "get_attr", "output"}:
+        if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
             continue
         if last is not None:
             pairs.append((last, node))
@@ -65,7 +66,7 @@ def _writes(memory: MemoryUse, graph: Graph) -> list[tuple[Node, Node]]:
     readers: dict[Node, list[Node]] = {}
     writer: dict[Node, Node] = {}
     for node in graph.nodes:
-        if node.op in {"placeholder", "get_attr", "output"}:
+        if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
             continue
         written = memory.writes(node)
         for group in dict.fromkeys((*memory.reads(node), *written)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code
+from lowerdeck.graph_fuser._torch_private import defer_code, mend_readers
 from lowerdeck.graph_fuser.components import strong_components
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.hazards import order_hazards
@@ -56,6 +56,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
         >>> [node.name for node in legalize_graph(gm).graph.nodes]
         ['x', 'add', 'relu', 'output']
     """
+    mend_readers(gm.graph)
     nodes = list(gm.graph.nodes)
     framed = _framed(nodes)
     if is_legal(framed):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
+from lowerdeck.graph_fuser._torch_private import mend_readers
 from lowerdeck.graph_fuser.boundary import InputOrder, find_boundary
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
 from lowerdeck.graph_fuser.hazards import order_hazards
@@ -58,6 +59,7 @@ def validate_partition(partition: Iterable[Node]) -> bool:
     if not nodes:
         return True
     graph = nodes[0].graph
+    mend_readers(graph)
     tree = region_tree(graph, [Region("partition", nodes)])
     hazards = order_hazards(graph, graph.owning_module)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
+from lowerdeck.graph_fuser._torch_private import mend_readers
 from lowerdeck.graph_fuser.boundary import AttributeName, InputOrder, find_boundary
 from lowerdeck.graph_fuser.checks import check_names, checked_order
 from lowerdeck.graph_fuser.collector import collector_held
@@ -197,6 +198,7 @@ def prepare(
     """Return what builds the graph of each region, everything in it being in order."""
     graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
     with collector_held():
+        mend_readers(graph)
         tree = region_tree(graph, regions)
         hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
         boundary = find_boundary(

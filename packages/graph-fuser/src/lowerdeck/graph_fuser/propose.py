@@ -9,13 +9,14 @@ from typing import TypeAlias
 from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from lowerdeck.graph_fuser._torch_private import mend_readers
 from lowerdeck.graph_fuser.collector import collector_held
+from lowerdeck.graph_fuser.elements import followers, is_getitem
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.grouping import (
     check_nodes,
-    followers,
+    follows_left_out,
     grouped_items,
-    is_getitem,
     whole_groups,
 )
 from lowerdeck.graph_fuser.hazards import order_hazards
@@ -73,14 +74,16 @@ def propose_partitions(
         >>> print(proposal.left_out[next(n for n in gm.graph.nodes if n.name == "sin")].detail)
         sin is not supported
     """
+    mend_readers(gm.graph)
     nodes = legal_order(gm.graph)
     left_out: dict[Node, LeftOut] = {}
-    wanted = _wanted(gm, nodes, is_supported, left_out)
-    together = whole_groups(gm, nodes, groups, wanted, left_out)
+    hazards = order_hazards(gm.graph, gm)
+    follows = followers(nodes, hazards)
+    wanted = _wanted(gm, nodes, is_supported, follows, left_out)
+    together = whole_groups(gm, nodes, groups, follows, wanted, left_out)
     check_nodes(gm, keep_apart, nodes, "keep_apart")
     with collector_held():
-        hazards = order_hazards(gm.graph, gm)
-        items, item_of = grouped_items(nodes, together, wanted, hazards, left_out)
+        items, item_of = grouped_items(nodes, together, follows, wanted, hazards, left_out)
         _keep_apart(items, item_of, keep_apart)
         level = spread(items)
         part = _connected(items, level) if connected_only else [(number, 0) for number in level]
@@ -103,11 +106,11 @@ def _wanted(
     gm: GraphModule,
     nodes: Sequence[Node],
     is_supported: Supported,
+    follows: Mapping[Node, Node],
     left_out: dict[Node, LeftOut],
 ) -> dict[Node, bool]:
     ask = predicate(gm, is_supported)
     wanted: dict[Node, bool] = {}
-    follows = followers(nodes)
     for node in nodes:
         if node.op in {"placeholder", "output"}:
             wanted[node] = False
@@ -115,10 +118,7 @@ def _wanted(
         elif node in follows:
             wanted[node] = wanted[follows[node]]
             if not wanted[node]:
-                left_out[node] = LeftOut(
-                    Reason.FOLLOWS_PRODUCER,
-                    f"{node.name} takes an element of {follows[node].name}, which is left out",
-                )
+                left_out[node] = follows_left_out(node, follows[node])
         else:
             wanted[node] = _asked(ask, node)
             if not wanted[node]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, erase_nodes_now
+from lowerdeck.graph_fuser._torch_private import defer_code, erase_nodes_now, mend_readers
 from lowerdeck.graph_fuser.attributes import install
 from lowerdeck.graph_fuser.boundary import InputOrder
 from lowerdeck.graph_fuser.checks import check_free
@@ -99,6 +99,7 @@ def insert_subgm(
         >>> [node.name for node in gm.graph.nodes]
         ['x', 'block', 'sin', 'output']
     """
+    mend_readers(gm.graph)
     position = {node: place for place, node in enumerate(gm.graph.nodes)}
     given = [] if insertion_point is None else [insertion_point]
     _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
@@ -144,6 +145,7 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
         NodeInUseError: A node that stays reads one of them.
         RegionError: A node is foreign or erased already. ``gm`` is as before.
     """
+    mend_readers(gm.graph)
     doomed = dict.fromkeys(nodes)
     _check_present(gm, list(doomed), dict.fromkeys(gm.graph.nodes))
     for node in doomed:
