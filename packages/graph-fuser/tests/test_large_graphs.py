@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,6 +113,26 @@ def test_twice_the_graph_costs_a_proposal_twice_the_calls() -> None:
 
     cost(100)
     assert cost(8000) < 2.2 * cost(4000)
+
+
+def test_twice_the_graph_costs_connected_partitions_twice_the_calls() -> None:
+    def cost(size: int) -> int:
+        rng = random.Random(0)
+        graph = Graph()
+        values = [graph.placeholder("x")]
+        for _ in range(size):
+            # Long edges past what is left out: each asks whether two parts can be one.
+            pair = (values[-1], rng.choice(values[-100:]))
+            values.append(graph.call_function(torch.ops.aten.add.Tensor, pair))
+        graph.output(values[-1])
+        gm = GraphModule(torch.nn.Module(), graph)
+        refused = set(rng.sample(values, k=size // 10))
+        return calls(
+            lambda: propose_partitions(gm, lambda node: node not in refused, connected_only=True)
+        )
+
+    cost(100)
+    assert cost(4000) < 2.3 * cost(2000)
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -266,8 +266,14 @@ def test_meta_is_kept_where_true_and_not_invented() -> None:
     assert add.meta == n["add"].meta
     assert add.meta is not n["add"].meta
     assert cos.meta["debug_handle"] == 7
-    assert placeholder.meta == {"val": "value of sin", "quantization": "int8"}
-    assert fused.call_node.meta == {"val": "value of cos", "quantization": "int8"}
+    # Where a value comes from stays true of what hands it on; what the operation did does not.
+    for node, name in ((placeholder, "sin"), (fused.call_node, "cos")):
+        assert node.meta == {
+            "val": f"value of {name}",
+            "nn_module_stack": {"m": name},
+            "stack_trace": name,
+            "quantization": "int8",
+        }
     assert output.meta["val"] == "value of cos"
 
 
@@ -278,7 +284,7 @@ def test_a_call_with_several_results_carries_their_values() -> None:
     n["cos"].meta.update(val=2)
     fused = fuse_partitions(gm, {"p": [n["sin"], n["cos"]]})["p"]
     assert fused.call_node.meta == {"val": (1, 2)}
-    assert [node.meta for node in fused.outputs] == [{"val": 1}, {"val": 2}]
+    assert [node.meta for node in fused.outputs] == [{"val": 1, "stack_trace": "here"}, {"val": 2}]
 
 
 def test_node_map_leads_from_old_nodes_to_new_ones() -> None:

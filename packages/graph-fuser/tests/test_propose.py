@@ -9,7 +9,8 @@ import random
 import pytest
 import torch
 from fuser_graphs import random_graph
-from fuser_oracle import border, contracted, is_acyclic
+from fuser_oracle import border, contracted, is_acyclic, reaches
+from partition_graphs import tied_graph
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -22,8 +23,11 @@ from lowerdeck.graph_fuser import (
     Proposal,
     Reason,
     RegionError,
+    fuse_partitions,
     propose_partitions,
 )
+from lowerdeck.graph_fuser.elements import is_getitem
+from lowerdeck.graph_fuser.hazards import order_hazards
 
 aten = torch.ops.aten
 
@@ -195,6 +199,35 @@ def test_keep_apart_holds_on_random_graphs() -> None:
         for part in proposal:
             assert all(sum(node in part for node in members) <= 1 for members in apart)
         assert is_acyclic(contracted(gm.graph, proposal.partitions))
+
+
+def test_connected_parts_are_connected_apart_and_can_be_fused() -> None:
+    for seed in range(150):
+        rng = random.Random(seed)
+        gm = tied_graph(rng, rng.randint(4, 60))
+        nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+        nodes = [node for node in nodes if not is_getitem(node)]
+        apart = [rng.sample(nodes, k=min(len(nodes), 3))] if rng.random() < 0.5 else []
+        taken = {node for node in gm.graph.nodes if rng.random() < 0.7}
+        proposal = propose_partitions(
+            gm,
+            taken.__contains__,
+            connected_only=True,
+            keep_apart=apart,
+            min_nodes=0,
+        )
+        hazards = order_hazards(gm.graph, gm)
+        assert is_acyclic(contracted(gm.graph, proposal.partitions, hazards)), seed
+        near: dict[Node, list[Node]] = {node: [] for node in gm.graph.nodes}
+        for first, second in [*((s, n) for n in near for s in n.all_input_nodes), *hazards]:
+            near[first].append(second)
+            near[second].append(first)
+        for part in proposal:
+            assert all(sum(node in part for node in members) <= 1 for members in apart)
+            within = {node: [n for n in near[node] if n in set(part)] for node in part}
+            assert reaches(part[:1], within) == set(part), seed
+        fuse_partitions(gm, proposal.named())
+        gm.graph.lint()
 
 
 def test_elements_follow_their_producer() -> None:

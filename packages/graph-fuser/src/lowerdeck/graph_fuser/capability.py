@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -17,6 +18,10 @@ _NON_COMPUTE = frozenset({"torch.ops.aten.view", "_operator.getitem"})
 
 class CapabilityBasedPartitioner:
     """Proposes and fuses partitions as torch's class of this name does, in linear time.
+
+    Partitions come from the last to the first, as from torch. Inputs and the output of the graph
+    stand in none, whatever the support says of them: torch proposes those too, and then fails to
+    fuse.
 
     Args:
         graph_module: The graph module.
@@ -35,7 +40,7 @@ class CapabilityBasedPartitioner:
         >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu().sin())
         >>> partitioner = CapabilityBasedPartitioner(gm, Support(), True)
         >>> partitioner.propose_partitions()
-        [{add: None, relu: None}]
+        [{add: 3, relu: 2}]
     """
 
     def __init__(
@@ -55,17 +60,39 @@ class CapabilityBasedPartitioner:
         self.allows_single_node_partition = allows_single_node_partition
         self.operator_support = operator_support
         self.graph_module = graph_module
+        self._submodules: dict[str, torch.nn.Module] | None = None
 
     def propose_partitions(self) -> list[Partition]:
-        """Return partitions of the supported nodes that may all be fused."""
-        proposal = propose_partitions(
-            self.graph_module,
-            self.operator_support,
-            connected_only=self.skip_horizontal_fusion,
-            min_nodes=0,
-        )
-        kept = [nodes for nodes in proposal if self._is_large_enough(nodes)]
-        return [Partition(number, nodes) for number, nodes in enumerate(kept)]
+        """Return partitions of the supported nodes that may all be fused, the last one first.
+
+        With each node stands its place counted from the graph's end, as torch has it.
+        """
+        # Collected once: torch does it again for each node.
+        self._submodules = dict(self.graph_module.named_modules())
+        try:
+            proposal = propose_partitions(
+                self.graph_module,
+                self._is_node_supported,
+                connected_only=self.skip_horizontal_fusion,
+                min_nodes=0,
+            )
+        finally:
+            self._submodules = None
+        place = {
+            node: number for number, node in enumerate(reversed(self.graph_module.graph.nodes))
+        }
+        kept = [nodes for nodes in reversed(proposal.partitions) if self._is_large_enough(nodes)]
+        return [
+            Partition(number, nodes, [place[node] for node in nodes])
+            for number, nodes in enumerate(kept)
+        ]
+
+    def _is_node_supported(self, node: Node) -> bool:
+        """Return whether ``node`` may be fused; subclasses override it, as they do torch's."""
+        submodules = self._submodules
+        if submodules is None:
+            submodules = dict(self.graph_module.named_modules())
+        return self.operator_support.is_node_supported(submodules, node)
 
     def fuse_partitions(
         self, partitions: Sequence[Partition], prefix: str = "fused_"

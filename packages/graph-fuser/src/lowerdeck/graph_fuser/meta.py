@@ -13,19 +13,21 @@ OPERATION_KEYS = frozenset(
         "debug_handle",
         "eager_input_vals",
         "from_node",
-        "nn_module_stack",
         "original_aten",
         "partitioner_tag",
         "recompute",
         "seq_nr",
         "source_fn_stack",
         "source_fn",
-        "stack_trace",
         "torch_fn",
         "unbacked_bindings",
     }
 )
-"""Keys that speak of the operation: false on a node that only hands the value on."""
+"""Keys that speak of the operation: false on a node that only hands the value on.
+
+``stack_trace`` and ``nn_module_stack`` are none of them: they say where the value comes from, and
+whoever reports on an input or a call wants to know. torch keeps them there, too.
+"""
 
 _VALUE_KEYS = ("val", "example_value")
 

@@ -11,6 +11,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser._torch_private import mend_readers
 from lowerdeck.graph_fuser.collector import collector_held
+from lowerdeck.graph_fuser.connecting import fewest_connected
 from lowerdeck.graph_fuser.elements import followers, is_getitem
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.grouping import (
@@ -86,7 +87,9 @@ def propose_partitions(
         items, item_of = grouped_items(nodes, together, follows, wanted, hazards, left_out)
         _keep_apart(items, item_of, keep_apart)
         level = spread(items)
-        part = _connected(items, level) if connected_only else [(number, 0) for number in level]
+        part = (
+            fewest_connected(items, level) if connected_only else [(number, 0) for number in level]
+        )
         partitions = _collect(items, part, nodes)
     kept = _large_enough(partitions, min_nodes, non_compute_ops, left_out)
     return Proposal(tuple(kept), {node: left_out[node] for node in nodes if node in left_out})
@@ -160,24 +163,6 @@ def _collect(
             found.setdefault(part[item], []).extend(members)
     place = {node: number for number, node in enumerate(nodes)}
     return [sorted(found[key], key=place.__getitem__) for key in sorted(found)]
-
-
-def _connected(items: ItemGraph, level: Sequence[int]) -> list[tuple[int, int]]:
-    """Return for each item its level, and a number for the part of that level that holds it."""
-    part = [-1] * len(level)
-    for start in range(len(level)):
-        if part[start] >= 0 or not items.wanted[start]:
-            continue
-        part[start] = start
-        work = [start]
-        while work:
-            item = work.pop()
-            # Pairs that must keep their order count too: they could tie two parts into a circle.
-            for other in (*items.before[item], *items.after[item]):
-                if part[other] < 0 and items.wanted[other] and level[other] == level[item]:
-                    part[other] = start
-                    work.append(other)
-    return list(zip(level, part, strict=True))
 
 
 def _large_enough(
