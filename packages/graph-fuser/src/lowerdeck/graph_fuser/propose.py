@@ -48,14 +48,16 @@ def propose_partitions(
     be one call, as no path from them returns to them, and no fewer partitions can do, as that
     worst path needs one for each return (``levels`` has the proof). Nodes that suit several levels
     go where the fewest values cross. Cost and memory are linear in nodes and edges. With
-    ``keep_apart`` or ``connected_only`` the number is not always the least.
+    ``keep_apart`` or ``connected_only`` the number is not always the least; ``connecting`` tells
+    how few connected ones are looked for. Whatever is proposed, ``fuse_partitions`` accepts.
 
     Args:
         gm: The graph module; not changed.
         is_supported: Whether a node may be fused. Inputs and the output are never asked about. The
             elements of a multi-output node go where it goes.
-        groups: Nodes that stay together: all in one partition, or all left out.
-        connected_only: Split partitions whose parts exchange no value.
+        groups: Nodes that stay together: all in one partition, or all left out. Where groups
+            and unsupported nodes need each other in a circle, the last groups are left out.
+        connected_only: Make only partitions whose nodes exchange values, as few as can be found.
         min_nodes: Leave out partitions with fewer computing nodes. ``getitem``, ``get_attr`` and
             ``non_compute_ops`` do not count.
         non_compute_ops: Targets that do not count, as callables or qualified names such as

@@ -1,0 +1,256 @@
+"""What torch's own tests of these passes hold to, on both: our functions and torch's.
+
+The programs have the shapes of those tests; what is expected is what torch does when it is run.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node, symbolic_trace
+from torch.fx.passes.infra import partitioner as torch_partitioner
+from torch.fx.passes.operator_support import OperatorSupport
+from torch.fx.passes.utils import fuser_utils
+
+from lowerdeck.graph_fuser import CapabilityBasedPartitioner, fuse_by_partitions
+
+aten = torch.ops.aten
+IDLE = ["torch.ops.aten.view", "torch.ops.aten.permute"]
+
+
+class Adds(OperatorSupport):
+    def is_node_supported(self, submodules: Any, node: Node) -> bool:
+        known = {operator.add, operator.getitem, aten.view, aten.permute, aten.std_mean}
+        return node.op == "call_function" and node.target in known
+
+
+def blocked_twice(a: Any, b: Any, c: Any) -> Any:
+    first = a + b + b
+    second = first + c
+    third = first + second.relu() + (first + second)
+    return third, third.relu() + third + third
+
+
+def blocked_once(a: Any, b: Any, c: Any) -> Any:
+    first = a + b + b
+    second = first + (first + first.relu())
+    return second, first
+
+
+def side_by_side(a: Any, b: Any, c: Any) -> Any:
+    return a + b, a + c, b + c
+
+
+def side_by_side_then_joined(a: Any, b: Any, c: Any) -> Any:
+    return torch.where(a + b > 0, a + c, b + c)
+
+
+def one_branch_is_out(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    return first.relu(), first + 2
+
+
+def both_branches_are_out(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    return first.relu(), first.relu()
+
+
+def a_long_branch(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    return (first + 1) + 1, first + 2
+
+
+def branches_that_meet(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    return (first + 1) + (first + 2)
+
+
+def three_branches(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    return torch.stack([first + 1, first + 1, first + 1])
+
+
+def a_branch_on_a_branch(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    second = first + 1
+    return torch.stack([first + 1, second, first + second])
+
+
+def a_branch_on_what_is_out(a: Any, b: Any, c: Any) -> Any:
+    first = a + 1
+    out = first.relu()
+    return torch.stack([out, first + out, first.relu()])
+
+
+def crossed(a: Any, b: Any, c: Any) -> Any:
+    left, right = a + 1.0, a + 1.5
+    return left + right.relu(), left.relu() + right, right + 1.2
+
+
+def elements(a: Any, b: Any, c: Any) -> Any:
+    first, second, _, _ = a.split(1, 0)
+    return (first + b) + (second + c)
+
+
+def one_element(a: Any, b: Any, c: Any) -> Any:
+    deviation, _ = aten.std_mean(a)
+    return deviation + 1.0
+
+
+def idle_ends(a: Any, b: Any, c: Any) -> Any:
+    value = aten.permute(aten.view(a, [2, 2]), [1, 0]) + 1.0
+    value = aten.permute(value, [1, 0]) + 1.0
+    return aten.permute(aten.permute(value, [1, 0]), [1, 0])
+
+
+def idle_middle(a: Any, b: Any, c: Any) -> Any:
+    value = aten.permute(aten.view(a - 1.0, [2, 2]), [1, 0]) + 1.0
+    value = aten.permute(value, [1, 0]) + 1.0
+    return aten.permute(aten.permute(value, [1, 0]), [1, 0]) - 1.0
+
+
+PROGRAMS = [
+    blocked_twice,
+    blocked_once,
+    side_by_side,
+    side_by_side_then_joined,
+    one_branch_is_out,
+    both_branches_are_out,
+    a_long_branch,
+    branches_that_meet,
+    three_branches,
+    a_branch_on_a_branch,
+    a_branch_on_what_is_out,
+    crossed,
+    elements,
+    one_element,
+    idle_ends,
+    idle_middle,
+]
+
+
+@pytest.mark.parametrize("bookends", [False, True])
+@pytest.mark.parametrize("vertical", [False, True])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_partitions_are_those_of_torch(
+    program: Any, single: bool, vertical: bool, bookends: bool
+) -> None:
+    found = []
+    for kind in (CapabilityBasedPartitioner, torch_partitioner.CapabilityBasedPartitioner):
+        gm = symbolic_trace(program)
+        maker: Any = kind(
+            gm,
+            Adds(),
+            allows_single_node_partition=single,
+            skip_horizontal_fusion=vertical,
+            non_compute_ops=IDLE if bookends else None,
+        )
+        parts = maker.propose_partitions()
+        if bookends:
+            maker.remove_bookend_non_compute_ops(parts)
+        found.append([{node.name: place for node, place in part.nodes.items()} for part in parts])
+        fused = maker.fuse_partitions([part for part in parts if part.nodes])
+        fused.graph.lint()
+        inputs = torch.rand(4), torch.rand(4), torch.rand(4)
+        torch.testing.assert_close(fused(*inputs), program(*inputs))
+    ours, theirs = found
+    assert len(ours) == len(theirs)
+    if program is crossed and not vertical:
+        # Several answers are right here; what matters is that they can be fused.
+        return
+    assert ours == theirs
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.linear2 = torch.nn.Linear(4, 4)
+        self.param = torch.nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, a: Any, b: Any, c: Any) -> Any:
+        add = a + b
+        linear = self.linear(add)
+        add_1 = add + c
+        add_2 = add_1 + self.param
+        add_4 = add_2 + (add_1 + linear)
+        add_6 = self.linear2(add_4) + add_4 + a
+        return add_4, add_6, add_6.relu()
+
+
+LISTS = [
+    [["add", "add_1"], ["add_5", "add_6"]],
+    [["add", "add_1", "add_2"]],
+    [["add_2", "add_3"]],
+    [["add_3", "add_4"]],
+    [["add_6", "add_5"]],
+    [["add_4", "add_1", "add_3", "add_2"]],
+    [["add_5", "add_6"], ["add_1", "add_2", "add_3", "add_4"]],
+    [["add_5", "linear2"]],
+    [["add_6", "relu"]],
+    [["param", "add_2"]],
+    [["param", "add_1", "linear"]],
+    [["add", "linear", "add_1", "param", "add_2", "add_3", "add_4", "linear2", "add_5", "add_6"]],
+]
+IMPOSSIBLE = [
+    [["add", "add_1"], ["add_1", "add_5", "add_6"]],
+    [["add", "add_1", "add_3"]],
+    [["add_4", "add_5"]],
+    [["relu", "add_5"]],
+]
+
+
+def lists_of(gm: GraphModule, names: list[list[str]]) -> list[dict[Node, int | None]]:
+    known = {node.name: node for node in gm.graph.nodes}
+    return [dict.fromkeys(known[name] for name in part) for part in names]
+
+
+@pytest.mark.parametrize("names", LISTS)
+def test_lists_fuse_as_torch_fuses_them(names: list[list[str]]) -> None:
+    model = Layers()
+    ours, theirs = symbolic_trace(model), symbolic_trace(model)
+    fuse_by_partitions(ours, lists_of(ours, names), input_order="first_use")
+    fuser_utils.fuse_by_partitions(theirs, lists_of(theirs, names))
+    inputs = torch.rand(4), torch.rand(4), torch.rand(4)
+    torch.testing.assert_close(ours(*inputs), model(*inputs))
+    for name, module in theirs.named_children():
+        if name.startswith("fused"):
+            kinds = [(node.op, str(node.target)) for node in module.graph.nodes]  # type: ignore[union-attr]
+            mine = getattr(ours, name).graph.nodes
+            assert sorted((node.op, str(node.target)) for node in mine) == sorted(kinds)
+
+
+@pytest.mark.parametrize("names", IMPOSSIBLE)
+def test_lists_that_torch_refuses_are_refused(names: list[list[str]]) -> None:
+    for fuse in (fuse_by_partitions, fuser_utils.fuse_by_partitions):
+        gm = symbolic_trace(Layers())
+        with pytest.raises(Exception, match=r"."):
+            fuse(gm, lists_of(gm, names))
+
+
+def test_meta_of_inputs_calls_and_elements_says_where_they_come_from_as_in_torch() -> None:
+    keys = ("stack_trace", "nn_module_stack", "val")
+    for names in (["sin"], ["sin", "cos"]):
+        found = []
+        for fuse in (fuse_by_partitions, fuser_utils.fuse_by_partitions):
+            gm = symbolic_trace(lambda x: (x.neg().sin(), x.neg().cos()))
+            for node in gm.graph.nodes:
+                node.meta.update(
+                    stack_trace=f"line of {node.name}",
+                    nn_module_stack={"m": node.name},
+                    val=node.name,
+                )
+            fuse(gm, lists_of(gm, [names]))
+            nodes = [*gm.graph.nodes, *gm.fused_0.graph.nodes]  # type: ignore[union-attr, misc]
+            found.append(
+                {
+                    (node.op, node.meta["val"]): {key: node.meta.get(key) for key in keys}
+                    for node in nodes
+                    if node.op != "output"
+                }
+            )
+        assert found[0] == found[1]
