@@ -124,11 +124,13 @@ class _Gatherer:
         level, home = self.level, self.home
         before: dict[int, int] = {}
         work = [(part, to)]
+        steps = 0
         while work:
             moved, bound = work.pop()
             if level[self.members[moved][0]] <= bound:
                 continue
-            if moved == fixed or len(before) + len(self.members[moved]) > _REACH:
+            steps += len(self.members[moved])
+            if moved == fixed or steps > _REACH:
                 for item, old in before.items():
                     level[item] = old
                 return False

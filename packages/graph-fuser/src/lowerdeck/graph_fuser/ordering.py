@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import defer_code, mend_readers
 from lowerdeck.graph_fuser.components import strong_components
@@ -69,17 +69,26 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
     return gm
 
 
-def legal_order(graph: Graph) -> list[Node]:
-    """Return the nodes of ``graph``, moved only where one stands before what it reads.
+def legal_order(gm: GraphModule) -> tuple[list[Node], list[tuple[Node, Node]]]:
+    """Return the nodes, moved only where one stands before what it reads, and what holds them.
 
     Args:
-        graph: The graph; not changed.
+        gm: The graph module; not changed.
+
+    Returns:
+        The nodes, and the pairs that must keep their order though no value flows between them;
+        where values demand another order, those pairs are left out.
 
     Raises:
         CycleError: The graph reads its own results in a circle.
     """
-    nodes = _framed(list(graph.nodes))
-    return nodes if is_legal(nodes) else topo_sort(nodes)
+    nodes = _framed(list(gm.graph.nodes))
+    hazards = order_hazards(gm.graph, gm)
+    if is_legal(nodes):
+        return nodes, hazards
+    behind = _compatible(nodes, hazards)
+    kept = [(first, second) for first, found in behind.items() for second in found]
+    return _sorted(nodes, behind), kept
 
 
 def _framed(nodes: list[Node]) -> list[Node]:

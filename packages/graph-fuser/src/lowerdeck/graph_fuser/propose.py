@@ -20,7 +20,6 @@ from lowerdeck.graph_fuser.grouping import (
     grouped_items,
     whole_groups,
 )
-from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.items import ItemGraph, keep_items_apart
 from lowerdeck.graph_fuser.ordering import legal_order
 from lowerdeck.graph_fuser.proposal import LeftOut, Proposal, Reason
@@ -78,9 +77,8 @@ def propose_partitions(
         sin is not supported
     """
     mend_readers(gm.graph)
-    nodes = legal_order(gm.graph)
+    nodes, hazards = legal_order(gm)
     left_out: dict[Node, LeftOut] = {}
-    hazards = order_hazards(gm.graph, gm)
     follows = followers(nodes, hazards)
     wanted = _wanted(gm, nodes, is_supported, follows, left_out)
     together = whole_groups(gm, nodes, groups, follows, wanted, left_out)
