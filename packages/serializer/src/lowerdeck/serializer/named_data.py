@@ -10,7 +10,7 @@ from lowerdeck.serializer.alignment import common_alignment
 from lowerdeck.serializer.blobs import BlobIndex
 from lowerdeck.serializer.enums import ScalarType
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
-from lowerdeck.serializer.storage import byte_view, same_bytes
+from lowerdeck.serializer.storage import byte_view, pickled, same_bytes
 
 if TYPE_CHECKING:
     from lowerdeck.serializer.schema import Storage
@@ -65,6 +65,11 @@ class NamedDataStoreOutput:
     pte_data: dict[str, DataEntry] = field(default_factory=dict)
     external_data: dict[str, dict[str, DataEntry]] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[type[NamedDataStoreOutput], tuple[object, ...]]:
+        """Pickle the bytes themselves."""
+        buffers = [pickled(buffer) for buffer in self.buffers]
+        return NamedDataStoreOutput, (buffers, self.pte_data, self.external_data)
+
 
 class NamedDataStore:
     """Blobs under unique keys; equal blobs are kept once, whatever their keys.
@@ -84,6 +89,14 @@ class NamedDataStore:
         self._entries: dict[str, DataEntry] = {}
         # The place of each key: None for the `.pte`, else a tag.
         self._tags: dict[str, str | None] = {}
+
+    def __reduce__(self) -> tuple[type[NamedDataStore], tuple[()], NamedDataStoreOutput]:
+        """Pickle what the store holds."""
+        return NamedDataStore, (), self.get_named_data_store_output()
+
+    def __setstate__(self, state: NamedDataStoreOutput) -> None:
+        """Take what a pickled store held."""
+        self.merge_named_data_store(state)
 
     def add_named_data(
         self,

@@ -24,7 +24,7 @@ from lowerdeck.serializer.enums import (
     TensorShapeDynamism,
 )
 from lowerdeck.serializer.layout import FileLayout
-from lowerdeck.serializer.storage import FileRange
+from lowerdeck.serializer.storage import FileRange, pickled
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -413,12 +413,20 @@ class Buffer:
 
     storage: Storage
 
+    def __reduce__(self) -> tuple[type[Buffer], tuple[Storage]]:
+        """Pickle the bytes themselves."""
+        return Buffer, (pickled(self.storage),)
+
 
 @dataclass(slots=True)
 class BackendDelegateInlineData:
     """The bytes of one delegate."""
 
     data: Storage
+
+    def __reduce__(self) -> tuple[type[BackendDelegateInlineData], tuple[Storage]]:
+        """Pickle the bytes themselves."""
+        return BackendDelegateInlineData, (pickled(self.data),)
 
 
 @dataclass(slots=True)
