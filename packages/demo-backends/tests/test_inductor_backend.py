@@ -17,9 +17,12 @@ from lowerdeck.demo_backends import (
     InductorPartitioner,
     InductorRuntime,
 )
-from lowerdeck.demo_backends.errors import NativeCodeError
+from lowerdeck.demo_backends.errors import DelegateInputError, NativeCodeError
+from lowerdeck.demo_backends.inductor_backend import LoadedPackage
 from lowerdeck.lowered_module import PreprocessError, to_backend
 
+INSTRUCTIONS = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
+PLACE = f"{platform.system()}-{platform.machine()}"
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
@@ -28,10 +31,10 @@ def blob(**changes: object) -> memoryview:
     package = b"native code"
     fields = {
         "name": "InductorBackend",
-        "version": 1,
-        "inputs": 1,
+        "version": 2,
+        "inputs": "float32[2x4]",
         "digest": hashlib.sha256(package).hexdigest(),
-        "target": f"{torch.__version__} {platform.system()}-{platform.machine()}",
+        "target": f"{torch.__version__} {platform.system()}-{platform.machine()}-{INSTRUCTIONS}",
     }
     first = " ".join(str(one) for one in (fields | changes).values())
     return memoryview(first.encode() + b"\n" + package)
@@ -64,9 +67,12 @@ def test_native_code_is_refused_until_it_is_allowed(monkeypatch: pytest.MonkeyPa
     ("changes", "message"),
     [
         ({"name": "Other"}, "begins with that name"),
-        ({"version": 2}, "version '2'"),
+        ({"version": 1}, "version '1'"),
         ({"target": "9.9 Plan9-vax"}, "Plan9"),
-        ({"inputs": "many"}, "number of inputs"),
+        ({"target": f"{torch.__version__} {PLACE}-AVX9000"}, "AVX9000"),
+        ({"inputs": "many"}, "an input must be such as"),
+        ({"inputs": "float32[2x]"}, "an input must be such as"),
+        ({"inputs": "float32[" + "9" * 5000 + "]"}, "an input must be such as"),
         ({"digest": "0" * 64}, "checksum"),
     ],
 )
@@ -75,6 +81,38 @@ def test_a_blob_of_another_format_machine_or_content_is_refused(
 ) -> None:
     with pytest.raises(BlobError, match=message):
         InductorRuntime(allow_native_code=True).init(blob(**changes), [], {})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "fits"),
+    [
+        ("float32[2x4]", torch.zeros(2, 4), True),
+        ("float32[<8x4]", torch.zeros(5, 4), True),
+        ("float32[]", torch.zeros(()), True),
+        ("number", 3, True),
+        ("float32[2x4]", torch.zeros(2, 3), False),
+        ("float32[<8x4]", torch.zeros(9, 4), False),
+        ("float32[2x4]", torch.zeros(8), False),
+        ("float32[2x4]", torch.zeros(2, 4, dtype=torch.float64), False),
+        ("float32[2x4]", torch.zeros(4, 2).t(), False),
+        ("float32[2x4]", torch.zeros(2, 4, device="meta"), False),
+        ("float32[2x4]", 3, False),
+        ("number", torch.zeros(1), False),
+    ],
+)
+def test_native_code_is_called_with_what_it_was_compiled_for_only(
+    wanted: str, given: object, fits: bool
+) -> None:
+    called: list[object] = []
+    package = LoadedPackage(lambda *inputs: called.append(inputs) or [], (wanted,))
+    runtime = InductorRuntime(allow_native_code=True)
+    if fits:
+        runtime.execute(package, [given])  # type: ignore[list-item]
+        assert called
+        return
+    with pytest.raises(DelegateInputError, match="input 0 must be a dense"):
+        runtime.execute(package, [given])  # type: ignore[list-item]
+    assert not called
 
 
 @pytest.mark.heavy

@@ -1,7 +1,7 @@
 """A backend of real speed on the host: partitions compiled to native code by torch's AOTInductor.
 
-The blob is a line that says for which torch and which machine it was compiled, and the package
-that AOTInductor made, weights included. It is code: whoever loads it runs it. The runtime half
+The blob is a line that says for which torch, which machine and instructions, and which inputs it
+was compiled, and the package that AOTInductor made, weights included. It is code: whoever loads it runs it. The runtime half
 therefore refuses every blob until it is told that the file comes from a friend, by
 ``InductorRuntime(allow_native_code=True)`` or by the environment variable
 ``LOWERDECK_ALLOW_NATIVE_CODE=1``.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,12 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.demo_backends._torch_private import OpOverload, compile_package, load_package
+from lowerdeck.demo_backends._torch_private import (
+    OpOverload,
+    compile_package,
+    load_package,
+    upper_bound,
+)
 from lowerdeck.demo_backends.errors import (
     BlobError,
     CompilerMissingError,
@@ -43,7 +49,8 @@ from lowerdeck.lowered_module import (
 from lowerdeck.serializer import CompileSpec as StoredSpec
 
 NAME = "InductorBackend"
-VERSION = 1
+VERSION = 2
+_INPUT = re.compile(r"number|[a-z0-9_]{1,20}\[(<?[0-9]{1,18}(x<?[0-9]{1,18}){0,63})?\]")
 ALLOW_NATIVE_CODE = "LOWERDECK_ALLOW_NATIVE_CODE"
 
 
@@ -74,7 +81,10 @@ class InductorPartitioner(Partitioner):
 class InductorBackend(BackendDetails):
     """Compiles partitions to native code for this machine."""
 
-    version: ClassVar[str] = f"{VERSION} {torch.__version__} {platform.machine()}"
+    version: ClassVar[str] = (
+        f"{VERSION} {torch.__version__} {platform.machine()} "
+        f"{torch.backends.cpu.get_cpu_capability()}"
+    )
 
     @staticmethod
     def preprocess(
@@ -97,7 +107,7 @@ class InductorBackend(BackendDetails):
         find_compiler()
         with tempfile.TemporaryDirectory() as folder:
             package = compile_package(edge_program, Path(folder) / "partition.pt2").read_bytes()
-        inputs = len(user_inputs(edge_program))
+        inputs = ",".join(_described(node.meta.get("val")) for node in user_inputs(edge_program))
         return PreprocessResult(processed_bytes=_header(inputs, package) + package)
 
 
@@ -107,11 +117,12 @@ class LoadedPackage:
 
     Attributes:
         call: Takes the inputs, returns the outputs.
-        inputs: How many inputs it takes.
+        inputs: What each input must be, as ``float32[2x4]`` or ``float32[<8x4]``, where a size
+            may be up to 8; ``number`` for a size.
     """
 
     call: Callable[..., Any]
-    inputs: int
+    inputs: tuple[str, ...]
 
 
 class InductorRuntime:
@@ -164,7 +175,7 @@ class InductorRuntime:
 
     def input_count(self, handle: LoadedPackage) -> int:
         """Return how many inputs the code takes."""
-        return handle.inputs
+        return len(handle.inputs)
 
     def execute(self, handle: LoadedPackage, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.
@@ -177,11 +188,19 @@ class InductorRuntime:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: Another number of inputs is needed.
+            DelegateInputError: Another number of inputs, or other ones, are needed.
             DelegateRunError: The code fails on these inputs.
         """
-        if len(inputs) != handle.inputs:
-            raise DelegateInputError(f"{handle.inputs} inputs are needed, found {len(inputs)}")
+        if len(inputs) != len(handle.inputs):
+            raise DelegateInputError(
+                f"{len(handle.inputs)} inputs are needed, found {len(inputs)}"
+            )
+        for index, (given, wanted) in enumerate(zip(inputs, handle.inputs, strict=True)):
+            # Native code reads the memory that it was compiled for, and looks at nothing.
+            if not _fits(given, wanted):
+                raise DelegateInputError(
+                    f"input {index} must be a dense {wanted} on the CPU, found {_described(given)}"
+                )
         try:
             returned = handle.call(*inputs)
         except RuntimeError as error:
@@ -210,15 +229,43 @@ def find_compiler() -> str:
 
 
 def _target() -> str:
-    return f"{torch.__version__} {platform.system()}-{platform.machine()}"
+    instructions = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
+    return f"{torch.__version__} {platform.system()}-{platform.machine()}-{instructions}"
 
 
-def _header(inputs: int, package: bytes) -> bytes:
+def _described(value: object) -> str:
+    """Return a tensor's type and sizes in a word, a dynamic size by its upper bound."""
+    if not isinstance(value, torch.Tensor):
+        return "number"
+    sizes = "x".join(
+        str(size) if isinstance(size, int) else f"<{upper_bound(size)}" for size in value.shape
+    )
+    return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+
+
+def _fits(given: object, wanted: str) -> bool:
+    if not isinstance(given, torch.Tensor):
+        return wanted == "number"
+    dtype, _, sizes = wanted.rstrip("]").partition("[")
+    bounds = sizes.split("x") if sizes else []
+    return (
+        str(given.dtype) == f"torch.{dtype}"
+        and given.device.type == "cpu"
+        and given.is_contiguous()
+        and len(bounds) == given.dim()
+        and all(
+            size <= int(bound[1:]) if bound.startswith("<") else size == int(bound)
+            for size, bound in zip(given.shape, bounds, strict=True)
+        )
+    )
+
+
+def _header(inputs: str, package: bytes) -> bytes:
     digest = hashlib.sha256(package).hexdigest()
-    return f"{NAME} {VERSION} {inputs} {digest} {_target()}\n".encode()
+    return f"{NAME} {VERSION} {inputs or '-'} {digest} {_target()}\n".encode()
 
 
-def _checked(blob: bytes) -> tuple[int, bytes]:
+def _checked(blob: bytes) -> tuple[tuple[str, ...], bytes]:
     first, newline, package = blob.partition(b"\n")
     words = first.decode("ascii", "replace").split(" ", 4)
     if not newline or len(words) != 5 or words[0] != NAME:
@@ -230,8 +277,12 @@ def _checked(blob: bytes) -> tuple[int, bytes]:
             f"the blob was compiled for torch and machine {words[4][:60]!r}, here is "
             f"{_target()!r}: lower the model again here"
         )
-    if not words[2].isdigit() or len(words[2]) > 6:
-        raise BlobError(f"the number of inputs must be a number, found {words[2][:20]!r}")
+    inputs = () if words[2] == "-" else tuple(words[2].split(","))
+    wrong = [one for one in inputs if not _INPUT.fullmatch(one)]
+    if wrong:
+        raise BlobError(
+            f"an input must be such as float32[2x4] or number, found {wrong[0][:20]!r}"
+        )
     if hashlib.sha256(package).hexdigest() != words[3]:
         raise BlobError("the package's checksum is not what the first line says: truncated?")
-    return int(words[2]), package
+    return inputs, package
