@@ -104,7 +104,12 @@ def test_native_code_is_called_with_what_it_was_compiled_for_only(
     wanted: str, given: object, fits: bool
 ) -> None:
     called: list[object] = []
-    package = LoadedPackage(lambda *inputs: called.append(inputs) or [], (wanted,))
+
+    def native(*inputs: object) -> list[torch.Tensor]:
+        called.extend(inputs)
+        return []
+
+    package = LoadedPackage(native, (wanted,))
     runtime = InductorRuntime(allow_native_code=True)
     if fits:
         runtime.execute(package, [given])  # type: ignore[list-item]

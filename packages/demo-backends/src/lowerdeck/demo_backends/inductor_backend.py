@@ -1,8 +1,8 @@
 """A backend of real speed on the host: partitions compiled to native code by torch's AOTInductor.
 
 The blob is a line that says for which torch, which machine and instructions, and which inputs it
-was compiled, and the package that AOTInductor made, weights included. It is code: whoever loads it runs it. The runtime half
-therefore refuses every blob until it is told that the file comes from a friend, by
+was compiled, and the package that AOTInductor made, weights included. It is code: whoever loads it
+runs it. The runtime half therefore refuses every blob until it is told that the file comes from a friend, by
 ``InductorRuntime(allow_native_code=True)`` or by the environment variable
 ``LOWERDECK_ALLOW_NATIVE_CODE=1``.
 """
