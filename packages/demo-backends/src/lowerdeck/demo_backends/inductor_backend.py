@@ -2,8 +2,8 @@
 
 The blob is a line that says for which torch, which machine and instructions, and which inputs it
 was compiled, and the package that AOTInductor made, weights included. It is code: whoever loads it
-runs it. The runtime half therefore refuses every blob until it is told that the file comes from a friend, by
-``InductorRuntime(allow_native_code=True)`` or by the environment variable
+runs it. The runtime half therefore refuses every blob until it is told that the file comes from a
+friend, by ``InductorRuntime(allow_native_code=True)`` or by the environment variable
 ``LOWERDECK_ALLOW_NATIVE_CODE=1``.
 """
 
