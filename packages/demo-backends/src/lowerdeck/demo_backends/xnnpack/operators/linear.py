@@ -19,22 +19,33 @@ def _fully_connected(
     emission: Emission, node: Node, source: Node, filters: Node, bias: Node | None, flags: int
 ) -> None:
     """Add ``source x filters + bias``; the filters are [N, K], or [K, N] with the flag."""
-    affine = following_batch_norm(node, emission) if len(shape_of(node)) == 2 else None
-    if emission.of(filters).tensor is None or (
-        bias is not None and emission.of(bias).tensor is None
-    ):
-        affine = None
+    constants = [emission.of(one).tensor is not None for one in (filters, bias) if one is not None]
+    affine = None
+    if all(constants) and len(shape_of(node)) == 2:
+        affine = following_batch_norm(node, emission)
     last, limits = following_clamp(node if affine is None else affine.last)
-    filter_id, bias_id = _weights(emission, filters, bias, flags, affine)
+    shape = shape_of(last)
+    # The runtime frees what is constant of the two after the first packing, and packs again at
+    # every call if the other is computed: a file that is mapped from a path dies of it.
+    apart = bias is not None and len(set(constants)) > 1
+    filter_id, bias_id = _weights(emission, filters, None if apart else bias, flags, affine)
     value = emission.add(
         NodeKind.FULLY_CONNECTED,
-        shape_of(last),
-        output_range=limits,
+        shape,
+        output_range=None if apart else limits,
         input1_id=emission.id_of(emission.of(source)),
         filter_id=filter_id,
         bias_id=bias_id,
         flags=flags,
     )
+    if bias is not None and apart:
+        value = emission.add(
+            NodeKind.ADD,
+            shape,
+            output_range=limits,
+            input1_id=value,
+            input2_id=emission.id_of(emission.of(bias)),
+        )
     emission.define_value(last, value)
 
 
