@@ -301,6 +301,20 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session(requires=["torch"], default=False)
+def mutants(session: nox.Session) -> None:
+    """Damage files, and run those that verify accepts in the official runtime (hours, resumable).
+
+    ``-- --count 10000 --shard 0/4 FOLDER...``: folders of further .pte files. Figures are kept in
+    ``out/mutants``; a shard goes on where it stopped.
+    """
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    state = ("--state", str(OUT / "mutants"))
+    session.run("python", "tests/interop/mutants.py", *state, *session.posargs)
+
+
+@nox.session(requires=["torch"], default=False)
 def nightly(session: nox.Session) -> None:
     """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""
     _borrow_torch(session)

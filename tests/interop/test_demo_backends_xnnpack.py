@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
     # torch's own, from copying a tree spec inside run_decompositions
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    # and of even kernels
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
 ]
 
 

@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
     # torch's own, from copying a tree spec inside run_decompositions
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    # and of even kernels
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
 ]
 
 IMAGE, MATRIX, ROWS = (2, 4, 6, 6), (3, 5), (2, 3, 4)

@@ -171,6 +171,10 @@ def convolutions() -> Iterator[Case]:
         "same": {"padding": "same", "kernel_size": 3},
         "same_dilated": {"padding": "same", "dilation": (1, 2)},
         "valid": {"padding": "valid"},
+        # An even kernel: torch puts the odd row and the odd column at the end.
+        "same_even": {"padding": "same", "kernel_size": (4, 2)},
+        "same_even_dilated": {"padding": "same", "kernel_size": (2, 4), "dilation": (1, 3)},
+        "same_one_axis": {"padding": "same", "kernel_size": (1, 4)},
     }
     for name, options in settings.items():
         kernel = options.pop("kernel_size", (3, 2))
@@ -181,6 +185,12 @@ def convolutions() -> Iterator[Case]:
     yield module(
         "conv_point_relu", nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.ReLU()), (1, 1, 6, 6)
     )
+    for shift in (-0.3, 0.3):
+        point = nn.Conv2d(1, 1, 1)
+        nn.init.constant_(point.weight, 2.0)
+        nn.init.constant_(point.bias, shift)  # type: ignore[arg-type]  # it has a bias
+        clamped = nn.Sequential(point, nn.Hardtanh(-0.5, 0.4))
+        yield module(f"conv_point_bias_clamp_{shift}", clamped, (2, 1, 6, 6))
     yield module("depthwise", nn.Conv2d(4, 4, 3, padding=1, groups=4), image)
     yield module("depthwise_times_3", nn.Conv2d(4, 12, 3, stride=2, groups=4, bias=False), image)
     transposed: dict[str, dict[str, Any]] = {

@@ -16,9 +16,11 @@ from lowerdeck.serializer.errors import (
 )
 from lowerdeck.serializer.limits import MAX_OPERATOR_NAME, MAX_PLANNED_MEMORY, MAX_TABLES
 from lowerdeck.serializer.read import PteFile
+from lowerdeck.serializer.storage import resident_view, storage_size
 from lowerdeck.serializer.table_count import count_tables
-from lowerdeck.serializer.verify_chains import ChainVerifier
+from lowerdeck.serializer.verify_chains import ChainVerifier, is_constant
 from lowerdeck.serializer.verify_values import StoredData, ValueVerifier
+from lowerdeck.serializer.verify_xnnpack import BACKEND, XnnpackVerifier
 from lowerdeck.serializer.write import MIN_FILE_SIZE
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ def verify_pte(data: ReadableBuffer, *, max_tables: int = MAX_TABLES) -> schema.
     """Return the program of a file after checking that the runtime can run it.
 
     Beyond what reading checks, every index, count, size and order is checked, with the cases on
-    which the official runtime crashes or computes wrong values without a word. The bytes of
-    delegates are their backend's business and are not looked into.
+    which the official runtime crashes or computes wrong values without a word. Payloads of XNNPACK
+    are looked into; the bytes of other delegates are their backend's business.
 
     Args:
         data: The file.
@@ -75,6 +77,7 @@ class ProgramVerifier:
         self._program = program
         self._max_tables = max_tables
         self._decoder = file.decoder
+        self._payloads: dict[int, XnnpackVerifier] = {}
 
     def verify(self) -> schema.Program:
         """Check everything and return the program.
@@ -141,6 +144,12 @@ class ProgramVerifier:
                 if not isinstance(value, _PASSED):
                     kind = type(value).__name__
                     _refuse(table, name, f"found value {index}, a {kind}, which cannot be passed")
+                if name == "inputs" and is_constant(value):
+                    _refuse(
+                        table,
+                        name,
+                        f"found the constant {index}, expected a tensor that may be written",
+                    )
         ValueVerifier(
             plan, constants, mutable, lambda index: reader.entry(table.values, index)
         ).verify()
@@ -149,7 +158,24 @@ class ProgramVerifier:
             chain_table = reader.entry(table.chains, chain)
             return reader.entry(reader.fields("Chain", chain_table)[2], step)
 
-        ChainVerifier(plan, step_position).verify()
+        payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
+        ChainVerifier(plan, step_position, payloads).verify()
+
+    def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnpackVerifier | None:
+        """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""
+        delegate = plan.delegates[number]
+        blobs = self._program.backend_delegate_data
+        index = delegate.processed.index
+        if delegate.id != BACKEND or not 0 <= index < len(blobs):
+            return None
+        if index not in self._payloads:
+            named = {entry.key: storage_size(entry.data) for entry in self._program.named_data}
+            try:
+                self._payloads[index] = XnnpackVerifier(resident_view(blobs[index].data), named)
+            except FormatError as error:
+                field = f"method {plan.name!r}.delegates[{number}]"
+                raise ContentError(str(error), field=field) from error
+        return self._payloads[index]
 
     def _constants(self) -> StoredData:
         offsets = self._file.constant_segment

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NoReturn
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.enums import ScalarType, TensorDataLocation
 from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError, LimitError
+from lowerdeck.serializer.kernel_limits import KERNEL_LIMITS
 from lowerdeck.serializer.kernel_signatures import (
     POSITIVE_ARGUMENTS,
     kernel_signatures,
 )
 from lowerdeck.serializer.verify_views import View, views_of
+from lowerdeck.serializer.verify_xnnpack import XnnpackVerifier
 
 _NUMBERS = (schema.Int, schema.Double, schema.Bool)
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -22,7 +24,7 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
     "W": (schema.Tensor,),
     "L": (schema.TensorList,),
     "V": (schema.TensorList,),
-    "O": (schema.OptionalTensorList, schema.TensorList),
+    "O": (schema.OptionalTensorList,),
     "i": (schema.Int,),
     "I": (schema.IntList,),
     "n": _NUMBERS,
@@ -66,16 +68,72 @@ _ALWAYS = 1 << 62
 _MOST_LOOKS = 64
 
 
+class _Known:
+    """What the file says of the arguments of a call."""
+
+    def __init__(
+        self,
+        values: list[schema.EValue],
+        args: list[int],
+        unknown: set[int],
+        is_constant: Callable[[int], bool],
+    ) -> None:
+        self._values = values
+        self._args = args
+        self._unknown = unknown
+        self._is_constant = is_constant
+
+    def tensor(self, number: int) -> schema.Tensor | None:
+        value = self._values[self._args[number]].val
+        return value if isinstance(value, schema.Tensor) else None
+
+    def tensors(self, number: int) -> list[schema.Tensor | None]:
+        value = self._values[self._args[number]].val
+        if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
+            return []
+        items = (self._values[item].val if item >= 0 else None for item in value.items)
+        return [item if isinstance(item, schema.Tensor) else None for item in items]
+
+    def number(self, number: int) -> float | None:
+        return self._number(self._args[number])
+
+    def numbers(self, number: int) -> list[float | None]:
+        value = self._values[self._args[number]].val
+        if not isinstance(value, schema.IntList):
+            return []
+        return [self._number(item) for item in value.items]
+
+    def is_constant(self, number: int) -> bool:
+        return self._is_constant(self._args[number])
+
+    def _number(self, index: int) -> float | None:
+        value = self._values[index].val
+        if index in self._unknown:
+            return None
+        if isinstance(value, schema.Int):
+            return value.int_val
+        if isinstance(value, schema.Double):
+            return value.double_val
+        return None
+
+
 class ChainVerifier:
     """Checks the instructions of one method; each check names the place that is wrong."""
 
-    def __init__(self, plan: schema.ExecutionPlan, position: Callable[[int, int], int]) -> None:
+    def __init__(
+        self,
+        plan: schema.ExecutionPlan,
+        position: Callable[[int, int], int],
+        payloads: Sequence[XnnpackVerifier | None],
+    ) -> None:
         """Make a verifier.
 
         Args:
             plan: The method, whose values are verified.
             position: Returns where in the file the instruction of a chain is, by both indices.
+            payloads: For each delegate its payload, where it is one that can be read.
         """
+        self._payloads = payloads
         self._plan = plan
         self._position = position
         self._chain = 0
@@ -95,6 +153,7 @@ class ChainVerifier:
             for step in chain.instructions
             if isinstance(call := step.instr_args, schema.KernelCall) and call.args
         }
+        self._unknown = self._computed | {call.move_to for call in moves}
         self._given = {*plan.inputs, *plan.outputs}
         # What was found right of a value is right wherever it is used again: a list of a
         # thousand members that a thousand calls take is walked over once.
@@ -197,6 +256,10 @@ class ChainVerifier:
         self._verify_types(name, letters, call.args)
         for number in POSITIVE_ARGUMENTS.get(name, ()):
             self._verify_positive(name, number, call.args[number])
+        for limit in KERNEL_LIMITS.get(name, ()):
+            problem = limit(_Known(self._plan.values, call.args, self._unknown, self._is_constant))
+            if problem:
+                self._refuse(f"{problem}, for {name}, which ends the process otherwise")
 
     def _verify_primitive(self, name: str, args: list[int]) -> None:
         """Check what the runtime's own operators use before they check it themselves."""
@@ -230,7 +293,7 @@ class ChainVerifier:
         for item in value.items if isinstance(value, schema.IntList) else (index,):
             known = self._plan.values[item].val
             # What an instruction computes is not known before it runs.
-            if not isinstance(known, schema.Int) or item in self._computed:
+            if not isinstance(known, schema.Int) or item in self._unknown:
                 continue
             if not 1 <= known.int_val < 1 << 31:
                 self._refuse(
@@ -270,6 +333,12 @@ class ChainVerifier:
                 IndexRangeError,
             )
         self._verify_arguments(call.args)
+        payload = self._payloads[call.delegate_index]
+        if payload is not None:
+            try:
+                payload.verify_call([self._plan.values[index].val for index in call.args])
+            except ContentError as error:
+                self._refuse(error.reason)
 
     def _verify_move(self, call: schema.MoveCall) -> None:
         self._verify_indices((call.move_from, call.move_to))
@@ -388,12 +457,7 @@ class ChainVerifier:
         return self._is_constant(view.source) or view.source in self._moved_constants
 
     def _is_constant(self, index: int) -> bool:
-        tensor = self._plan.values[index].val
-        if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
-            return False
-        extra = tensor.extra_tensor_info
-        external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
-        return external or tensor.data_buffer_idx > 0
+        return is_constant(self._plan.values[index].val)
 
     def _refuse(self, reason: str, kind: type[FormatError] = ContentError) -> NoReturn:
         raise kind(
@@ -401,6 +465,15 @@ class ChainVerifier:
             field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
             offset=self._position(self._chain, self._step),
         )
+
+
+def is_constant(value: schema.KernelTypes) -> bool:
+    """Return whether a value is a tensor whose bytes the file gives, for reading only."""
+    if not isinstance(value, schema.Tensor) or value.allocation_info is not None:
+        return False
+    extra = value.extra_tensor_info
+    external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
+    return external or value.data_buffer_idx > 0
 
 
 def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:
