@@ -76,7 +76,7 @@ def cases() -> Iterator[Case]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         for group in (
-            *(elementwise, arithmetic, convolutions, linear, pooling, normalization),
+            *(elementwise, slopes, arithmetic, convolutions, linear, pooling, normalization),
             *(shapes, pieces, reductions, attention, outputs, layouts, dynamic, memory_formats),
         ):
             yield from group()
@@ -128,6 +128,15 @@ def elementwise() -> Iterator[Case]:
     yield module("prelu", nn.PReLU(3, init=0.3), (2, 3, 4, 5))
     yield module("prelu_one", nn.PReLU(), (2, 3, 4, 5))
     yield module("prelu_2d", nn.PReLU(4), (3, 4))
+
+
+def slopes() -> Iterator[Case]:
+    """Yield a slope for each channel, and one for all, over each rank."""
+    for shape in ((3, 4), (2, 3, 5), (2, 3, 4, 5), (2, 3, 2, 2, 3)):
+        for count in (1, shape[1]):
+            layer = nn.PReLU(count)
+            nn.init.uniform_(layer.weight, -1.0, 1.0)
+            yield module(f"prelu_{len(shape)}d_{count}", layer, shape)
 
 
 def arithmetic() -> Iterator[Case]:
@@ -249,6 +258,11 @@ def linear() -> Iterator[Case]:
     yield case(
         "addmm", lambda x, m, b: torch.addmm(b.bias, x, m.weight), (3, 5), parts=(weight, bias)
     )
+    yield case("addmm_two_computed", torch.addmm, (7,), (3, 5), (5, 7))
+    yield case("linear_constant_weight", lambda x, b, m: F.linear(x, m.weight, b), (3, 7), (5,),
+               parts=(weight,))  # fmt: skip
+    yield case("linear_constant_bias_relu", lambda x, w, b: F.relu(F.linear(x, w, b.bias)),
+               (3, 5), (7, 5), parts=(bias,))  # fmt: skip
     yield module("embedding_like_k_513", nn.Linear(513, 4), (2, 513))
 
 
