@@ -14,6 +14,7 @@ from typing import Protocol
 
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.enums import ScalarType
+from lowerdeck.serializer.limits import MAX_RANK
 
 _BARE_UNSIGNED = {ScalarType.UINT16, ScalarType.UINT32, ScalarType.UINT64}
 _FLOATING = frozenset(
@@ -234,6 +235,8 @@ class _Shape:
 
     def __call__(self, call: Arguments) -> str | None:
         sizes = call.numbers(self.position)
+        if len(sizes) > MAX_RANK:
+            return f"found more than {MAX_RANK} sizes in argument {self.position}"
         if -1 in sizes and 0 in sizes:
             return f"found the sizes {sizes}, expected no 0 beside a -1"
         return None

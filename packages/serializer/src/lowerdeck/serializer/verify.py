@@ -78,6 +78,7 @@ class ProgramVerifier:
         self._max_tables = max_tables
         self._decoder = file.decoder
         self._payloads: dict[int, XnnpackVerifier] = {}
+        self._named = {entry.key: storage_size(entry.data) for entry in program.named_data}
 
     def verify(self) -> schema.Program:
         """Check everything and return the program.
@@ -169,9 +170,10 @@ class ProgramVerifier:
         if delegate.id != BACKEND or not 0 <= index < len(blobs):
             return None
         if index not in self._payloads:
-            named = {entry.key: storage_size(entry.data) for entry in self._program.named_data}
             try:
-                self._payloads[index] = XnnpackVerifier(resident_view(blobs[index].data), named)
+                self._payloads[index] = XnnpackVerifier(
+                    resident_view(blobs[index].data), self._named
+                )
             except FormatError as error:
                 field = f"method {plan.name!r}.delegates[{number}]"
                 raise ContentError(str(error), field=field) from error

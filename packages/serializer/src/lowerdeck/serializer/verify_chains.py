@@ -68,6 +68,10 @@ _ALWAYS = 1 << 62
 _MOST_LOOKS = 64
 
 
+# No list of dimensions, sizes or indices that is right is longer; a thousand calls may take one.
+_MOST_ITEMS = 17
+
+
 class _Known:
     """What the file says of the arguments of a call."""
 
@@ -91,7 +95,9 @@ class _Known:
         value = self._values[self._args[number]].val
         if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
             return []
-        items = (self._values[item].val if item >= 0 else None for item in value.items)
+        items = (
+            self._values[item].val if item >= 0 else None for item in value.items[:_MOST_ITEMS]
+        )
         return [item if isinstance(item, schema.Tensor) else None for item in items]
 
     def number(self, number: int) -> float | None:
@@ -101,7 +107,7 @@ class _Known:
         value = self._values[self._args[number]].val
         if not isinstance(value, schema.IntList):
             return []
-        return [self._number(item) for item in value.items]
+        return [self._number(item) for item in value.items[:_MOST_ITEMS]]
 
     def is_constant(self, number: int) -> bool:
         return self._is_constant(self._args[number])

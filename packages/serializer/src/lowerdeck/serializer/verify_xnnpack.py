@@ -209,20 +209,21 @@ class XnnpackVerifier:
         for value in self._values.values():
             if value.flags == _OUTPUT and value.id not in makers:
                 raise damaged(f"found the output {value.id}, which no node makes")
-        done: set[int] = set()
-        waiting = dict.fromkeys(range(len(self._payload.nodes)))
-        # In the usual order one round does; each further one needs a node that was waited for.
-        while waiting:
-            ready = []
-            for number in waiting:
-                sources = self._made_by(number, makers)
-                if sources <= done:
-                    done.add(number)
-                    ready.append(number)
-            if not ready:
-                raise damaged("found nodes that wait for each other")
-            for number in ready:
-                del waiting[number]
+        users: dict[int, list[int]] = {}
+        missing: dict[int, int] = {}
+        for number in range(len(self._payload.nodes)):
+            sources = self._made_by(number, makers)
+            missing[number] = len(sources)
+            for source in sources:
+                users.setdefault(source, []).append(number)
+        ready = [number for number, count in missing.items() if not count]
+        for number in ready:
+            for user in users.get(number, ()):
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+        if len(ready) < len(missing):
+            raise damaged("found nodes that wait for each other")
 
     def _made_by(self, number: int, makers: Mapping[int, int]) -> set[int]:
         node = self._payload.nodes[number]
