@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.fx import Graph, symbolic_trace
 
-from lowerdeck.torch_base import Behaviours, Effect
+from lowerdeck.torch_base import Behaviours, Effect, MemoryUse
+from lowerdeck.torch_base.callees import hides_writes
 
 aten = torch.ops.aten
 
@@ -98,3 +99,35 @@ def test_a_higher_order_operator_does_what_its_graphs_do() -> None:
     behaviours = Behaviours(gm)
     cond = next(n for n in gm.graph.nodes if n.target is torch.ops.higher_order.cond)
     assert behaviours.effect(cond) & Effect.RANDOM
+
+
+STATE = [torch.zeros(4), torch.ones(4)]
+NORMS = {
+    "batch_norm": lambda x, trains: (x, None, None, *STATE, trains, 0.1, 1e-5, False),
+    "instance_norm": lambda x, trains: (x, None, None, *STATE, trains, 0.1, 1e-5, False),
+    "native_batch_norm": lambda x, trains: (x, None, None, *STATE, trains, 0.1, 1e-5),
+    "_batch_norm_impl_index": lambda x, trains: (x, None, None, *STATE, trains, 0.1, 1e-5, False),
+}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_write_their_running_statistics_though_their_schemas_hide_it(
+    name: str, trains: bool
+) -> None:
+    x = torch.randn(2, 4, 6)
+    target = getattr(aten, name).default
+    before = STATE[0].clone()
+    target(*NORMS[name](x, trains))
+    assert torch.equal(STATE[0], before) != trains, "what torch does"
+    graph = Graph()
+    nodes = [graph.placeholder(one) for one in ("x", "mean", "var")]
+    args = list(NORMS[name](x, trains))
+    args[0], args[3], args[4] = nodes
+    norm = graph.call_function(target, tuple(args))
+    graph.output(norm)
+    memory = MemoryUse(graph)
+    written = [node.name for node in nodes if memory.writers(node)]
+    assert written == (["mean", "var"] if trains else [])
+    assert hides_writes(target)
+    assert bool(Behaviours(None).effect(norm) & Effect.WRITES) == trains

@@ -18,6 +18,7 @@ from lowerdeck.emitter._torch_private import FakeTensor, data_address
 from lowerdeck.emitter.errors import EmitterError, UnsupportedError
 from lowerdeck.emitter.tensors import layout_of
 from lowerdeck.emitter.traced import TracedProgram
+from lowerdeck.torch_base import Extent, MemoryMap
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 MUTATIONS = (
@@ -98,6 +99,7 @@ def find_states(
     groups: _Groups = {}
     for member in members:
         groups.setdefault(member.memory, []).append(member)
+    _check_storages(members)
     names = {member.name for group in _written(groups) for member in group}
     _check_names(shared_state, names)
     for name in sorted(names):
@@ -106,6 +108,23 @@ def find_states(
     for group in _written(groups):
         views |= _views(group)
     return views
+
+
+def _check_storages(members: list[_Member]) -> None:
+    """Refuse names that overlap in memory through two storages, as numpy's arrays may lend it."""
+    extents = {member: Extent.of(member.tensor) for member in members}
+    memory = MemoryMap(extents.values())
+    together: dict[Extent | None, list[_Member]] = {}
+    for member, extent in extents.items():
+        together.setdefault(memory.find(extent), []).append(member)
+    for group in together.values():
+        others = [member for member in group if member.memory != group[0].memory]
+        if others and any(member.mutated for member in group):
+            raise UnsupportedError(
+                f"{group[0].told} and {others[0].told} overlap in memory that two storages share, "
+                "and a method writes it, which torch's graph does not tell: make both views of "
+                "one tensor in the model, or copy one"
+            )
 
 
 def _distinct(groups: _Groups) -> Iterable[list[_Member]]:

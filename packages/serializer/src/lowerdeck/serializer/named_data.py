@@ -10,7 +10,8 @@ from lowerdeck.serializer.alignment import common_alignment
 from lowerdeck.serializer.blobs import BlobIndex
 from lowerdeck.serializer.enums import ScalarType
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
-from lowerdeck.serializer.storage import byte_view, pickled, same_bytes
+from lowerdeck.serializer.pickling import pickled
+from lowerdeck.serializer.storage import byte_view, same_bytes
 
 if TYPE_CHECKING:
     from lowerdeck.serializer.schema import Storage

@@ -24,7 +24,8 @@ from lowerdeck.serializer.enums import (
     TensorShapeDynamism,
 )
 from lowerdeck.serializer.layout import FileLayout
-from lowerdeck.serializer.storage import FileRange, pickled
+from lowerdeck.serializer.pickling import pickled
+from lowerdeck.serializer.storage import FileRange
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

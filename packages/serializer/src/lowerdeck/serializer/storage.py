@@ -86,17 +86,6 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def pickled(storage: ReadableBuffer | FileRange) -> bytes | FileRange:
-    """Return bytes in a form that can be pickled: a view on another's memory cannot be.
-
-    Args:
-        storage: A buffer, copied unless it is bytes, or a range of a file, which stays one.
-    """
-    if isinstance(storage, bytes | FileRange):
-        return storage
-    return bytes(memoryview(storage))
-
-
 def _is_flat(storage: object) -> TypeGuard[memoryview]:
     return (
         type(storage) is memoryview

@@ -86,6 +86,10 @@ class Behaviours:
             known = self._functions[target] = function_behaviour(node)
         if isinstance(target, HigherOrderOperator):
             return replace(known, effect=known.effect | self._nested(node))
+        for index, name in known.spared_by:
+            given = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
+            if given is False:
+                return replace(known, effect=known.effect & ~Effect.WRITES, writes=())
         place = known.inplace_at
         if node.kwargs.get("inplace") is True or (
             0 <= place < len(node.args) and node.args[place] is True

@@ -52,6 +52,8 @@ class Behaviour:
             ``aliases`` means all.
         only_looks: Whether it reads none of the bytes: a view, or a question about the shape.
         inplace_at: Position of its parameter ``inplace``; -1 without one.
+        spared_by: The argument that, where it is False, keeps it from writing; none for a write
+            that always happens.
     """
 
     effect: Effect = Effect.NONE
@@ -60,6 +62,7 @@ class Behaviour:
     aliased: Arguments = ()
     only_looks: bool = False
     inplace_at: int = -1
+    spared_by: Arguments = ()
 
 
 PURE = Behaviour()
@@ -97,6 +100,16 @@ _SILENT_ALIASES = frozenset(
         *("cartesian_prod", "conj_physical", "einsum", "histogramdd", "sum_to_size", "type_as"),
     }
 )
+# Which write arguments though their schemas do not say so, and the argument by which they do not:
+# torch keeps these schemas as they were (its functionalisation has a list of its own).
+_SILENT_WRITES: dict[str, tuple[tuple[str, ...], str]] = {
+    "batch_norm": (("running_mean", "running_var"), "training"),
+    "cudnn_batch_norm": (("running_mean", "running_var"), "training"),
+    "instance_norm": (("running_mean", "running_var"), "use_input_stats"),
+    "miopen_batch_norm": (("running_mean", "running_var"), "training"),
+    "native_batch_norm": (("running_mean", "running_var"), "training"),
+    "_batch_norm_impl_index": (("running_mean", "running_var"), "training"),
+}
 # torch's structured control flow lets no result share memory with an argument, and a delegate's
 # results are its own.
 _FRESH = frozenset(
@@ -119,6 +132,17 @@ def hides_aliases(target: object) -> bool:
     if not isinstance(target, OpOverload):
         return False
     return schema_of(target).name.rpartition("::")[2] in _SILENT_ALIASES
+
+
+def hides_writes(target: object) -> bool:
+    """Return whether an operator may write arguments though its schema keeps silent.
+
+    Args:
+        target: What a node calls.
+    """
+    if not isinstance(target, OpOverload):
+        return False
+    return schema_of(target).name.rpartition("::")[2] in _SILENT_WRITES
 
 
 def function_behaviour(node: Node) -> Behaviour:
@@ -162,6 +186,12 @@ def _overload(target: OpOverload) -> Behaviour:
         for index, argument in enumerate(schema.arguments)
     ]
     writes = tuple((index, name) for index, name, alias in arguments if alias and alias.is_write)
+    spared: Arguments = ()
+    silent = _SILENT_WRITES.get(schema.name.rpartition("::")[2])
+    if silent is not None and not writes:
+        places = {name: (index, name) for index, name, _ in arguments}
+        writes = tuple(places[name] for name in silent[0] if name in places)
+        spared = (places[silent[1]],) if silent[1] in places else ()
     effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM
@@ -172,7 +202,7 @@ def _overload(target: OpOverload) -> Behaviour:
     # A composite operator, such as reshape, may copy.
     is_view = aliases and not writes and not is_composite(target)
     only_looks = is_view or schema.name.rpartition("::")[2] in _QUESTIONS
-    return Behaviour(effect, writes, aliases, aliased, only_looks)
+    return Behaviour(effect, writes, aliases, aliased, only_looks, spared_by=spared)
 
 
 def _packet(packet: OpOverloadPacket) -> Behaviour:

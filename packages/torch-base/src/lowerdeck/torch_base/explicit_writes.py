@@ -23,7 +23,7 @@ from lowerdeck.torch_base._torch_private import (
     composite_parts,
     with_graph_module,
 )
-from lowerdeck.torch_base.callees import hides_aliases
+from lowerdeck.torch_base.callees import hides_aliases, hides_writes
 from lowerdeck.torch_base.extents import Extent
 from lowerdeck.torch_base.graphs import copy_graph_module, graphs_of
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors
@@ -58,7 +58,7 @@ def explicit(program: ExportedProgram) -> ExportedProgram:
 
 
 def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., object]]:
-    """Return how to take apart the composites of ``program`` whose schemas hide aliases.
+    """Return how to take apart the composites of ``program`` whose schemas hide what they do.
 
     For the table of ``run_decompositions``, which would keep them whole.
 
@@ -68,7 +68,7 @@ def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., o
     table: dict[OpOverload, Callable[..., object]] = {}
     for gm in graphs_of(program.graph_module):
         for node in gm.graph.nodes:
-            if hides_aliases(node.target):
+            if hides_aliases(node.target) or hides_writes(node.target):
                 parts = composite_parts(node.target)
                 if parts is not None:
                     table[node.target] = parts
