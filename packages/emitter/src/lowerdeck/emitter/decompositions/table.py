@@ -40,13 +40,13 @@ from lowerdeck.emitter.decompositions.random_numbers import RANDOM_NUMBERS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
-from lowerdeck.emitter.errors import DecompositionError, EmitterError
+from lowerdeck.emitter.errors import DecompositionError, EmitterError, UnsupportedError
 from lowerdeck.emitter.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.provenance import Provenance
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import explicit
+from lowerdeck.torch_base import MemoryUse, explicit, shared_inputs
 
 _ATEN = torch.ops.aten
 
@@ -154,13 +154,16 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
 
     Raises:
         DecompositionError: If torch fails.
+        UnsupportedError: If a write in place would be seen under another name.
     """
     found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, found, settings.table):
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
+    said = explicit(exported)
+    _refuse_overlaps(said)
     try:
-        traced = retrace(explicit(exported), found.rules, found.composites)
+        traced = retrace(said, found.rules, found.composites)
         _check_sizes(varying)
         return traced
     except EmitterError:
@@ -193,6 +196,26 @@ def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
                 f"taking operators apart has fixed dimension {dim} of input {name!r} at "
                 f"{size.node.expr}, which was to vary: a decomposition asked for its value; "
                 "export without dynamic_shapes for it, or decompose the program yourself"
+            )
+
+
+def _refuse_overlaps(exported: ExportedProgram) -> None:
+    """Raise where a write in place would change what another name shows a part of.
+
+    torch would fail on it, and say nothing of the names.
+    """
+    memory = MemoryUse.of_program(exported)
+    if not memory.has_writes:
+        return
+    targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs}
+    for nodes in shared_inputs(exported):
+        writers = memory.writers(nodes[0])
+        used = [targets[node.name] for node in nodes if node.users]
+        if writers and len(used) > 1:
+            raise UnsupportedError(
+                f"{' and '.join(map(repr, used))} overlap in memory, and {writers[0].name!r} "
+                f"({writers[0].target}) writes it, which a program of values cannot tell: use "
+                "one buffer in the model, and views of it where it is used"
             )
 
 
