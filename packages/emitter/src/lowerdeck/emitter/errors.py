@@ -40,7 +40,7 @@ class MissingKernelError(EmitterError):
         missing: All of them, in order of first use.
     """
 
-    exit_status = ExitStatus.FAILED
+    exit_status: int = ExitStatus.FAILED
 
     def __init__(self, missing: Sequence[MissingKernel], version: str) -> None:
         self.missing: tuple[MissingKernel, ...] = tuple(missing)

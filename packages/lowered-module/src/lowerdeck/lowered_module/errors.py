@@ -18,13 +18,13 @@ class LoweringError(Exception):
 class BackendNotFoundError(LoweringError, NotImplementedError):
     """No backend of the wanted name is registered, subclassed or installed."""
 
-    exit_status = ExitStatus.USAGE
+    exit_status: int = ExitStatus.USAGE
 
 
 class AmbiguousBackendError(LoweringError):
     """Two different backends claim the same name."""
 
-    exit_status = ExitStatus.USAGE
+    exit_status: int = ExitStatus.USAGE
 
 
 class PartitionError(LoweringError):
@@ -42,7 +42,7 @@ class AliasingError(PartitionError):
 class PreprocessError(LoweringError):
     """A backend failed on one partition, or returned something that is no result."""
 
-    exit_status = ExitStatus.FAILED
+    exit_status: int = ExitStatus.FAILED
 
 
 class SignatureError(LoweringError, ValueError):
@@ -60,4 +60,4 @@ class UnsupportedOperatorError(LoweringError, NotImplementedError):
 class CacheError(LoweringError, OSError):
     """A directory for kept results cannot be used."""
 
-    exit_status = ExitStatus.FAILED
+    exit_status: int = ExitStatus.FAILED

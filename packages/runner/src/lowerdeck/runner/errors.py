@@ -36,7 +36,7 @@ class MissingKernelError(ProgramError):
         missing: Full names of the operators, such as ``mylib::gelu.out``.
     """
 
-    exit_status = ExitStatus.FAILED
+    exit_status: int = ExitStatus.FAILED
 
     def __init__(self, missing: Sequence[str], problem: str, *, method: str | None = None) -> None:
         super().__init__(problem, method=method)
@@ -86,7 +86,7 @@ class ExecutionError(RunnerError, RuntimeError):
 class BusyError(RunnerError, RuntimeError):
     """A program was asked for something while one of its methods runs; nothing was changed."""
 
-    exit_status = ExitStatus.FAILED
+    exit_status: int = ExitStatus.FAILED
 
 
 class MemoryPlanError(ExecutionError):

@@ -98,7 +98,7 @@ class PlanCheck:
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        self.steps = 0
+        self.steps: int = 0
         self.names: dict[int, Place] = {}
         self._method = method
         self._chains = chains

@@ -84,7 +84,7 @@ class Itself:
     __slots__ = ("value",)
 
     def __init__(self, value: object) -> None:
-        self.value = value
+        self.value: object = value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Itself) and other.value is self.value
