@@ -99,7 +99,16 @@ class TwoNames(nn.Module):
         return self.cache + self.keeps.memory * 2
 
 
-MODELS = (Broadcast, Converts, Taken, Dropped, Hidden, TwoNames)
+class Repeated(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        wide = x.expand(4, 2, 3)
+        x.clamp_(-1, 1)
+        kept = wide.fill_(0.5)
+        x[0].expand(2, 3).zero_()
+        return kept + 1, x * 2
+
+
+MODELS = (Repeated, Broadcast, Converts, Taken, Dropped, Hidden, TwoNames)
 
 
 def exported(model: nn.Module) -> ExportedProgram:

@@ -3,7 +3,7 @@
 torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
 Some things get lost, without a word: what is written through the result of an operator whose
 schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
-does. Others make it fail: a buffer that becomes an input of the user, and a tensor that is
+does; what is filled through an expanded tensor comes out multiplied. Others make it fail: a buffer that becomes an input of the user, and a tensor that is
 written and has two names (a buffer, and the constant that a cache's own attribute was lifted to).
 """
 
@@ -29,6 +29,8 @@ from lowerdeck.torch_base.graphs import copy_graph_module, graphs_of
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors
 
 _ATEN = torch.ops.aten
+# What eager allows on memory that a tensor shows more than once.
+_FILLS = frozenset({_ATEN.zero_.default, _ATEN.fill_.Scalar, _ATEN.fill_.Tensor})
 
 
 def explicit(program: ExportedProgram) -> ExportedProgram:
@@ -120,6 +122,8 @@ def _unsaid(node: Node) -> Callable[[Node], None] | None:
         source, own = node.args[1], node.args[0]
         alike = isinstance(source, Node) and isinstance(own, Node) and _alike(source, own)
         return None if alike else _convert
+    if node.target in _FILLS and _repeated_dims(node.args[0]):
+        return _fill_once
     if hides_aliases(node.target) and "dropout" in str(node.target):
         # Not in training: eager returns the argument, torch's decomposition clones it.
         return _alias if False in (*node.args, *node.kwargs.values()) else None
@@ -135,6 +139,31 @@ def _alike(source: Node, own: Node) -> bool:
         and value.dtype is held.dtype
         and value.shape == held.shape
     )
+
+
+def _repeated_dims(own: object) -> list[int]:
+    """Return the dimensions along which a tensor shows the same elements again, the last first."""
+    held = own.meta.get("val") if isinstance(own, Node) else None
+    if not isinstance(held, torch.Tensor):
+        return []
+    dims = [
+        dim
+        for dim, (size, stride) in enumerate(zip(held.shape, held.stride(), strict=True))
+        if isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size < 2)
+    ]
+    return dims[::-1]
+
+
+def _fill_once(node: Node) -> None:
+    """Write once what an expanded tensor repeats: torch would add the change each time."""
+    own: Any = node.args[0]
+    one = own
+    with node.graph.inserting_before(node):
+        for dim in _repeated_dims(own):
+            one = _call(node.graph, node, _ATEN.select.int, (one, dim, 0))
+    node.replace_all_uses_with(own)
+    node.args = (one, *node.args[1:])
+    node.meta["val"] = one.meta["val"]
 
 
 def _alias(node: Node) -> None:
