@@ -3,8 +3,9 @@
 torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
 Some things get lost, without a word: what is written through the result of an operator whose
 schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
-does; what is filled through an expanded tensor comes out multiplied. Others make it fail: a buffer that becomes an input of the user, and a tensor that is
-written and has two names (a buffer, and the constant that a cache's own attribute was lifted to).
+does; what is filled through an expanded tensor comes out multiplied. Others make it fail: a buffer
+that becomes an input of the user, and a tensor that is written and has two names (a buffer, and
+the constant that a cache's own attribute was lifted to).
 """
 
 from __future__ import annotations
