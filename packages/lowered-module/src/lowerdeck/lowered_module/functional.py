@@ -66,7 +66,7 @@ class Harm:
 def first_harm(program: ExportedProgram, tags: Container[object]) -> Harm | None:
     """Return a write that would be lost if the tagged nodes were cut out, or None.
 
-    It costs time in proportion to the program, and next to nothing where nothing is written.
+    It costs time in proportion to the program.
 
     Args:
         program: The program with tags on its nodes; not changed.

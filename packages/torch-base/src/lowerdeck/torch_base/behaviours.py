@@ -44,6 +44,8 @@ class Behaviours:
         self._modules: dict[str, Behaviour] = {}
         # By identity: hashing an operator is a call into Python, and every node asks.
         self._plain: dict[int, bool] = {}
+        # Held, so that no other callee gets the identity of one that is known.
+        self._held: list[object] = []
 
     def is_plain(self, node: Node) -> bool:
         """Return whether ``node`` surely does nothing but compute its value; cheap."""
@@ -57,6 +59,7 @@ class Behaviours:
                 isinstance(target, HigherOrderOperator) or known.effect or known.inplace_at >= 0
             )
             self._plain[id(target)] = plain
+            self._held.append(target)
         return plain and not ("inplace" in node.kwargs or "out" in node.kwargs)
 
     def of(self, node: Node) -> Behaviour:
