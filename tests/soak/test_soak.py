@@ -11,10 +11,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.interop import official
 from tests.soak.check import ALL
-from tests.soak.run import run_seed, summary
+from tests.soak.run import run_seed, summary, warm_up
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 SEEDS, BLOCK = 300, 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    warm_up()
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, BLOCK))
