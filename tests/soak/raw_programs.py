@@ -36,6 +36,10 @@ class Method:
     returned: list[int] = field(default_factory=list)
 
 
+_STATE = ("weight", "bias", "table", "row", "cache", "scratch", "columns", "spread", "window")
+_ROW, _SPREAD = _STATE.index("row"), _STATE.index("spread")
+
+
 class State(nn.Module):
     """The parameters and buffers that the methods of a model share."""
 
@@ -53,11 +57,14 @@ class State(nn.Module):
         self.register_buffer("scratch", torch.randn(4, 3), persistent=False)
         # Not contiguous, as a model that was transposed on the way is.
         self.register_buffer("columns", torch.randn(3, 4).t())
+        self.register_buffer("spread", torch.rand(3) + 0.5)
+        # Memory with two names, one of them for a part, as packed weights and caches have.
+        window = self.table[1:3] if rng.random() < 0.1 else torch.randn(2, 3)
+        self.register_buffer("window", window)
 
     def pool(self) -> Pool:
         """Return what steps can use beside inputs: parameters, then buffers."""
-        names = ("weight", "bias", "table", "row", "cache", "scratch", "columns")
-        return [getattr(self, name) for name in names]
+        return [getattr(self, name) for name in _STATE]
 
 
 class RawModel(nn.Module):
@@ -112,6 +119,7 @@ COMPUTE: dict[str, Callable[..., Tensor]] = {
     "positive": lambda p, a: torch.where(p[a] > 0, p[a], -p[a]),
     "half": lambda p, a: p[a].to(torch.float64).to(torch.float32),
     "flip": lambda p, a: p[a].flip(0),
+    "batch_norm": lambda p, a: nn.functional.batch_norm(p[a], p[_ROW], p[_SPREAD].abs() + 0.1),
 }
 COMPUTE_TWO: dict[str, Callable[..., Tensor]] = {
     "add": lambda p, a, b: p[a] + p[b],
@@ -150,7 +158,7 @@ VIEW: dict[str, Callable[..., Tensor]] = {
     "same_type": lambda p, a: p[a].to(torch.float32),
     "contiguous": lambda p, a: p[a].contiguous(),
     "dropout": lambda p, a: nn.functional.dropout(p[a], 0.5, False),
-    "as_row": lambda p, a: p[a].type_as(p[3]),
+    "as_row": lambda p, a: p[a].type_as(p[_ROW]),
     "trace": lambda p, a: torch.einsum("ij->ji", p[a]),
     "same": lambda p, a: p[a],
 }
@@ -179,6 +187,16 @@ WRITE_TWO: dict[str, Callable[..., None]] = {
     "lerp_": _in_place(lambda p, a, b: p[a].lerp_(p[b], 0.5)),
     "sub_out": _in_place(lambda p, a, b: torch.sub(p[a], p[b], out=p[a])),
 }
+BOTH: dict[str, Callable[..., Tensor]] = {
+    # Their schemas do not tell that they write.
+    "training_norm": lambda p, a: nn.functional.batch_norm(
+        p[a], p[_ROW], p[_SPREAD], training=True, momentum=0.3
+    ),
+    "training_instance_norm": lambda p, a: nn.functional.instance_norm(
+        p[a].transpose(-1, -2), p[_ROW], p[_SPREAD], momentum=0.3
+    ),
+    "value_and_write": lambda p, a: p[a].mul_(0.5).view(-1),
+}
 CONTROL: dict[str, Callable[..., Tensor]] = {
     "cond": lambda p, a, b: torch.cond(
         p[b].sum() > 0, lambda x, y: x.sin() + y.sum(), lambda x, y: x - y.mean(), (p[a], p[b])
@@ -202,11 +220,12 @@ STEPS: dict[str, Callable[..., Any]] = {
     **VIEW,
     **WRITE,
     **WRITE_TWO,
+    **BOTH,
     **CONTROL,
 }
 _TWO = frozenset({**COMPUTE_TWO, **WRITE_TWO, **CONTROL})
-_KINDS = (COMPUTE, COMPUTE_TWO, VIEW, WRITE, WRITE_TWO, CONTROL)
-_WEIGHTS = (20, 14, 32, 14, 14, 2)
+_KINDS = (COMPUTE, COMPUTE_TWO, VIEW, WRITE, WRITE_TWO, BOTH, CONTROL)
+_WEIGHTS = (20, 14, 32, 14, 14, 2, 2)
 _PARAMETERS = 2
 
 
@@ -310,7 +329,7 @@ def _method(rng: random.Random, state: State, dynamic: bool) -> Method:
 def _step(rng: random.Random, pool: Pool) -> Step:
     kind = rng.choices(_KINDS, _WEIGHTS)[0]
     name = rng.choice(list(kind))
-    lowest = _PARAMETERS if kind in (WRITE, WRITE_TWO) else 0
+    lowest = _PARAMETERS if kind in (WRITE, WRITE_TWO, BOTH) else 0
     recent = len(pool) - 1 - min(int(rng.expovariate(0.25)), len(pool) - 1 - lowest)
     first = recent if rng.random() < 0.6 else rng.randrange(lowest, len(pool))
     second = rng.randrange(len(pool))
