@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lowerdeck.torch_base import aliasing_parts, explicit
+from lowerdeck.torch_base import RepeatedMemoryError, aliasing_parts, explicit
 
 aten = torch.ops.aten
 
@@ -108,13 +110,40 @@ class Repeated(nn.Module):
         return kept + 1, x * 2
 
 
-MODELS = (Repeated, Broadcast, Converts, Taken, Dropped, Hidden, TwoNames)
+class RepeatedMasks(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        writes: tuple[Callable[[Tensor], object], ...] = (
+            lambda wide: wide.masked_fill_(wide > 0.1, 9.0),
+            lambda wide: wide.masked_fill_(torch.stack([x > 0, x < -0.5, x > 2, x > 3]), 9.0),
+            lambda wide: wide.masked_fill_(x[:1] > 0, 9.0),
+            lambda wide: wide.__setitem__(wide > 0.1, 9.0),
+            lambda wide: wide.__setitem__(torch.tensor([True, False, False, True]), 9.0),
+            lambda wide: wide.index_fill_(1, torch.tensor([0]), 3.0),
+            lambda wide: wide.index_fill_(-1, torch.tensor([0, 2]), 3.0),
+            lambda wide: wide.index_fill_(0, torch.tensor([3]), 3.0),
+            lambda wide: wide.index_put_((torch.tensor([1, 2]),), torch.tensor(4.0)),
+            lambda wide: wide.index_put_(
+                (torch.tensor([1, 2]), torch.tensor([0, 1])), torch.tensor(4.0)
+            ),
+            lambda wide: wide.__setitem__((slice(None), slice(None), torch.tensor([1])), 4.0),
+            lambda wide: wide.transpose(0, 2)[1:].masked_fill_(wide.transpose(0, 2)[1:] > 0, 7.0),
+        )
+        for write in writes:
+            own = x * 1
+            write(own.expand(4, 2, 3))
+            found.append(own + 1)
+        return tuple(found)
+
+
+MODELS = (RepeatedMasks, Repeated, Broadcast, Converts, Taken, Dropped, Hidden, TwoNames)
 
 
 def exported(model: nn.Module) -> ExportedProgram:
     return torch.export.export(copy.deepcopy(model), (torch.ones(2, 3),))
 
 
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
 @pytest.mark.parametrize("model", MODELS)
 def test_what_torch_makes_functional_is_what_eager_computes(model: type[nn.Module]) -> None:
     eager = model()
@@ -173,3 +202,22 @@ def test_dynamic_sizes_are_broadcast_to() -> None:
         x, row = torch.zeros(size, 3), torch.randn(3)
         torch.testing.assert_close(functional(x, row), (row + 1).expand(size, 3))
         torch.testing.assert_close(x, row.expand(size, 3))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda wide, x: wide.index_put_((torch.tensor([1, 0]),), x),
+        lambda wide, x: wide.index_put_((torch.tensor([1]),), torch.tensor(1.0), accumulate=True),
+        lambda wide, x: wide.index_fill_(0, torch.nonzero(x[:, 0])[:, 0], 1.0),
+    ],
+)
+def test_several_values_for_one_element_are_refused(write: Any) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            own = x * 1
+            write(own.expand(4, 2, 3), x)
+            return own
+
+    with pytest.raises(RepeatedMemoryError, match="clone the tensor"):
+        explicit(exported(Writes()))

@@ -85,8 +85,8 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
     Raises:
         AliasingError: torch cannot tell its writes in values.
     """
-    plain = explicit(program)
     try:
+        plain = explicit(program)
         done: ExportedProgram = plain.run_decompositions(aliasing_parts(plain))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]

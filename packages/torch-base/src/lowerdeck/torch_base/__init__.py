@@ -19,6 +19,7 @@ from lowerdeck.torch_base.graphs import (
     nested_graphs,
 )
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
+from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError
 from lowerdeck.torch_base.tensor_bytes import bytes_of
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "bytes_of",
     "lazy_clone",
     # What torch's functionalisation would lose, said explicitly
+    "RepeatedMemoryError",
     "aliasing_parts",
     "explicit",
     # Graphs in graphs

@@ -3,15 +3,14 @@
 torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
 Some things get lost, without a word: what is written through the result of an operator whose
 schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
-does; what is filled through an expanded tensor comes out multiplied. Others make it fail: a buffer
-that becomes an input of the user, and a tensor that is written and has two names (a buffer, and
-the constant that a cache's own attribute was lifted to).
+does; what is written through an expanded tensor comes out multiplied. Others make it fail: a
+buffer that becomes an input of the user, and a tensor that is written and has two names (a buffer,
+and the constant that a cache's own attribute was lifted to).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -26,12 +25,11 @@ from lowerdeck.torch_base._torch_private import (
 )
 from lowerdeck.torch_base.callees import hides_aliases, hides_writes
 from lowerdeck.torch_base.extents import Extent
-from lowerdeck.torch_base.graphs import copy_graph_module, graphs_of
+from lowerdeck.torch_base.graphs import add_call, copy_graph_module, graphs_of
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors
+from lowerdeck.torch_base.repeated_writes import ONCE, repeated_dims, write_once
 
 _ATEN = torch.ops.aten
-# What eager allows on memory that a tensor shows more than once.
-_FILLS = frozenset({_ATEN.zero_.default, _ATEN.fill_.Scalar, _ATEN.fill_.Tensor})
 
 
 def explicit(program: ExportedProgram) -> ExportedProgram:
@@ -45,6 +43,9 @@ def explicit(program: ExportedProgram) -> ExportedProgram:
 
     Returns:
         The program itself where there is nothing to say; else a copy on the same tensors.
+
+    Raises:
+        RepeatedMemoryError: Several values are written to one element of an expanded tensor.
     """
     nodes = [node for gm in graphs_of(program.graph_module) for node in gm.graph.nodes]
     renamed = _second_names(program)
@@ -123,8 +124,8 @@ def _unsaid(node: Node) -> Callable[[Node], None] | None:
         source, own = node.args[1], node.args[0]
         alike = isinstance(source, Node) and isinstance(own, Node) and _alike(source, own)
         return None if alike else _convert
-    if node.target in _FILLS and _repeated_dims(node.args[0]):
-        return _fill_once
+    if node.target in ONCE and repeated_dims(node.args[0]):
+        return write_once
     if hides_aliases(node.target) and "dropout" in str(node.target):
         # Not in training: eager returns the argument, torch's decomposition clones it.
         return _alias if False in (*node.args, *node.kwargs.values()) else None
@@ -142,31 +143,6 @@ def _alike(source: Node, own: Node) -> bool:
     )
 
 
-def _repeated_dims(own: object) -> list[int]:
-    """Return the dimensions along which a tensor shows the same elements again, the last first."""
-    held = own.meta.get("val") if isinstance(own, Node) else None
-    if not isinstance(held, torch.Tensor):
-        return []
-    dims = [
-        dim
-        for dim, (size, stride) in enumerate(zip(held.shape, held.stride(), strict=True))
-        if isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size < 2)
-    ]
-    return dims[::-1]
-
-
-def _fill_once(node: Node) -> None:
-    """Write once what an expanded tensor repeats: torch would add the change each time."""
-    own: Any = node.args[0]
-    one = own
-    with node.graph.inserting_before(node):
-        for dim in _repeated_dims(own):
-            one = _call(node.graph, node, _ATEN.select.int, (one, dim, 0))
-    node.replace_all_uses_with(own)
-    node.args = (one, *node.args[1:])
-    node.meta["val"] = one.meta["val"]
-
-
 def _alias(node: Node) -> None:
     node.target, node.args, node.kwargs = _ATEN.alias.default, node.args[:1], {}
 
@@ -176,28 +152,18 @@ def _convert(node: Node) -> None:
     if not isinstance(own, Node) or not isinstance(source, Node):
         return
     held, value = own.meta["val"], source.meta["val"]
-    graph: torch.fx.Graph = node.graph
-    with graph.inserting_before(node):
-        if value.dtype is not held.dtype:
-            source = _call(graph, node, _ATEN.to.dtype, (source, held.dtype))
-        if value.shape != held.shape:
-            sizes = [
-                size if isinstance(size, int) else _size(graph, node, own, dim)
-                for dim, size in enumerate(held.shape)
-            ]
-            source = _call(graph, node, _ATEN.expand.default, (source, sizes))
-        if source.op == "placeholder":
-            source = _call(graph, node, _ATEN.clone.default, (source,))
+    if value.dtype is not held.dtype:
+        source = add_call(node, _ATEN.to.dtype, (source, held.dtype))
+    if value.shape != held.shape:
+        sizes = [
+            size if isinstance(size, int) else _size(node, own, dim)
+            for dim, size in enumerate(held.shape)
+        ]
+        source = add_call(node, _ATEN.expand.default, (source, sizes))
+    if source.op == "placeholder":
+        source = add_call(node, _ATEN.clone.default, (source,))
     node.args = (own, source, *node.args[2:])
 
 
-def _size(graph: torch.fx.Graph, node: Node, own: Node, dim: int) -> Node:
-    return _call(graph, node, _ATEN.sym_size.int, (own, dim))
-
-
-def _call(graph: torch.fx.Graph, like: Node, target: OpOverload, args: tuple[object, ...]) -> Node:
-    """Add a call at the insert point, with the meta of ``like`` and a value of its own."""
-    made = graph.call_function(target, args)  # type: ignore[arg-type]
-    values: Any = torch.fx.map_arg(args, lambda node: node.meta["val"])  # type: ignore[type-var]
-    made.meta = {**like.meta, "val": target(*values)}
-    return made
+def _size(node: Node, own: Node, dim: int) -> Node:
+    return add_call(node, _ATEN.sym_size.int, (own, dim))

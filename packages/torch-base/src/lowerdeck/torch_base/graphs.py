@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
@@ -60,3 +60,18 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
             if node.name != source.name:
                 node.name = source.name
     return copied
+
+
+def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
+    """Add a call before ``node``, with its meta and a value of its own; return it.
+
+    Args:
+        node: Where it stands, and for what.
+        target: An operator.
+        args: Its arguments; nodes have values.
+    """
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, args)  # type: ignore[arg-type]
+    values: Any = map_arg(args, lambda given: given.meta["val"])  # type: ignore[type-var]
+    made.meta = {**node.meta, "val": target(*values)}
+    return made

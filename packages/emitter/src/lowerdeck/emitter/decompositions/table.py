@@ -46,7 +46,7 @@ from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.provenance import Provenance
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import MemoryUse, explicit, shared_inputs
+from lowerdeck.torch_base import MemoryUse, RepeatedMemoryError, explicit, shared_inputs
 
 _ATEN = torch.ops.aten
 
@@ -154,13 +154,17 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
 
     Raises:
         DecompositionError: If torch fails.
-        UnsupportedError: If a write in place would be seen under another name.
+        UnsupportedError: If a write in place would be seen under another name, or writes several
+            values to one element.
     """
     found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, found, settings.table):
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
-    said = explicit(exported)
+    try:
+        said = explicit(exported)
+    except RepeatedMemoryError as error:
+        raise UnsupportedError(str(error)) from error
     _refuse_overlaps(said)
     try:
         traced = retrace(said, found.rules, found.composites)
