@@ -19,6 +19,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
+from lowerdeck.torch_base import MemoryUse
 
 
 def export(module: torch.nn.Module, *inputs: Any) -> ExportedProgram:
@@ -234,6 +235,37 @@ def test_old_state_read_by_the_program_is_returned_by_its_owner() -> None:
     lowered = lower(program, {update: "t", "b_count": "t"})
     assert not lowered.state_dict
     behaves(Counter(), lowered, torch.ones(2))
+
+
+def test_old_views_of_state_are_returned_as_copies_by_its_owner() -> None:
+    class Model(torch.nn.Module):
+        row: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("row", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            first, second = self.row.split(2)  # type: ignore[no-untyped-call]
+            tail = self.row[1:]
+            read = first.sin() + second, tail.cos()
+            self.row.add_(x)
+            return read
+
+    program = export(Model(), torch.ones(4))
+    update = next(iter(program.graph_signature.buffers_to_mutate))
+    views = {
+        name: "t" for name in calls(program) if name.startswith(("split", "getitem", "slice"))
+    }
+    lowered = lower(program, {**views, update: "t", "b_row": "t"})
+    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
+    inner = delegate.original_module
+    memory = MemoryUse.of_program(inner)
+    (state,) = [node for node in inner.graph.nodes if node.name == "b_row"]
+    returned = inner.graph.output_node().args[0]
+    assert len(returned) == 4
+    assert not [value for value in returned if memory.group(value) is memory.group(state)]
+    behaves(Model(), lowered, torch.ones(4))
 
 
 def test_untagged_state_stays_with_the_program() -> None:

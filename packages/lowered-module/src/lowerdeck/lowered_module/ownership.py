@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from lowerdeck.lowered_module._executorch import clone_operator
 from lowerdeck.lowered_module._torch_private import schema_of
@@ -17,6 +17,7 @@ from lowerdeck.lowered_module.functional import USED_ELSEWHERE, changing_inputs
 from lowerdeck.lowered_module.grouping import Groups
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import OWNABLE_KINDS, STATE_MUTATIONS
+from lowerdeck.torch_base import MemoryUse
 
 Owned = dict[str, list[Node]]
 
@@ -27,8 +28,9 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
     A tagged constant is owned by every partition that reads it (the tensor itself is shared, not
     copied); the program keeps it too while something outside the partitions reads it. A tagged
     buffer that the program mutates is owned by its tag's partition alone, which must compute the
-    new value; if anything else reads the old value, the partition returns that as well, for which
-    a clone is inserted into the graph and into the group, in place.
+    new value; if anything else reads the old value, or a view of it that the partition makes, the
+    partition returns that as well, for which a clone is inserted into the graph and into the
+    group, in place.
 
     Args:
         program: The outermost program, with tags on its placeholders.
@@ -48,6 +50,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
     new_values = _new_values(program)
     changing = changing_inputs(program)
     owned: Owned = {}
+    memory: MemoryUse | None = None
     placeholders = graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         tag = node.meta.get(DELEGATION_TAG)
@@ -67,7 +70,8 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
                 "to it: leave it untagged"
             )
         if spec.target in new_values:
-            _own_state(graph, node, tag, new_values[spec.target], groups, home)
+            memory = memory or MemoryUse.of_program(program)
+            _own_state(memory, node, tag, new_values[spec.target], groups, home)
             owned.setdefault(tag, []).append(node)
         elif node in changing:
             raise OwnershipError(
@@ -106,7 +110,7 @@ def _owners(
 
 
 def _own_state(
-    graph: Graph,
+    memory: MemoryUse,
     node: Node,
     tag: str,
     value: object,
@@ -120,18 +124,31 @@ def _own_state(
             f"{f'by partition {where!r}' if where else 'outside of every partition'}: tag the "
             "computation of the new value alike, or leave the buffer untagged"
         )
-    foreign = [user for user in node.users if home.get(user) != tag]
-    if not foreign:
-        return
-    # After the call the buffer holds the new value, so that others need a copy of the old one.
-    last = graph.find_nodes(op="placeholder")[-1]
-    with graph.inserting_after(last):
-        old = graph.call_function(_clone_like(value), (node,))
-    old.meta = {"val": _cloned(node.meta["val"]), DELEGATION_TAG: tag}
-    for reader in foreign:
-        reader.replace_input_with(node, old)
-    groups[tag].insert(0, old)
-    home[old] = tag
+    # After the call the buffer holds the new value, so that others need copies of the old one,
+    # and of its views: whether a backend returns them as they were would be its own affair.
+    last = node.graph.find_nodes(op="placeholder")[-1]
+    inside: list[Node] = []
+    for inner in (node, *groups[tag]):
+        if inner is not node:
+            inside.append(inner)
+        if memory.group(inner) is not memory.group(node) or not _is_tensor(inner):
+            continue
+        foreign = [user for user in inner.users if home.get(user) != tag]
+        if not foreign:
+            continue
+        with node.graph.inserting_after(last if inner is node else inner):
+            old = node.graph.call_function(_clone_like(value), (inner,))
+        old.meta = {"val": _cloned(inner.meta["val"]), DELEGATION_TAG: tag}
+        for reader in foreign:
+            reader.replace_input_with(inner, old)
+        inside.append(old)
+        home[old] = tag
+    groups[tag][:] = inside
+
+
+def _is_tensor(node: Node) -> bool:
+    """Return whether a node has one tensor; elements of a list are looked at by themselves."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _cloned(value: Any) -> Any:
