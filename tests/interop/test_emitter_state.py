@@ -208,3 +208,44 @@ def test_states_of_other_forms_are_not_one() -> None:
     }
     with pytest.raises(UnsupportedError, match=r"shape \(4,\).*shape \(4, 4\)"):
         emit(programs, shared_state=True)
+
+
+class Takes(nn.Module):
+    kept: torch.Tensor
+
+    def __init__(self, memory: torch.Tensor, fill: bool) -> None:
+        super().__init__()
+        self.register_buffer("kept", memory)
+        self.fill = fill
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.kept.to(torch.float32) * 2
+        if self.fill:
+            self.kept.fill_(x.sum())
+        else:
+            self.kept.copy_(x)
+        return before
+
+
+@pytest.mark.parametrize("form", ["raw", "core", "functional"])
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        torch.zeros(3, 4),
+        torch.ones(4, 3).t(),
+        torch.zeros(3, 4, dtype=torch.int32),
+        torch.ones(4, 3, dtype=torch.float64).t(),
+    ],
+)
+def test_state_takes_what_is_written_as_eager_converts_and_broadcasts_it(
+    memory: torch.Tensor, fill: bool, form: str, tmp_path: Path
+) -> None:
+    model = Takes(memory.clone(), fill)
+    program = torch.export.export(Takes(memory.clone(), fill), (X,))
+    if form != "raw":
+        program = program.run_decompositions({} if form == "functional" else None)
+    calls = [("forward", X + 2.75), ("forward", X - 3), ("forward", X)]
+    expected = [("forward", torch.zeros(4)), *calls]
+    model(expected[0][1])
+    compare(emit({"forward": program}), {"forward": model}, calls, tmp_path)

@@ -26,6 +26,7 @@ from lowerdeck.lowered_module import (
     PreprocessError,
     PreprocessResult,
     get_delegates,
+    get_lowered_backend_modules,
     get_lowered_submodules,
     get_non_lowered_nodes,
     register_backend,
@@ -511,3 +512,30 @@ def nested_scan() -> tuple[ExportedProgram, tuple[Any, ...]]:
 
 
 NESTED = {"cond": nested_cond, "while_loop": nested_while, "map": nested_map, "scan": nested_scan}
+
+
+def test_numbers_never_leave_a_partition() -> None:
+    class Sizes(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            both = torch.cat([x, y])
+            rows = both.shape[0] * 2 - x.shape[0]
+            return both.sin().reshape(-1), torch.ones(rows, 3) + 1, both.new_zeros(both.shape[0])
+
+    inputs = (torch.randn(4, 3), torch.randn(5, 3))
+    rows = ({0: torch.export.Dim("n", max=8)}, {0: torch.export.Dim("m", max=8)})
+    program = torch.export.export(Sizes(), inputs, dynamic_shapes=rows)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    alone: list[dict[str, str]] = [{node.name: "t"} for node in nodes]
+    apart = {node.name: f"t{number}" for number, node in enumerate(nodes)}
+    together = {node.name: "t" for node in nodes}
+    for tags in (*alone, apart, together):
+        lowered = to_backend(program, TaggingPartitioner(tag_by_name(tags)))
+        for delegate in get_lowered_backend_modules(lowered.graph_module):
+            for value in delegate.original_module.graph.output_node().args[0]:
+                assert isinstance(value.meta["val"], torch.Tensor)
+        for values in (inputs, (torch.randn(3, 3), torch.randn(2, 3))):
+            close(lowered.module()(*values), Sizes()(*values))
+
+
+def tag_by_name(tags: dict[str, str]) -> Callable[[Node], str | None]:
+    return lambda node: tags.get(node.name)

@@ -112,7 +112,8 @@ class _Reader:
             elif result.kind is OutputKind.TOKEN:
                 continue
             elif result.kind in MUTATIONS:
-                write_backs.append(WriteBack(targets[str(result.target)], value))
+                target = targets[str(result.target)]
+                write_backs.append(WriteBack(target, self._as_written(target, value, block)))
             else:
                 raise UnsupportedError(
                     f"method {self._name!r}: output {result.arg} is a {result.kind.name}; only "
@@ -120,6 +121,18 @@ class _Reader:
                 )
         call = exported.call_spec
         return Method(self._name, inputs, outputs, block, write_backs, call.in_spec, call.out_spec)
+
+    def _as_written(self, target: Any, value: Any, block: Block) -> Any:
+        """Return what ``target.copy_(value)`` leaves in ``target``.
+
+        torch's functionalisation may leave out the conversion and the broadcasting of a write.
+        """
+        both = isinstance(target, TensorValue) and isinstance(value, TensorValue)
+        if not both or (target.dtype, target.shape) == (value.dtype, value.shape):
+            return value
+        made = target.like(f"{target.name}.written")
+        block.body.append(Call(torch.ops.aten.copy.default, [target, value, False], [made], None))
+        return made
 
     def _placeholder(self, node: fx.Node, spec: Any, mutated: set[str | None]) -> Any:
         meta = node.meta.get("val")

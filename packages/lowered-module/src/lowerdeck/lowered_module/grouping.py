@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -16,6 +17,7 @@ from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of, graphs_of
 
 Groups = dict[str, list[Node]]
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 
 
 def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[object]) -> None:
@@ -78,6 +80,8 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
             )
         home[node] = tag
         groups.setdefault(tag, []).append(node)
+    for nodes in groups.values():
+        _compute_numbers_outside(nodes, home)
     for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, home, tag)]:
         # Nobody reads it: there is nothing to delegate, and a later pass removes the nodes.
         for node in groups.pop(tag):
@@ -123,6 +127,50 @@ def _replace_by_list(reader: Node, node: Node, parts: list[Node]) -> None:
         return list(parts) if argument is node else argument
 
     reader.args, reader.kwargs = map_arg((reader.args, reader.kwargs), opened)
+
+
+def _compute_numbers_outside(nodes: list[Node], home: dict[Node, str]) -> None:
+    """Let readers outside compute the numbers of a partition, such as sizes, by themselves.
+
+    The runtime's delegates return tensors only. A number costs nothing to compute again; the
+    tensor that it is read from leaves the partition instead.
+    """
+    copies: dict[Node, Node] = {}
+    for node in nodes:
+        readers = [user for user in node.users if home.get(user) != home[node]]
+        if not readers or not isinstance(node.meta.get("val"), _NUMBERS):
+            continue
+        copied = _copy_outside(node, home, copies)
+        for reader in readers:
+            reader.replace_input_with(node, copied)
+    for node in reversed(copies):
+        if not node.users:
+            del home[node]
+            node.graph.erase_node(node)
+    nodes[:] = [node for node in nodes if node in home]
+
+
+def _copy_outside(node: Node, home: Mapping[Node, str], copies: dict[Node, Node]) -> Node:
+    """Return a copy of ``node`` that reads nothing but tensors of its partition."""
+    waiting = [node]
+    while waiting:
+        current = waiting[-1]
+        numbers = [
+            source
+            for source in current.all_input_nodes
+            if home.get(source) == home[node] and isinstance(source.meta.get("val"), _NUMBERS)
+        ]
+        missing = [source for source in numbers if source not in copies]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        if current not in copies:
+            with current.graph.inserting_after(current):
+                copied = current.graph.node_copy(current, lambda arg: copies.get(arg, arg))
+            copied.meta.pop(DELEGATION_TAG, None)
+            copies[current] = copied
+    return copies[node]
 
 
 def _adopt_attributes(graph_module: GraphModule, groups: Groups, home: dict[Node, str]) -> None:
