@@ -230,7 +230,9 @@ class PlanBuilder:
             return self._append(_tensor(value))
         place = storage.offset + offset
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
-        shared = not (value.dynamic or value.grows)
+        # One that varies has an entry of its own for each name, and so have its parts: an entry
+        # that named the bytes of two results would look like the one overwritten by the other.
+        shared = not any(one.dynamic or one.grows for one in (value, root))
         if shared and key in self._by_key:
             return self._by_key[key]
         if root is not value and root.state:
