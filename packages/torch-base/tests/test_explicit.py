@@ -60,6 +60,20 @@ class Taken(nn.Module):
         return before + x
 
 
+class TakenByTwo(nn.Module):
+    first: Tensor
+    second: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.ones(2, 3))
+        self.register_buffer("second", torch.ones(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.second.copy_(self.first.add_(x))
+        return x * 2
+
+
 class Dropped(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         views = (
@@ -136,7 +150,17 @@ class RepeatedMasks(nn.Module):
         return tuple(found)
 
 
-MODELS = (RepeatedMasks, Repeated, Broadcast, Converts, Taken, Dropped, Hidden, TwoNames)
+MODELS = (
+    TakenByTwo,
+    RepeatedMasks,
+    Repeated,
+    Broadcast,
+    Converts,
+    Taken,
+    Dropped,
+    Hidden,
+    TwoNames,
+)
 
 
 def exported(model: nn.Module) -> ExportedProgram:

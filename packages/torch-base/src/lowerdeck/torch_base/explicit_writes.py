@@ -21,6 +21,7 @@ from lowerdeck.torch_base._torch_private import (
     HigherOrderOperator,
     OpOverload,
     composite_parts,
+    schema_of,
     with_graph_module,
 )
 from lowerdeck.torch_base.callees import hides_aliases, hides_writes
@@ -123,13 +124,22 @@ def _unsaid(node: Node) -> Callable[[Node], None] | None:
     if node.target is _ATEN.copy_.default:
         source, own = node.args[1], node.args[0]
         alike = isinstance(source, Node) and isinstance(own, Node) and _alike(source, own)
-        return None if alike else _convert
+        return None if alike and not _is_written(source) else _convert
     if node.target in ONCE and repeated_dims(node.args[0]):
         return write_once
     if hides_aliases(node.target) and "dropout" in str(node.target):
         # Not in training: eager returns the argument, torch's decomposition clones it.
         return _alias if False in (*node.args, *node.kwargs.values()) else None
     return None
+
+
+def _is_written(source: object) -> bool:
+    """Return whether a value is what a write in place returns, perhaps the memory of an input.
+
+    One value that two inputs take would be one output of two names, on which torch fails.
+    """
+    target = source.target if isinstance(source, Node) else None
+    return isinstance(target, OpOverload) and schema_of(target).is_mutable
 
 
 def _alike(source: Node, own: Node) -> bool:
@@ -160,7 +170,7 @@ def _convert(node: Node) -> None:
             for dim, size in enumerate(held.shape)
         ]
         source = add_call(node, _ATEN.expand.default, (source, sizes))
-    if source.op == "placeholder":
+    if source.op == "placeholder" or _is_written(source):
         source = add_call(node, _ATEN.clone.default, (source,))
     node.args = (own, source, *node.args[2:])
 
