@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lowerdeck.unflatten.bindings import FAST, KEYWORDS, callable_for
+from lowerdeck.unflatten.bindings import FAST, KEYWORDS, METHODS, callable_for
 
 X = torch.rand(2, 4) / 2 + 0.25
 IMAGE = torch.rand(1, 2, 5, 5)
@@ -112,3 +112,16 @@ def test_unknown_operators_and_keywords_keep_their_overload() -> None:
     assert callable_for(aten.add.Tensor, {"other": X}) is aten.add.Tensor
     assert callable_for(aten.add.Tensor, {"alpha": 2}) is torch.add
     assert "alpha" in KEYWORDS
+
+
+@pytest.mark.parametrize("target", METHODS, ids=str)
+def test_method_runs_its_operator(target: Any) -> None:
+    x, *others = _arguments(target)
+
+    class Holder(torch.nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return getattr(x, METHODS[target])(*others)
+
+    program = torch.export.export(Holder(), (x,))
+    (call,) = (node for node in program.graph.nodes if node.op == "call_function")
+    assert (call.target, list(call.args[1:]), dict(call.kwargs)) == (target, others, {})

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lowerdeck.unflatten._torch_private import NATIVE_FUNCTIONS
 from lowerdeck.unflatten.batch_norm import BATCH_NORM, batch_norm
@@ -46,8 +45,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _aten("gelu"): NATIVE_FUNCTIONS.gelu,
         _aten("silu"): NATIVE_FUNCTIONS.silu,
         _aten("scaled_dot_product_attention"): NATIVE_FUNCTIONS.scaled_dot_product_attention,
-        _aten("view"): Tensor.view,
-        _aten("expand"): Tensor.expand,
     }
     for name in _POINTWISE_UNARY.split():
         table[_aten(name)] = getattr(torch, name)
@@ -66,6 +63,12 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 FAST: dict[Any, Callable[..., Any]] = _table()
 """From operator to the function that runs it for positional arguments."""
+
+METHODS: dict[Any, str] = {_aten(name): name for name in ("view", "expand")}
+"""From operator to the method of its first argument that runs it.
+
+A call of a method works on the proxies of a symbolic trace too, which ``Tensor.view(x)`` does not.
+"""
 
 KEYWORDS = frozenset({"alpha", "rounding_mode", "dtype", "approximate", "memory_format"})
 """Keywords that these functions spell as the operators' schemas do."""

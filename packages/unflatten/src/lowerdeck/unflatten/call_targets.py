@@ -54,5 +54,6 @@ def lookup(module: torch.nn.Module, name: str) -> Any:
     """Return the child, parameter or buffer ``name``, even where a method has that name too."""
     for held in (children_of(module), parameters_of(module), buffers_of(module)):
         if name in held:
-            return held[name]
+            # Not from ``held``: symbolic traces patch this method to see what is read.
+            return torch.nn.Module.__getattr__(module, name)
     return getattr(module, name)

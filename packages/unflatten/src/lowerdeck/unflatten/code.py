@@ -21,7 +21,7 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     packet_name,
 )
-from lowerdeck.unflatten.bindings import callable_for
+from lowerdeck.unflatten.bindings import METHODS, callable_for
 from lowerdeck.unflatten.call_targets import RESERVED_NAMES, lookup, split_call_target
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES, carrying, returned
 from lowerdeck.unflatten.python_names import is_name
@@ -257,6 +257,9 @@ class _Writer:
             if node.target is operator.getitem:
                 value, key = node.args
                 return f"{self.argument(value)}[{self.argument(key)}]"
+            if node.target in METHODS and node.args and not node.kwargs:
+                value, *rest = node.args
+                return f"{self.argument(value)}.{METHODS[node.target]}({self.arguments(rest, {})})"
             function = self.object_name(callable_for(node.target, node.kwargs))
             return f"{function}({self.arguments(node.args, node.kwargs)})"
         if node.op == "call_module":

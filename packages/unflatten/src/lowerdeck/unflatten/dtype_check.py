@@ -115,6 +115,9 @@ def warn_of_other_dtype(
     """
     if value.dtype is dtype or dtype is None or torch.compiler.is_compiling():
         return
+    if isinstance(value, torch.fx.Proxy):
+        # A symbolic trace does not know the type, and eager's holds no check either.
+        return
     warnings.warn(
         f"Eager converts a value here that was {dtype} when the program was exported, so that the "
         f"conversion left no trace; found {value.dtype}. Results may differ from eager's in type "

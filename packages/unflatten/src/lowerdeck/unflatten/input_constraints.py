@@ -59,7 +59,9 @@ class InputConstraints:
         for leaf, value in zip(self.leaves, values, strict=True):
             if leaf is None:
                 continue
-            if leaf.shape is not None:
+            if isinstance(value, torch.fx.Proxy):
+                _check_proxy(leaf, value)
+            elif leaf.shape is not None:
                 _check_tensor(leaf, value, self.bounds, symbols, derived)
             elif leaf.is_symbolic:
                 _check_size(leaf.value, value, leaf.path, self.bounds, symbols, derived)
@@ -128,6 +130,20 @@ def _same(found: Any, expected: Any) -> bool:
     if isinstance(expected, float) and math.isnan(expected):
         return math.isnan(found)
     return bool(found == expected)
+
+
+def _check_proxy(leaf: LeafConstraint, value: torch.fx.Proxy) -> None:
+    """Let a symbolic trace hold all that the program does, or refuse it.
+
+    A proxy has no shape to check. A constant is no input, so that a trace would ignore it.
+    """
+    # Otherwise the tracer runs writes to buffers itself, once, and leaves them out of the trace.
+    value.tracer.proxy_buffer_attributes = True
+    if leaf.shape is None and not leaf.is_symbolic:
+        raise InputConstraintError(
+            f"Argument {leaf.path!r} was exported as the constant {leaf.value!r}; found a Proxy "
+            "of a symbolic trace, whose value would be ignored. Give that value in concrete_args."
+        )
 
 
 def _check_tensor(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from lowerdeck.unflatten._torch_private import pytree
 from lowerdeck.unflatten.carrying import CARRIED, take_carried
@@ -148,7 +149,7 @@ def take_others(found: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...
     Raises:
         InputStructureError: One is missing, or there is another one.
     """
-    if found.keys() != frozenset(keys):
+    if not isinstance(found, Proxy) and found.keys() != frozenset(keys):
         raise InputStructureError(
             f"expected the keyword arguments {list(keys)} beside those that have a name in "
             f"Python; found {list(found)}. Pass them as **{{{keys[0]!r}: value}}."
@@ -168,8 +169,26 @@ def _free(wanted: str, taken: set[str]) -> str:
     return wanted
 
 
+def check_structure(path: str, value: object, spec: pytree.TreeSpec) -> None:
+    """Refuse an argument whose containers are not those of ``spec``.
+
+    A proxy of a symbolic trace passes: parts are taken out of it as eager's code does.
+
+    Raises:
+        InputStructureError: It is no proxy.
+    """
+    if not isinstance(value, Proxy):
+        raise structure_error(path, value, spec)
+
+
 def structure_error(path: str, value: object, spec: pytree.TreeSpec) -> InputStructureError:
     """Return the error for an argument whose containers are not those of ``spec``."""
+    if isinstance(value, Proxy):
+        return InputStructureError(
+            f"Argument {path!r} is a Proxy of a symbolic trace; expected "
+            f"{_describe_spec(spec)}, which cannot be taken apart without its values. Give one "
+            "with torch.fx.PH for each leaf in concrete_args."
+        )
     return InputStructureError(
         f"Argument {path!r} has another structure than the program was exported with: found "
         f"{_describe(value)}, expected {_describe_spec(spec)}. Pass the exported structure, or "
@@ -210,7 +229,7 @@ def _take_apart(
         wrong = f"{object_name(len)}({text}) != {len(children)}"
     is_other = f"{object_name(type)}({text}) is not {object_name(spec.type)}"
     yield f"if {is_other} or {wrong}:"
-    yield f"    raise {object_name(structure_error)}({path!r}, {text}, {object_name(spec)})"
+    yield f"    {object_name(check_structure)}({path!r}, {text}, {object_name(spec)})"
     keys = list(spec.context) if is_dict else list(range(len(children)))
     for key, child in zip(keys, children, strict=True):
         # Keys of other types than these are named as objects.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Node
+from torch.fx import Node, Proxy
 
 from lowerdeck.unflatten._torch_private import pytree
 from lowerdeck.unflatten.errors import InputStructureError
@@ -43,6 +43,12 @@ class UnflattenedModule(GeneratedModule):
         """Return the leaves of a call, through the adapter where the structure is another one."""
         signature: CallSignature = self.__dict__[PRIVATE].signature
         expected = signature.in_spec
+        if isinstance(args, Proxy):
+            raise InputStructureError(
+                "A symbolic trace gives all arguments of this module as one Proxy; found no way "
+                "to tell how many they are. Give concrete_args as a tuple with torch.fx.PH for "
+                "each."
+            )
         names = expected.child(1).context
         if kwargs and set(kwargs) == set(names):
             kwargs = {name: kwargs[name] for name in names}
