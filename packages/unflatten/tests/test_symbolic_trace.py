@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
-from torch.fx import PH, symbolic_trace
+from torch.fx import PH, symbolic_trace  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 from unflatten_comparison import FORMS, assert_equal, programs  # type: ignore[import-not-found]
 
@@ -66,8 +66,9 @@ class Counts(Model):
         y = self.norm(x)
         self.rows[0] = y[1].detach()
         self.rows.view(-1)[3] = 9.0
-        self._buffers["type_name"].add_(1)
-        return y + self.rows * self._buffers["type_name"] + self.plain
+        count: Any = self._buffers["type_name"]
+        count.add_(1)
+        return y + self.rows * count + self.plain
 
 
 X = torch.randn(2, 4)
@@ -86,7 +87,7 @@ def test_a_trace_with_and_without_concrete_arguments(form: str, preserved: tuple
     assert_equal(symbolic_trace(unflatten(program), concrete)(X, PARTS, 0.5), wanted)
     concrete["parts"] = pytree.tree_map(lambda _: PH, PARTS)
     assert_equal(symbolic_trace(unflatten(program), concrete)(X, PARTS, 0.5), wanted)
-    in_order = (PH, concrete["parts"], 0.5)
+    in_order: Any = (PH, concrete["parts"], 0.5)
     assert_equal(symbolic_trace(unflatten(program), in_order)(X, PARTS, 0.5), wanted)
 
 
@@ -166,7 +167,8 @@ class Takes(FlatArgsAdapter):
 
 def test_a_trace_goes_through_an_adapter_where_arguments_are_given_one_by_one() -> None:
     module = unflatten(export(nn.Sequential(nn.Linear(4, 4)), (X,)), Takes())
-    traced = symbolic_trace(module, (PH, PH))
+    leaves: Any = (PH, PH)
+    traced = symbolic_trace(module, leaves)
     assert_equal(traced(X, X), module(X, X))
     with pytest.raises(InputStructureError, match="concrete_args"):
         symbolic_trace(module)

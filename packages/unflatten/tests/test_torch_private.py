@@ -156,3 +156,15 @@ def test_module_state_is_what_the_constructor_sets() -> None:
             assert made[name] is not other[name]
         else:
             assert value is None or isinstance(value, (bool, int, str))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+@pytest.mark.parametrize("of_all", [False, True])
+def test_hooks_are_found_wherever_they_are_registered(kind: str, of_all: bool) -> None:
+    module = torch.nn.Linear(2, 2)
+    owner, prefix = (torch.nn.modules.module, "module_") if of_all else (module, "")
+    assert not private.has_hooks(module)
+    handle = getattr(owner, f"register_{prefix}{kind}_hook")(lambda *_: None)
+    assert private.has_hooks(module)
+    handle.remove()
+    assert not private.has_hooks(module)

@@ -15,6 +15,7 @@ from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.nn.modules import module as _all_modules
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "add_node",
     "buffers_of",
     "children_of",
+    "has_hooks",
     "module_state",
     "overload_name",
     "packet_name",
@@ -100,6 +102,20 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 def unsaved_buffers_of(module: torch.nn.Module) -> set[str]:
     """Return where ``module`` holds the names of its buffers that no state dict has."""
     return module._non_persistent_buffers_set
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a call of ``module`` runs any hook, of its own or of all modules."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _all_modules._global_forward_hooks
+        or _all_modules._global_forward_pre_hooks
+        or _all_modules._global_backward_hooks
+        or _all_modules._global_backward_pre_hooks
+    )
 
 
 def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:

@@ -14,10 +14,12 @@ from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
     buffers_of,
     children_of,
+    has_hooks,
     module_state,
     parameters_of,
 )
 from lowerdeck.unflatten.call_targets import OWN_NAMES, lookup
+from lowerdeck.unflatten.chosen_forms import call_in_form, forward_of
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.graph_record import (
     GraphRecord,
@@ -225,7 +227,7 @@ def class_with(
     """
     first, *others = functions
     namespace: dict[str, Any] = {
-        "forward": first,
+        "forward": forward_of(functions) if others else first,
         "__module__": base.__module__,
         "__doc__": base.__doc__,
         _MARK: True,
@@ -245,9 +247,8 @@ def _held(name: str) -> property:
 
 def _call_of(number: int, function: Function) -> Function:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks:
-            # torch runs hooks around ``forward`` only: let the form be a module for this call.
-            return self._form(number)(*args, **kwargs)
+        if has_hooks(self):
+            return call_in_form(self, number, args, kwargs)
         return function(self, *args, **kwargs)
 
     return call

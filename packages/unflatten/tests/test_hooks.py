@@ -1,0 +1,253 @@
+"""Every hook that torch offers sees and changes in an unflattened module what it does in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as registries
+from torch.utils import _pytree as pytree
+from unflatten_comparison import FORMS, assert_equal, programs  # type: ignore[import-not-found]
+
+from lowerdeck.unflatten import InterpreterModuleDispatcher, unflatten
+
+if TYPE_CHECKING:
+
+    class Model(nn.Module):
+        """A module whose attributes may be anything."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Model = nn.Module
+
+
+class Block(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, *, by: Any = 1.0) -> Any:
+        return self.fc(x) * by
+
+
+class Net(Model):
+    """Calls one child in two forms, one with a keyword and one with a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.step = Block(), Block()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.layers(self.block(x, by=x.exp()))
+        return self.step(self.step(x, by=0.5), by=0.25)
+
+
+PRESERVED = ("block", "step", "layers", "layers.0", "layers.1", "block.fc", "step.fc")
+PATHS = ("", "block", "step", "step.fc", "layers", "layers.0")
+X = torch.randn(2, 4)
+
+Log = list[Any]
+Register = Callable[[nn.Module, Log], list[Any]]
+
+
+def _own(register: str, **options: Any) -> Register:
+    def registered(module: nn.Module, log: Log) -> list[Any]:
+        names = {inner: name for name, inner in module.named_modules()}
+
+        def hook(inner: nn.Module, *found: Any) -> None:
+            # The object itself, as hooks keep what they collect by it.
+            log.append((register, names[inner], _copied(found)))
+
+        return [getattr(module.get_submodule(path), register)(hook, **options) for path in PATHS]
+
+    return registered
+
+
+def _global(register: str, **options: Any) -> Register:
+    def registered(module: nn.Module, log: Log) -> list[Any]:
+        names = {inner: name for name, inner in module.named_modules()}
+
+        def hook(inner: nn.Module, *found: Any) -> None:
+            log.append((register, names[inner], _copied(found)))
+
+        return [getattr(registries, register)(hook, **options)]
+
+    return registered
+
+
+def _copied(found: Any) -> Any:
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, found
+    )
+
+
+def _changes(module: nn.Module, log: Log) -> list[Any]:
+    step: Any = module.get_submodule("step")
+    return [
+        step.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
+        step.register_forward_hook(lambda _, args, result: result * args[0]),
+        step.register_full_backward_pre_hook(lambda _, grads: (grads[0] * 3,)),
+        step.register_full_backward_hook(lambda _, grads, __: (grads[0] * 2,)),
+    ]
+
+
+def _changes_with_keywords(module: nn.Module, log: Log) -> list[Any]:
+    block, step = (module.get_submodule(name) for name in ("block", "step"))
+
+    def scaled(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return args, {"by": kwargs["by"] * 3}
+
+    return [
+        block.register_forward_pre_hook(scaled, with_kwargs=True),
+        step.register_forward_hook(
+            lambda _, __, kwargs, result: result * kwargs["by"], with_kwargs=True
+        ),
+    ]
+
+
+def _changes_all(module: nn.Module, log: Log) -> list[Any]:
+    everywhere: Any = registries
+    return [
+        everywhere.register_module_forward_pre_hook(lambda _, args: (args[0] + 1,)),
+        everywhere.register_module_forward_hook(lambda _, __, result: result * 2),
+        everywhere.register_module_full_backward_pre_hook(lambda _, grads: (grads[0] * 3,)),
+        everywhere.register_module_full_backward_hook(lambda _, grads, __: (grads[0] * 2,)),
+    ]
+
+
+def _in_order(module: nn.Module, log: Log) -> list[Any]:
+    kinds = ("forward_pre", "forward", "full_backward_pre", "full_backward")
+    made = [
+        getattr(module.get_submodule("step"), f"register_{kind}_hook")(
+            lambda *_, said=(kind, number): log.append(said), prepend=number == 2
+        )
+        for kind in kinds
+        for number in range(3)
+    ]
+    # Those of all modules run before a module's own, whenever they were registered.
+    return [*made, *_global("register_module_forward_hook")(module, log)]
+
+
+def _fails(path: str, *, always_call: bool) -> Register:
+    def registered(module: nn.Module, log: Log) -> list[Any]:
+        def fail(*_: Any) -> None:
+            raise ValueError("failed")
+
+        return [
+            *_own("register_forward_hook", always_call=always_call)(module, log),
+            *_global("register_module_forward_hook", always_call=always_call)(module, log),
+            module.get_submodule(path).register_forward_pre_hook(fail),
+        ]
+
+    return registered
+
+
+HOOKS: dict[str, Register] = {
+    "forward": _own("register_forward_hook"),
+    "forward with keywords": _own("register_forward_hook", with_kwargs=True),
+    "before": _own("register_forward_pre_hook"),
+    "before with keywords": _own("register_forward_pre_hook", with_kwargs=True),
+    "backward": _own("register_full_backward_hook"),
+    "before backward": _own("register_full_backward_pre_hook"),
+    "all": _global("register_module_forward_hook"),
+    "all with keywords": _global("register_module_forward_hook", with_kwargs=True),
+    "all always": _global("register_module_forward_hook", with_kwargs=True, always_call=True),
+    "before all": _global("register_module_forward_pre_hook"),
+    "backward of all": _global("register_module_full_backward_hook"),
+    "before backward of all": _global("register_module_full_backward_pre_hook"),
+    "changes": _changes,
+    "changes with keywords": _changes_with_keywords,
+    "changes all": _changes_all,
+    "in order": _in_order,
+    **{
+        f"{path} fails, always_call={always}": _fails(path, always_call=always)
+        for path in ("block", "step", "step.fc")
+        for always in (False, True)
+    },
+}
+
+
+@contextmanager
+def _hooked(module: nn.Module, register: Register) -> Iterator[Log]:
+    log: Log = []
+    handles = register(module, log)
+    try:
+        yield log
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _log(module: nn.Module, register: Register) -> Log:
+    module.zero_grad()
+    x = X.clone().requires_grad_()
+    with _hooked(module, register) as log:
+        try:
+            result = module(x)
+        except ValueError as error:
+            log.append(str(error))
+        else:
+            result.sum().backward()
+            log.append((result.detach(), x.grad, [value.grad for value in module.parameters()]))
+    return log
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_hook_sees_and_changes_what_it_does_in_eager(form: str) -> None:
+    eager = Net()
+    options = {"forms": (form,), "preserve_module_call_signature": PRESERVED}
+    module: Any = unflatten(programs(eager, (X,), **options)[form])
+    assert isinstance(module.step, InterpreterModuleDispatcher)
+    for name, register in HOOKS.items():
+        found, wanted = _log(module, register), _log(eager, register)
+        assert len(found) == len(wanted), name
+        for one, other in zip(found, wanted, strict=True):
+            assert_equal(one, other)
+    assert_equal(_log(module, lambda *_: []), _log(eager, lambda *_: []))
+
+
+def test_threads_run_the_form_that_each_of_them_calls() -> None:
+    eager = Net()
+    module = unflatten(programs(eager, (X,), forms=("non-strict",))["non-strict"])
+    step = module.get_submodule("step")
+    again: list[Tensor] = []
+
+    def calls_again(_: nn.Module, args: Any, result: Tensor) -> None:
+        if len(again) < 40 and result.requires_grad:
+            with torch.no_grad():
+                again.append(module(args[0]))
+
+    def run(number: int) -> tuple[Tensor, Tensor]:
+        x = torch.full((2, 4), float(number))
+        return module(x), eager(x)
+
+    handle = step.register_forward_hook(calls_again)
+    with ThreadPoolExecutor(8) as pool:
+        for found, wanted in pool.map(run, range(64)):
+            assert_equal(found, wanted)
+    assert len(again) >= 40
+    handle.remove()
+
+
+def test_a_failed_call_leaves_no_form_chosen() -> None:
+    eager = Net()
+    module = unflatten(programs(eager, (X,), forms=("non-strict",))["non-strict"])
+    step = module.get_submodule("step")
+    wanted = step(X)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("failed")
+
+    for hook in (step.register_forward_pre_hook, step.register_forward_hook):
+        handle = hook(fail)
+        with pytest.raises(ValueError, match="failed"):
+            module(X)
+        handle.remove()
+        assert_equal(step(X), wanted)
