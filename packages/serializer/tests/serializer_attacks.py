@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from serializer_payloads import payload, relu  # type: ignore[import-not-found]
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
@@ -173,7 +174,10 @@ def named_alike(program: Program, _: ExecutionPlan, count: int) -> None:
 
 def one_blob_for_all(program: Program, plan: ExecutionPlan, count: int) -> None:
     """Many delegates of one blob, in which XNNPACK's operators are counted."""
-    program.backend_delegate_data = [BackendDelegateInlineData(xnnpack_blob(count))]
+    graph = relu()
+    # One table, as often as it is named.
+    graph["xnodes"] *= count
+    program.backend_delegate_data = [BackendDelegateInlineData(payload(graph))]
     plan.delegates = [
         BackendDelegate(
             "XnnpackBackend",
@@ -182,17 +186,6 @@ def one_blob_for_all(program: Program, plan: ExecutionPlan, count: int) -> None:
         )
         for _ in range(count)
     ]
-
-
-def xnnpack_blob(nodes: int) -> bytes:
-    """Return what our report takes for an XNNPACK graph of many nodes, all of them one table."""
-    blob = bytearray(struct.pack("<I4sHII", 0, b"XH00", 30, 32, 0).ljust(32, b"\0"))
-    # Root offset, vtable of the graph, the graph, its nodes, the one node and its vtable.
-    blob += struct.pack("<I4H", 12, 8, 8, 0, 4)
-    blob += struct.pack("<iI", 8, 4)
-    blob += struct.pack("<I", nodes)
-    blob += b"".join(struct.pack("<I", 4 * (nodes - i)) for i in range(nodes))
-    return bytes(blob + struct.pack("<i", -8) + b"\1\0\0\0" + struct.pack("<3H", 6, 8, 4))
 
 
 def many_methods(program: Program, _: ExecutionPlan, count: int) -> None:

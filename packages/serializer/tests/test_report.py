@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serializer_payloads import (  # type: ignore[import-not-found]
+    convolution,
+    payload,
+)
+from serializer_payloads import program as delegated
 
 from lowerdeck.serializer import (
     AllocationDetails,
@@ -285,6 +290,21 @@ def test_any_blob_has_a_preview(blob: bytes) -> None:
 @given(st.binary(min_size=32, max_size=200))
 def test_a_broken_xnnpack_blob_has_no_operators(tail: bytes) -> None:
     html_report(small_program(blob=b"\0\0\0\0XH00" + tail))
+
+
+def test_an_xnnpack_delegate_shows_its_nodes_with_types_and_sizes() -> None:
+    page = data_of(html_report(delegated(payload(convolution(), bytes(64)))))
+    (delegate,) = page["file"]["methods"][0]["delegates"]
+    assert delegate["ops"] == [["Conv2d", 1]]
+    assert page["file"]["texts"][delegate["graph"]] == (
+        "Conv2d(qint8[1, 4, 4, 3], qcint8[2, 3, 3, 3] constant, qcint32[2] constant) -> "
+        "qint8[1, 4, 4, 2]"
+    )
+
+
+def test_a_delegate_that_is_not_xnnpacks_shows_no_nodes() -> None:
+    (delegate,) = data_of(html_report(delegated(b"text")))["file"]["methods"][0]["delegates"]
+    assert (delegate["ops"], delegate["graph"]) == ([], -1)
 
 
 def test_a_hex_dump_shows_offset_bytes_and_letters() -> None:

@@ -99,6 +99,16 @@ from lowerdeck.serializer.schema import (
 from lowerdeck.serializer.storage import FileRange
 from lowerdeck.serializer.verify import verify_pte
 from lowerdeck.serializer.write import serialize_pte, write_pte
+from lowerdeck.serializer.xnnpack.graph import (
+    XnnConstant,
+    XnnGraph,
+    XnnNode,
+    XnnQuantization,
+    XnnValue,
+)
+from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
+from lowerdeck.serializer.xnnpack.payload import decode_payload
+from lowerdeck.serializer.xnnpack.verify import verify_payload
 
 __all__ = [
     # Writing and reading
@@ -135,6 +145,16 @@ __all__ = [
     "html_page",
     # Kernels
     "kernel_names",
+    # XNNPACK's payloads
+    "decode_payload",
+    "verify_payload",
+    "XnnGraph",
+    "XnnValue",
+    "XnnQuantization",
+    "XnnConstant",
+    "XnnNode",
+    "XnnOperator",
+    "XnnDatatype",
     # Named data
     "NamedDataStore",
     "NamedDataStoreOutput",

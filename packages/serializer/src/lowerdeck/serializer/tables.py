@@ -31,7 +31,7 @@ from lowerdeck.serializer.limits import (
     SHORT_LIST,
     SLOT_COST,
 )
-from lowerdeck.serializer.wire import SCALAR_SIZES, Field
+from lowerdeck.serializer.wire import SCALAR_CODES, SCALAR_SIZES, Field
 
 _unpack_i32 = struct.Struct("<i").unpack_from
 _unpack_u32 = struct.Struct("<I").unpack_from
@@ -115,7 +115,7 @@ class TableReader:
         self._leaves: dict[tuple[int, str], tuple[Any, ...]] = {}
         self._vectors: dict[str, list[Callable[..., tuple[Any, ...]]]] = {
             code: [struct.Struct(f"<{count}{code}").unpack_from for count in range(24)]
-            for code in "iBqQd?"
+            for code in "iIBqQfd?"
         }
         self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
 
@@ -376,7 +376,9 @@ class TableReader:
 
 # Bytes of a number that no other vector shares, and of its place in the tuple that is kept.
 _ELEMENT_COST = 40
-_VECTOR_CODES = {"i32": "i", "u8": "B", "i64": "q", "u64": "Q", "f64": "d", "bool": "?"}
+_VECTOR_CODES = {
+    kind: SCALAR_CODES[kind] for kind in ("i32", "u32", "u8", "i64", "u64", "f32", "f64", "bool")
+}
 
 
 def root_position(data: memoryview) -> int:

@@ -20,8 +20,10 @@ from lowerdeck.serializer.storage import resident_view, storage_size
 from lowerdeck.serializer.table_count import count_tables
 from lowerdeck.serializer.verify_chains import ChainVerifier, is_constant
 from lowerdeck.serializer.verify_values import StoredData, ValueVerifier
-from lowerdeck.serializer.verify_xnnpack import BACKEND, XnnpackVerifier
 from lowerdeck.serializer.write import MIN_FILE_SIZE
+from lowerdeck.serializer.xnnpack.graph import XnnGraph
+from lowerdeck.serializer.xnnpack.payload import BACKEND, decode_payload
+from lowerdeck.serializer.xnnpack.verify import verify_payload
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -77,7 +79,7 @@ class ProgramVerifier:
         self._program = program
         self._max_tables = max_tables
         self._decoder = file.decoder
-        self._payloads: dict[int, XnnpackVerifier] = {}
+        self._payloads: dict[int, XnnGraph] = {}
         self._named = {entry.key: storage_size(entry.data) for entry in program.named_data}
 
     def verify(self) -> schema.Program:
@@ -162,7 +164,7 @@ class ProgramVerifier:
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
 
-    def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnpackVerifier | None:
+    def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnGraph | None:
         """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""
         delegate = plan.delegates[number]
         blobs = self._program.backend_delegate_data
@@ -171,12 +173,12 @@ class ProgramVerifier:
             return None
         if index not in self._payloads:
             try:
-                self._payloads[index] = XnnpackVerifier(
-                    resident_view(blobs[index].data), self._named
-                )
+                graph = decode_payload(resident_view(blobs[index].data))
+                verify_payload(graph, self._named)
             except FormatError as error:
                 field = f"method {plan.name!r}.delegates[{number}]"
                 raise ContentError(str(error), field=field) from error
+            self._payloads[index] = graph
         return self._payloads[index]
 
     def _constants(self) -> StoredData:

@@ -16,7 +16,8 @@ from lowerdeck.serializer.kernel_signatures import (
     kernel_signatures,
 )
 from lowerdeck.serializer.verify_views import View, views_of
-from lowerdeck.serializer.verify_xnnpack import XnnpackVerifier
+from lowerdeck.serializer.xnnpack.graph import XnnGraph
+from lowerdeck.serializer.xnnpack.verify import verify_call
 
 _NUMBERS = (schema.Int, schema.Double, schema.Bool)
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -130,7 +131,7 @@ class ChainVerifier:
         self,
         plan: schema.ExecutionPlan,
         position: Callable[[int, int], int],
-        payloads: Sequence[XnnpackVerifier | None],
+        payloads: Sequence[XnnGraph | None],
     ) -> None:
         """Make a verifier.
 
@@ -342,7 +343,7 @@ class ChainVerifier:
         payload = self._payloads[call.delegate_index]
         if payload is not None:
             try:
-                payload.verify_call([self._plan.values[index].val for index in call.args])
+                verify_call(payload, [self._plan.values[index].val for index in call.args])
             except ContentError as error:
                 self._refuse(error.reason)
 

@@ -7,6 +7,7 @@ before it).
 
 from __future__ import annotations
 
+from struct import calcsize
 from typing import NamedTuple
 
 FILE_IDENTIFIER = b"ET12"
@@ -16,13 +17,15 @@ SCALAR_CODES = {
     "u8": "B",
     "i8": "b",
     "bool": "?",
+    "i16": "h",
     "i32": "i",
     "u32": "I",
     "i64": "q",
     "u64": "Q",
+    "f32": "f",
     "f64": "d",
 }
-SCALAR_SIZES = {"u8": 1, "i8": 1, "bool": 1, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "f64": 8}
+SCALAR_SIZES = {kind: calcsize(f"<{code}") for kind, code in SCALAR_CODES.items()}
 
 # Members of the unions, in the order of their numbers (0 is NONE).
 KERNEL_TYPES = (
@@ -71,74 +74,77 @@ class Field(NamedTuple):
         return SCALAR_SIZES.get(self.kind, 4)
 
 
-def _fields(text: str) -> tuple[Field, ...]:
+def parse_fields(text: str) -> tuple[Field, ...]:
+    """Return the fields of a table, written ``name:kind`` and in the order of their ids."""
     return tuple(Field(*part.split(":")) for part in text.split())
 
 
 PROGRAM_TABLES: dict[str, tuple[Field, ...]] = {
-    "Program": _fields(
+    "Program": parse_fields(
         "version:u32 execution_plan:[ExecutionPlan] constant_buffer:[Buffer]"
         " backend_delegate_data:[BackendDelegateInlineData] segments:[DataSegment]"
         " constant_segment:SubsegmentOffsets mutable_data_segments:[SubsegmentOffsets]"
         " named_data:[NamedData]"
     ),
-    "ExecutionPlan": _fields(
+    "ExecutionPlan": parse_fields(
         "name:str container_meta_type:ContainerMetadata values:[EValue] inputs:[i32]"
         " outputs:[i32] chains:[Chain] operators:[Operator] delegates:[BackendDelegate]"
         " non_const_buffer_sizes:[i64] non_const_buffer_device:[NonConstBufferDevice]"
     ),
-    "ContainerMetadata": _fields("encoded_inp_str:str encoded_out_str:str"),
-    "EValue": _fields("val_type:u8 val:union"),
+    "ContainerMetadata": parse_fields("encoded_inp_str:str encoded_out_str:str"),
+    "EValue": parse_fields("val_type:u8 val:union"),
     "Null": (),
-    "Int": _fields("int_val:i64"),
-    "Bool": _fields("bool_val:bool"),
-    "Double": _fields("double_val:f64"),
-    "String": _fields("string_val:str"),
-    "IntList": _fields("items:[i64]"),
-    "DoubleList": _fields("items:[f64]"),
-    "BoolList": _fields("items:[bool]"),
-    "TensorList": _fields("items:[i32]"),
-    "OptionalTensorList": _fields("items:[i32]"),
-    "Tensor": _fields(
+    "Int": parse_fields("int_val:i64"),
+    "Bool": parse_fields("bool_val:bool"),
+    "Double": parse_fields("double_val:f64"),
+    "String": parse_fields("string_val:str"),
+    "IntList": parse_fields("items:[i64]"),
+    "DoubleList": parse_fields("items:[f64]"),
+    "BoolList": parse_fields("items:[bool]"),
+    "TensorList": parse_fields("items:[i32]"),
+    "OptionalTensorList": parse_fields("items:[i32]"),
+    "Tensor": parse_fields(
         "scalar_type:i8 storage_offset:i32 sizes:[i32] dim_order:[u8] requires_grad:bool"
         " data_buffer_idx:u32 allocation_info:AllocationDetails layout:i8 shape_dynamism:i8"
         " extra_tensor_info:ExtraTensorInfo"
     ),
-    "AllocationDetails": _fields("memory_id:u32 memory_offset_low:u32 memory_offset_high:u32"),
-    "ExtraTensorInfo": _fields(
+    "AllocationDetails": parse_fields(
+        "memory_id:u32 memory_offset_low:u32 memory_offset_high:u32"
+    ),
+    "ExtraTensorInfo": parse_fields(
         "mutable_data_segments_idx:u64 fully_qualified_name:str location:i8 device_type:i8"
         " device_index:i8"
     ),
-    "Operator": _fields("name:str overload:str"),
-    "Chain": _fields(
+    "Operator": parse_fields("name:str overload:str"),
+    "Chain": parse_fields(
         "inputs:[i32] outputs:[i32] instructions:[Instruction] stacktrace:[FrameList]"
     ),
-    "Instruction": _fields("instr_args_type:u8 instr_args:union"),
-    "KernelCall": _fields("op_index:i32 args:[i32]"),
-    "DelegateCall": _fields("delegate_index:i32 args:[i32]"),
-    "MoveCall": _fields("move_from:i32 move_to:i32"),
-    "JumpFalseCall": _fields("cond_value_index:i32 destination_instruction:i32"),
-    "FreeCall": _fields("value_index:i32"),
-    "FrameList": _fields("items:[Frame]"),
-    "Frame": _fields("filename:str lineno:i32 name:str context:str"),
-    "BackendDelegate": _fields(
+    "Instruction": parse_fields("instr_args_type:u8 instr_args:union"),
+    "KernelCall": parse_fields("op_index:i32 args:[i32]"),
+    "DelegateCall": parse_fields("delegate_index:i32 args:[i32]"),
+    "MoveCall": parse_fields("move_from:i32 move_to:i32"),
+    "JumpFalseCall": parse_fields("cond_value_index:i32 destination_instruction:i32"),
+    "FreeCall": parse_fields("value_index:i32"),
+    "FrameList": parse_fields("items:[Frame]"),
+    "Frame": parse_fields("filename:str lineno:i32 name:str context:str"),
+    "BackendDelegate": parse_fields(
         "id:str processed:BackendDelegateDataReference compile_specs:[CompileSpec]"
     ),
-    "BackendDelegateDataReference": _fields("location:i8 index:u32"),
-    "CompileSpec": _fields("key:str value:bytes"),
-    "Buffer": _fields("storage:bytes"),
-    "BackendDelegateInlineData": _fields("data:bytes"),
-    "DataSegment": _fields("offset:u64 size:u64"),
-    "SubsegmentOffsets": _fields("segment_index:u32 offsets:[u64]"),
-    "NamedData": _fields("key:str segment_index:u32"),
-    "NonConstBufferDevice": _fields("buffer_idx:i32 device_type:i8 device_index:i8"),
+    "BackendDelegateDataReference": parse_fields("location:i8 index:u32"),
+    "CompileSpec": parse_fields("key:str value:bytes"),
+    "Buffer": parse_fields("storage:bytes"),
+    "BackendDelegateInlineData": parse_fields("data:bytes"),
+    "DataSegment": parse_fields("offset:u64 size:u64"),
+    "SubsegmentOffsets": parse_fields("segment_index:u32 offsets:[u64]"),
+    "NamedData": parse_fields("key:str segment_index:u32"),
+    "NonConstBufferDevice": parse_fields("buffer_idx:i32 device_type:i8 device_index:i8"),
 }
 """The tables of a `.pte` file; the root is ``Program``."""
 
 EXTERNAL_TABLES: dict[str, tuple[Field, ...]] = {
-    "FlatTensor": _fields("version:u32 segments:[DataSegment] named_data:[NamedData]"),
-    "DataSegment": _fields("offset:u64 size:u64"),
-    "NamedData": _fields("key:str segment_index:u32 tensor_layout:TensorLayout"),
-    "TensorLayout": _fields("scalar_type:i8 sizes:[i32] dim_order:[u8]"),
+    "FlatTensor": parse_fields("version:u32 segments:[DataSegment] named_data:[NamedData]"),
+    "DataSegment": parse_fields("offset:u64 size:u64"),
+    "NamedData": parse_fields("key:str segment_index:u32 tensor_layout:TensorLayout"),
+    "TensorLayout": parse_fields("scalar_type:i8 sizes:[i32] dim_order:[u8]"),
 }
 """The tables of a `.ptd` file; the root is ``FlatTensor``."""

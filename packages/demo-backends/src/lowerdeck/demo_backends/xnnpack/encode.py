@@ -10,9 +10,7 @@ import flatbuffers
 
 from lowerdeck.demo_backends.xnnpack.schema import (
     FLOAT32,
-    LAYOUTS,
     Constant,
-    FieldType,
     Graph,
     Node,
     Value,
@@ -70,17 +68,17 @@ def _flatbuffer(graph: Graph) -> bytes:
 
 
 def _node(builder: flatbuffers.Builder, node: Node) -> int:
-    layout = LAYOUTS[node.kind]
+    fields = node.kind.fields
     vectors = {
         name: _vector(builder, cast("tuple[int, ...]", node.fields[name]))
-        for name, kind in layout
-        if kind is FieldType.U32_VECTOR
+        for name, kind in fields
+        if kind == "[u32]"
     }
-    builder.StartObject(len(layout))
-    for slot, (name, kind) in enumerate(layout):
-        if kind is FieldType.U32_VECTOR:
+    builder.StartObject(len(fields))
+    for slot, (name, kind) in enumerate(fields):
+        if kind == "[u32]":
             builder.PrependUOffsetTRelativeSlot(slot, vectors[name], 0)
-        elif kind is FieldType.F32:
+        elif kind == "f32":
             builder.PrependFloat32Slot(slot, node.fields.get(name, 0.0), 0.0)
         else:
             builder.PrependUint32Slot(slot, node.fields.get(name, 0), 0)

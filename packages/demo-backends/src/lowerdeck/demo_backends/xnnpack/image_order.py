@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lowerdeck.demo_backends.xnnpack.layout import Layout, conversion
-from lowerdeck.demo_backends.xnnpack.schema import Graph, Node, NodeKind
+from lowerdeck.demo_backends.xnnpack.schema import NodeKind
+from lowerdeck.serializer import XnnGraph, XnnNode
 
 _MAKES_IMAGES = frozenset(
     {
@@ -17,10 +18,9 @@ _MAKES_IMAGES = frozenset(
 _MAKES_NONE = frozenset(
     {NodeKind.STATIC_RESHAPE, NodeKind.FULLY_CONNECTED, NodeKind.BATCH_MATRIX_MULTIPLY}
 )
-_INPUTS = ("input_id", "input1_id", "input2_id", "input3_id", "input4_id", "input5_id")
 
 
-def images(graph: Graph) -> frozenset[int]:
+def images(graph: XnnGraph, channels_last: Collection[int]) -> frozenset[int]:
     """Return the ids of the values that lie with channels last.
 
     A payload does not say it: convolutions and pools make images, transpositions turn them, and
@@ -29,22 +29,22 @@ def images(graph: Graph) -> frozenset[int]:
 
     Args:
         graph: The payload's graph.
+        channels_last: Positions of the arguments that the program holds with channels last.
     """
-    found = {v.id for v in graph.values if v.external_id in graph.channels_last and v.flags}
+    found = {value.id for value in graph.values if value.external_id in channels_last}
     for node in graph.nodes:
-        output = node.fields["output_id"]
-        if isinstance(output, int) and _makes_image(node, found):
-            found.add(output)
+        if _makes_image(node, found):
+            found.update(node.outputs)
     return frozenset(found)
 
 
-def _makes_image(node: Node, known: Collection[int]) -> bool:
-    if node.kind in _MAKES_IMAGES:
+def _makes_image(node: XnnNode, known: Collection[int]) -> bool:
+    if node.operator in _MAKES_IMAGES:
         return True
-    if node.kind in _MAKES_NONE:
+    if node.operator in _MAKES_NONE:
         return False
-    turned = any(node.fields.get(name) in known for name in _INPUTS)
-    permutation = node.fields.get("perm")
+    turned = any(one in known for one in node.inputs)
+    permutation = node.parameters.get("perm")
     if isinstance(permutation, tuple):
         to_image = conversion(len(permutation), Layout.CHANNELS_LAST)
         return not turned and len(permutation) > 3 and tuple(permutation) == to_image

@@ -5,30 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.demo_backends.tensor_data import view_tensor
-from lowerdeck.demo_backends.xnnpack.decode import decode
+from lowerdeck.demo_backends.xnnpack.encode import LAYOUT_MARK
 from lowerdeck.demo_backends.xnnpack.image_order import images
 from lowerdeck.demo_backends.xnnpack.kernels import IGNORE_RANGE, KERNELS
 from lowerdeck.demo_backends.xnnpack.layout import Layout, conversion
-from lowerdeck.demo_backends.xnnpack.schema import (
-    CONCATENATE_KINDS,
-    EXTERNAL_INPUT,
-    EXTERNAL_OUTPUT,
-    NONE,
-    Graph,
-    Node,
-    Value,
+from lowerdeck.demo_backends.xnnpack.schema import EXTERNAL_INPUT, EXTERNAL_OUTPUT
+from lowerdeck.serializer import (
+    CompileSpec,
+    FormatError,
+    XnnConstant,
+    XnnDatatype,
+    XnnGraph,
+    XnnNode,
+    XnnValue,
+    decode_payload,
+    verify_payload,
 )
-from lowerdeck.serializer import CompileSpec
 
 _FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
-_INPUTS = ("input_id", "input1_id", "filter_id", "bias_id", "input2_id")
-_JOINED = ("input1_id", "input2_id", "input3_id", "input4_id", "input5_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,17 @@ class LoadedPayload:
         constants: The tensors of its constant values, by id.
         inputs: The values that the caller fills; ``external_id`` is their position.
         outputs: The values that it returns, in order.
+        channels_last: Positions of the arguments that the program holds with channels last. The
+            official runtime sees it from the program's tensors; for us the compiler writes it
+            into the version's text.
         images: Ids of the values that lie with channels last.
     """
 
-    graph: Graph
+    graph: XnnGraph
     constants: Mapping[int, torch.Tensor]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[XnnValue, ...]
+    outputs: tuple[XnnValue, ...]
+    channels_last: frozenset[int] = frozenset()
     images: frozenset[int] = frozenset()
 
     @property
@@ -78,22 +81,25 @@ class XnnpackRuntime:
             BlobError: The blob is truncated, damaged, of another version, inconsistent, or its
                 weights are not what it says.
         """
-        graph, segment = decode(blob)
+        graph = _checked(blob, {key: len(data) for key, data in named_data.items()})
         constants = {
-            value.id: _constant(graph, value, segment, named_data)
+            value.id: _tensor(graph, value, value.constant, named_data)
             for value in graph.values
             if value.constant
         }
         inputs = [value for value in graph.values if value.flags == EXTERNAL_INPUT]
         outputs = [value for value in graph.values if value.flags == EXTERNAL_OUTPUT]
-        outputs.sort(key=lambda value: value.external_id)
+        outputs.sort(key=_position)
         _check_order(graph, {*constants, *(value.id for value in inputs)})
         first = graph.num_externs - len(outputs)
         if [value.external_id for value in outputs] != list(range(first, graph.num_externs)):
             raise BlobError("the outputs are not the last arguments of the call")
-        if any(value.external_id >= first for value in inputs):
+        if any(_position(value) >= first for value in inputs):
             raise BlobError("an input stands among the outputs")
-        return LoadedPayload(graph, constants, tuple(inputs), tuple(outputs), images(graph))
+        last = _channels_last(graph.version)
+        return LoadedPayload(
+            graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)
+        )
 
     def input_count(self, handle: LoadedPayload) -> int:
         """Return how many inputs a payload takes."""
@@ -139,25 +145,25 @@ class XnnpackRuntime:
             )
         values = dict(handle.constants)
         for value in handle.inputs:
-            given = inputs[value.external_id]
+            given = inputs[_position(value)]
             if not isinstance(given, torch.Tensor) or given.dtype != torch.float32:
                 raise DelegateInputError(
                     f"input {value.external_id} must be a float32 tensor, found "
                     f"{getattr(given, 'dtype', type(given).__name__)}"
                 )
-            last = value.external_id in handle.graph.channels_last
+            last = value.external_id in handle.channels_last
             values[value.id] = _arranged(given, Layout.CHANNELS_LAST) if last else given
         for node in handle.graph.nodes:
             start = time.perf_counter_ns()
             result = _run(node, values)
-            output = cast("int", node.fields["output_id"])
+            (output,) = node.outputs
             values[output] = result
             end = time.perf_counter_ns()
             shown = _arranged(result, Layout.PLAIN) if output in handle.images else result
             log(node.debug_handle, start, end, (shown,))
         return [
             _arranged(values[value.id], Layout.PLAIN)
-            if value.external_id in handle.graph.channels_last
+            if value.external_id in handle.channels_last
             else values[value.id]
             for value in handle.outputs
         ]
@@ -172,48 +178,73 @@ def _no_log(*_: object) -> None:
     """Drop a report."""
 
 
-def _run(node: Node, values: Mapping[int, torch.Tensor]) -> torch.Tensor:
+def _run(node: XnnNode, values: Mapping[int, torch.Tensor]) -> torch.Tensor:
     try:
-        result = KERNELS[node.kind](node.fields, [values[one] for one in _input_ids(node)])
-        if node.output_range is not None and node.kind not in IGNORE_RANGE:
+        result = KERNELS[node.operator](node.parameters, [values[one] for one in node.inputs])
+        if node.output_range is not None and node.operator not in IGNORE_RANGE:
             result = result.clamp(*node.output_range)
     except _FAULTS as error:
         raise DelegateRunError(
-            f"{node.kind.name} (debug identifier {node.debug_handle}): {error}"
+            f"{node.operator.label} (debug identifier {node.debug_handle}): {error}"
         ) from error
     return result
 
 
-def _input_ids(node: Node) -> list[int]:
-    names: Sequence[str] = _INPUTS
-    if node.kind in CONCATENATE_KINDS:
-        names = _JOINED[: CONCATENATE_KINDS.index(node.kind) + 2]
-    ids = [cast("int", node.fields[name]) for name in names if name in node.fields]
-    return [one for one in ids if one != NONE]
+def _position(value: XnnValue) -> int:
+    return -1 if value.external_id is None else value.external_id
 
 
-def _check_order(graph: Graph, known: set[int]) -> None:
-    """Refuse a graph whose nodes read what is not there yet, or write what is there already."""
+def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
+    """Return a payload's graph, which the official runtime survives and this one can compute."""
+    try:
+        graph = decode_payload(blob)
+        _check_computable(graph)
+        verify_payload(graph, named)
+    except FormatError as error:
+        raise BlobError(str(error)) from error
+    return graph
+
+
+def _check_computable(graph: XnnGraph) -> None:
+    for value in graph.values:
+        quantised = value.quantization is not None or value.dynamic_dtype
+        if value.dtype is not XnnDatatype.FP32 or quantised:
+            raise BlobError(
+                f"value {value.id} is {value.dtype.name}{', quantised' * bool(quantised)}, which "
+                "this runtime does not compute: it is a reference for float32 graphs. Run the "
+                "file in the official runtime"
+            )
     for node in graph.nodes:
-        missing = [one for one in _input_ids(node) if one not in known]
+        if node.operator not in KERNELS:
+            raise BlobError(
+                f"this runtime does not compute {node.operator.label}: it is a reference for the "
+                "payloads of this package. Run the file in the official runtime"
+            )
+
+
+def _channels_last(version: str) -> frozenset[int]:
+    _, mark, positions = version.partition(LAYOUT_MARK)
+    words = positions.split(" ")[1:] if mark else []
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise BlobError(f"the version's text {version[:60]!r} does not list positions")
+    return frozenset(map(int, words))
+
+
+def _check_order(graph: XnnGraph, known: set[int]) -> None:
+    """Refuse a graph whose nodes do not stand in an order in which they can run."""
+    for node in graph.nodes:
+        missing = [one for one in node.inputs if one not in known]
         if missing:
             raise BlobError(
-                f"{node.kind.name} reads value {missing[0]}, which nothing has written"
+                f"{node.operator.label} reads value {missing[0]}, which nothing has written"
             )
-        output = cast("int", node.fields["output_id"])
-        if output in known or output == NONE:
-            raise BlobError(f"{node.kind.name} writes value {output}, which is written already")
-        known.add(output)
-    for value in graph.values:
-        if value.flags == EXTERNAL_OUTPUT and value.id not in known:
-            raise BlobError(f"nothing writes the output value {value.id}")
+        known.update(node.outputs)
 
 
-def _constant(
-    graph: Graph, value: Value, segment: memoryview, named_data: Mapping[str, memoryview]
+def _tensor(
+    graph: XnnGraph, value: XnnValue, constant: XnnConstant, named_data: Mapping[str, memoryview]
 ) -> torch.Tensor:
-    constant = graph.constants[value.constant]
-    if constant.key:
+    if constant.key is not None:
         if constant.key not in named_data:
             raise BlobError(
                 f"the named data has no entry {constant.key}: was the blob taken out of its file, "
@@ -221,8 +252,8 @@ def _constant(
             )
         data = named_data[constant.key]
     else:
-        data = segment[constant.offset : constant.offset + constant.size]
+        data = graph.constant_data[constant.offset : constant.offset + constant.size]
     try:
-        return view_tensor(data, torch.float32, value.dims)
+        return view_tensor(data, torch.float32, value.shape)
     except ValueError as error:
-        raise BlobError(f"constant {value.constant}: {error}") from error
+        raise BlobError(f"the constant {value.id}: {error}") from error

@@ -21,7 +21,7 @@ def file_entry(program: Program, placement: Placement | None, title: str) -> dic
         title: What to call it.
     """
     texts, frames = Interned[str](), Interned[Frame]()
-    delegates = DelegateEntries(program)
+    delegates = DelegateEntries(program, texts)
     methods = [method_entry(plan, delegates, texts, frames) for plan in program.execution_plan]
     return {
         "title": title,

@@ -7,25 +7,28 @@ from typing import Any
 
 from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.report.xnnpack import xnnpack_nodes
+from lowerdeck.serializer.report.operators import operators_inside
+from lowerdeck.serializer.report.texts import Interned
 from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program
 from lowerdeck.serializer.storage import resident_view, storage_size
 
 _PREVIEW_TEXT = 4096
 _PREVIEW_BYTES = 256
-_Seen = dict[int, tuple[memoryview, list[list[str | int]], dict[str, Any]]]
+_Seen = dict[int, tuple[memoryview, dict[str, Any]]]
 
 
 class DelegateEntries:
     """Makes what the page shows of delegates; bytes that many delegates share are read once."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, texts: Interned[str]) -> None:
         """Start with nothing read.
 
         Args:
             program: The program that holds the bytes.
+            texts: Where texts are kept.
         """
         self._program = program
+        self._texts = texts
         self._seen: _Seen = {}
 
     def entry(self, delegate: BackendDelegate, calls: int) -> dict[str, Any]:
@@ -36,8 +39,9 @@ class DelegateEntries:
             calls: How many instructions call it.
 
         Returns:
-            Backend, size, calls, compile specs, the operators inside where the blob tells them,
-            and the beginning of the blob as text or as a hex dump.
+            Backend, size, calls, compile specs, the operators inside where the blob tells them
+            (how often each, and the number of a text that lists them), and the beginning of the
+            blob as text or as a hex dump.
         """
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index
@@ -45,8 +49,7 @@ class DelegateEntries:
         view = resident_view(blob)
         # Blobs of one place in a file are one view, whatever their indices.
         if id(view) not in self._seen:
-            self._seen[id(view)] = view, xnnpack_nodes(view), blob_preview(view)
-        _, operators, preview = self._seen[id(view)]
+            self._seen[id(view)] = view, self._look(view)
         return {
             "id": clip(delegate.id),
             "calls": calls,
@@ -55,8 +58,15 @@ class DelegateEntries:
                 {"key": clip(spec.key), "value": _spec_text(spec)}
                 for spec in delegate.compile_specs
             ],
+            **self._seen[id(view)][1],
+        }
+
+    def _look(self, view: memoryview) -> dict[str, Any]:
+        operators, lines = operators_inside(view)
+        return {
             "ops": operators,
-            "preview": preview,
+            "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
+            "preview": blob_preview(view),
         }
 
 

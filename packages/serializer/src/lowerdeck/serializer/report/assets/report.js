@@ -20,6 +20,7 @@ function operatorsSection(method) {
 
 function delegatesSection(method) {
   const { delegates } = method.data;
+  const graphOf = (delegate) => method.file.texts[delegate.graph];
   const inside = (delegate) => {
     const specs = delegate.specs.length
       ? h("ul", {}, delegate.specs.map((spec) => h("li", {}, named(spec.key), " = ", h("code", {}, spec.value))))
@@ -27,6 +28,7 @@ function delegatesSection(method) {
     const preview = delegate.preview.text ?? delegate.preview.hex;
     return [
       delegate.ops.length ? h("p", {}, "operators inside: ", named(delegate.ops.map(([name, times]) => `${times} × ${name}`).join(", "))) : null,
+      delegate.graph >= 0 ? h("pre", { class: "graph", tabindex: "0" }, graphOf(delegate)) : null,
       h("p", {}, specs),
       preview ? h("pre", { tabindex: "0" }, preview + (delegate.preview.more ? "\n…" : "")) : null,
     ];
@@ -47,7 +49,7 @@ function delegatesSection(method) {
   return {
     filter: (query) => {
       items.forEach((item, index) => {
-        const text = `${delegates[index].id} ${delegates[index].ops.join(" ")} ${delegates[index].preview.text ?? ""}`;
+        const text = `${delegates[index].id} ${delegates[index].ops.join(" ")} ${graphOf(delegates[index]) ?? ""} ${delegates[index].preview.text ?? ""}`;
         item.hidden = !wordsOf(query).every((word) => text.toLowerCase().includes(word));
       });
     },

@@ -1,0 +1,193 @@
+"""The tables of an XNNPACK payload: what its nodes compute and its values hold.
+
+Facts: the schema that ExecuTorch 1.4.1 publishes and reads (identifiers ``XN00`` and ``XN01``).
+The numbers of union members and the order of fields are part of the format and never change.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from lowerdeck.serializer.wire import Field, parse_fields
+
+_UNARY = "input_id:u32 output_id:u32 flags:u32"
+_NODE_TABLES: dict[str, tuple[Field, ...]] = {
+    name: parse_fields(text)
+    for name, text in {
+        "Unary": _UNARY,
+        "Binary": "input1_id:u32 input2_id:u32 output_id:u32 flags:u32",
+        "Concatenate": "axis:u32 input1_id:u32 input2_id:u32 input3_id:u32 input4_id:u32"
+        " output_id:u32 flags:u32 input5_id:u32",
+        "FullyConnected": "input1_id:u32 filter_id:u32 bias_id:u32 output_id:u32 flags:u32",
+        "Convolution": "padding_top:u32 padding_right:u32 padding_bottom:u32 padding_left:u32"
+        " kernel_height:u32 kernel_width:u32 subsampling_height:u32 subsampling_width:u32"
+        " dilation_height:u32 dilation_width:u32 group_input_channels:u32"
+        " group_output_channels:u32 groups:u32 adjustment_height:u32 adjustment_width:u32"
+        " input1_id:u32 filter_id:u32 bias_id:u32 output_id:u32 flags:u32",
+        "Pooling": "padding_top:u32 padding_right:u32 padding_bottom:u32 padding_left:u32"
+        " pooling_height:u32 pooling_width:u32 stride_height:u32 stride_width:u32"
+        f" dilation_height:u32 dilation_width:u32 {_UNARY}",
+        "ArgMax": "padding_top:u32 padding_right:u32 padding_bottom:u32 padding_left:u32"
+        " pooling_height:u32 pooling_width:u32 input_id:u32 output_value_id:u32"
+        " output_index_id:u32 flags:u32",
+        "Transpose": f"num_dims:u32 perm:[u32] {_UNARY}",
+        "Reshape": f"num_dims:u32 new_shape:[u32] {_UNARY}",
+        "Slice": f"num_dims:u32 offsets:[u32] sizes:[u32] {_UNARY}",
+        "Pad": f"pre_paddings:[u32] post_paddings:[u32] padding_value:f32 {_UNARY}",
+        "Resize": f"new_height:u32 new_width:u32 {_UNARY}",
+        "LeakyReLU": f"negative_slope:f32 {_UNARY}",
+        "ELU": f"alpha:f32 {_UNARY}",
+        "Attention": "query_id:u32 key_id:u32 value_id:u32 scale_id:u32 mask_id:u32"
+        " output_id:u32 flags:u32",
+    }.items()
+}
+
+PAYLOAD_TABLES: dict[str, tuple[Field, ...]] = {
+    **_NODE_TABLES,
+    "XNNGraph": parse_fields(
+        "version:str xnodes:[XNode] xvalues:[XValue] num_externs:u32 input_ids:[u32]"
+        " output_ids:[u32] constant_buffer:[Buffer] mem_buffer_sizes:[u32]"
+        " constant_data:[ConstantDataOffset]"
+    ),
+    "ConstantDataOffset": parse_fields("offset:u64 size:u64 named_key:str"),
+    "XNode": parse_fields(
+        "xnode_union_type:u8 xnode_union:union debug_handle:u32 output_min_max:OutputMinMax"
+    ),
+    "OutputMinMax": parse_fields("output_min:f32 output_max:f32"),
+    "XValue": parse_fields("xvalue_union_type:u8 xvalue_union:union"),
+    "XNNTensorValue": parse_fields(
+        "datatype:i16 num_dims:u32 dims:[u32] constant_buffer_idx:u32 external_id:u32 flags:u32"
+        " id_out:u32 dq_datatype:i16"
+    ),
+    "XNNQuantizedTensorValue": parse_fields(
+        "tensor_value:XNNTensorValue quant_params_type:u8 quant_params:union"
+    ),
+    "PerChannelQuant": parse_fields(
+        "scale:[f32] channel_dim:i32 scale_buffer_idx:u32 num_scales:u32"
+    ),
+    "PerTensorQuant": parse_fields("scale:f32 zero_point:i32"),
+    "PerTokenDynamicQuant": parse_fields("num_nonbatch_dims:i32"),
+    "PerChannelGroupQuant": parse_fields(
+        "scale:[f32] channel_dim:i32 group_size:i32 scale_bf16:[u16] scale_buffer_idx:u32"
+        " num_scales:u32"
+    ),
+}
+"""The tables of a payload; the root is ``XNNGraph``."""
+
+
+class XnnDatatype(IntEnum):
+    """What the elements of a value are, by XNNPACK's numbers.
+
+    ``Q`` is one scale for the tensor, ``QC`` one for each channel, ``QB`` one for each group,
+    ``QD`` scales found at run time; ``QP`` and ``PFP`` are packed forms of some processors.
+    """
+
+    FP32 = 1
+    FP16 = 2
+    QINT8 = 3
+    QUINT8 = 4
+    QINT32 = 5
+    QCINT8 = 6
+    QCINT32 = 7
+    QCINT4 = 8
+    QDINT8 = 9
+    QBINT4 = 10
+    QPINT8 = 11
+    INT32 = 12
+    PFP32 = 13
+    BF16 = 14
+
+    @property
+    def bits(self) -> int:
+        """Return the number of bits that one element takes."""
+        return _BITS[self]
+
+
+_BITS = {
+    kind: 4
+    if "INT4" in kind.name
+    else 8
+    if "INT8" in kind.name
+    else 16
+    if "16" in kind.name
+    else 32
+    for kind in XnnDatatype
+}
+
+
+class XnnOperator(IntEnum):
+    """What a node computes: the number of its table in the union of nodes.
+
+    Attributes:
+        label: The name that the schema gives it.
+        table: Name of the table of its fields.
+    """
+
+    label: str
+    table: str
+
+    def __new__(cls, number: int, label: str, table: str = "Unary") -> XnnOperator:
+        """Make a member; beyond its number it knows its name and fields."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.label = label
+        member.table = table
+        return member
+
+    ADD = 1, "Add", "Binary"
+    FULLY_CONNECTED = 2, "FullyConnected", "FullyConnected"
+    SOFTMAX = 3, "Softmax"
+    SIGMOID = 4, "Sigmoid"
+    STATIC_TRANSPOSE = 5, "StaticTranspose", "Transpose"
+    CLAMP = 6, "Clamp"
+    CONV2D = 7, "Conv2d", "Convolution"
+    DIV = 8, "Div", "Binary"
+    STATIC_RESIZE_BILINEAR_2D = 9, "StaticResizeBilinear2D", "Resize"
+    STATIC_CONSTANT_PAD = 10, "StaticConstantPad", "Pad"
+    AVG_POOLING_2D = 11, "AvgPooling2d", "Pooling"
+    MINIMUM = 12, "Minimum", "Binary"
+    DEPTHWISE_CONV2D = 13, "DepthwiseConv2d", "Convolution"
+    MAX_POOLING_2D = 14, "MaxPooling2d", "Pooling"
+    MULTIPLY = 15, "Multiply", "Binary"
+    SUBTRACT = 16, "Subtract", "Binary"
+    FLOOR = 17, "Floor"
+    CONVERT = 18, "Convert"
+    GLOBAL_AVG_POOLING_2D = 19, "GlobalAvgPooling2d"
+    STATIC_RESHAPE = 20, "StaticReshape", "Reshape"
+    ARG_MAX_POOLING_2D = 21, "ArgMaxPooling2d", "ArgMax"
+    SQUARE_ROOT = 22, "SquareRoot"
+    CEILING = 23, "Ceiling"
+    HARDSWISH = 24, "Hardswish"
+    LEAKY_RELU = 25, "LeakyReLU", "LeakyReLU"
+    MAXIMUM = 26, "Maximum", "Binary"
+    NEGATE = 27, "Negate"
+    SQUARE = 28, "Square"
+    ELU = 29, "ELU", "ELU"
+    ABS = 30, "Abs"
+    PRELU = 31, "PReLU", "Binary"
+    CONCATENATE2 = 32, "Concatenate2", "Concatenate"
+    CONCATENATE3 = 33, "Concatenate3", "Concatenate"
+    CONCATENATE4 = 34, "Concatenate4", "Concatenate"
+    STATIC_SLICE = 35, "StaticSlice", "Slice"
+    SCALED_DOT_PRODUCT_ATTENTION = 36, "ScaledDotProductAttention", "Attention"
+    BATCH_MATRIX_MULTIPLY = 37, "BatchMatrixMultiply", "Binary"
+    CONCATENATE5 = 38, "Concatenate5", "Concatenate"
+    CONV_TRANSPOSE_2D = 39, "ConvTranspose2d", "Convolution"
+    RECIPROCAL_SQUARE_ROOT = 40, "ReciprocalSquareRoot"
+    LOG = 41, "Log"
+    GELU = 42, "Gelu"
+    TANH = 43, "Tanh"
+    EXP = 44, "Exp"
+    SIN = 45, "Sin"
+    COPY = 46, "Copy"
+    COS = 47, "Cos"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Return the fields of its table in the order of their numbers, each name and kind."""
+        return _NODE_TABLES[self.table]
+
+    @property
+    def joined(self) -> int:
+        """Return how many values it concatenates, 0 if it does something else."""
+        return int(self.label[-1]) if self.table == "Concatenate" else 0

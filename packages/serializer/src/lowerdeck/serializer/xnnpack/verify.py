@@ -1,0 +1,186 @@
+"""Whether an XNNPACK payload can run: what the runtime takes from it without a check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from lowerdeck.serializer import schema
+from lowerdeck.serializer.enums import ScalarType
+from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnGraph, XnnQuantization, XnnValue
+from lowerdeck.serializer.xnnpack.operators import XnnDatatype
+from lowerdeck.serializer.xnnpack.verify_nodes import MAX_RANK, NodeVerifier, damaged
+
+_INPUT, _OUTPUT = 1, 2
+_MAX_EXTERNALS = 4096
+# The runtime multiplies sizes and takes memory for them before it looks at the arguments.
+_MAX_ELEMENTS = 1 << 31
+
+# What the program's tensors must be; an index is an int32 that the runtime widens in place.
+_PROGRAM_TYPES = {
+    XnnDatatype.FP32: {ScalarType.FLOAT},
+    XnnDatatype.FP16: {ScalarType.HALF},
+    XnnDatatype.QINT8: {ScalarType.CHAR},
+    XnnDatatype.QUINT8: {ScalarType.BYTE},
+    XnnDatatype.INT32: {ScalarType.INT, ScalarType.LONG},
+    XnnDatatype.BF16: {ScalarType.BFLOAT16},
+}
+
+
+def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
+    """Check that the official runtime can load a payload and run it.
+
+    Args:
+        graph: The payload.
+        named: Number of bytes of each entry of the file's named data; an entry that is missing
+            may come with another file.
+
+    Raises:
+        FormatError: The runtime would crash, hang or compute nonsense; the message says why.
+    """
+    if graph.num_externs > _MAX_EXTERNALS:
+        raise damaged(f"found {graph.num_externs} arguments, expected at most {_MAX_EXTERNALS}")
+    values: dict[int, XnnValue] = {}
+    arguments: set[int] = set()
+    for value in graph.values:
+        if value.id in values:
+            raise damaged(f"found two of XNNPACK value {value.id}, expected one")
+        if value.external_id is not None and value.external_id in arguments:
+            raise damaged(f"found two XNNPACK values for the argument {value.external_id}")
+        values[value.id] = value
+        if value.external_id is not None:
+            arguments.add(value.external_id)
+        _verify_value(graph, value, named)
+    NodeVerifier(graph, values).verify()
+    _verify_order(graph, values)
+
+
+def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
+    """Check the arguments of one call of a payload.
+
+    Args:
+        graph: The payload.
+        tensors: The values that the call passes, inputs and then outputs.
+
+    Raises:
+        FormatError: Too few, or tensors that the payload cannot take.
+    """
+    if len(tensors) < graph.num_externs:
+        raise damaged(
+            f"found {len(tensors)} arguments of an XNNPACK delegate, expected {graph.num_externs}"
+        )
+    for value in graph.values:
+        position = value.external_id
+        if position is None:
+            continue
+        tensor = tensors[position]
+        if not isinstance(tensor, schema.Tensor):
+            kind = type(tensor).__name__
+            raise damaged(f"found a {kind} as argument {position}, expected a Tensor")
+        wanted = _PROGRAM_TYPES.get(value.dtype, set())
+        if tensor.scalar_type not in wanted:
+            names = " or ".join(sorted(kind.name for kind in wanted)) or "no tensor"
+            raise damaged(
+                f"found {tensor.scalar_type.name} as argument {position} of an XNNPACK "
+                f"delegate, expected {names}"
+            )
+        if len(tensor.sizes) > MAX_RANK:
+            raise damaged(
+                f"found {len(tensor.sizes)} dimensions in argument {position}, expected at "
+                f"most {MAX_RANK}"
+            )
+
+
+def _verify_value(graph: XnnGraph, value: XnnValue, named: Mapping[str, int]) -> None:
+    what = f"XNNPACK value {value.id}"
+    if len(value.shape) > MAX_RANK:
+        raise damaged(
+            f"found {len(value.shape)} dimensions of {what}, expected at most {MAX_RANK}"
+        )
+    if value.flags not in (0, _INPUT, _OUTPUT):
+        raise damaged(f"found the flags {value.flags} of {what}, expected 0, 1 or 2")
+    if bool(value.flags) != (value.external_id is not None):
+        raise damaged(f"found {what}, of which flags and external id disagree")
+    if value.external_id is not None and value.external_id >= graph.num_externs:
+        raise damaged(f"found {what} as argument {value.external_id} of {graph.num_externs}")
+    elements = prod(value.shape)
+    if max((elements, *value.shape)) >= _MAX_ELEMENTS:
+        raise damaged(f"found the sizes {value.shape} of {what}, expected below 2**31 elements")
+    if value.constant:
+        needed = (elements * value.dtype.bits + 7) // 8
+        _verify_constant(graph, value.constant, needed, what, named)
+    scales = value.quantization
+    if scales is not None and scales.scheme in ("channel", "group") and value.shape:
+        _verify_scales(graph, value, scales, named)
+
+
+def _verify_scales(
+    graph: XnnGraph, value: XnnValue, scales: XnnQuantization, named: Mapping[str, int]
+) -> None:
+    what = f"XNNPACK value {value.id}"
+    if not 0 <= scales.channel_dim < len(value.shape):
+        raise damaged(f"found the dimension {scales.channel_dim} of channels of {what}")
+    count, width = value.shape[scales.channel_dim], 4
+    if scales.scheme == "group":
+        if scales.group_size < 1:
+            raise damaged(f"found groups of {scales.group_size} elements of {what}")
+        count, width = prod(value.shape) // scales.group_size, 2
+    if scales.scale_constant:
+        place = f"the scales of {what}"
+        _verify_constant(graph, scales.scale_constant, count * width, place, named)
+    elif len(scales.scales) < count:
+        raise damaged(f"found {len(scales.scales)} scales of {what}, expected {count}")
+
+
+def _verify_constant(
+    graph: XnnGraph, constant: XnnConstant, needed: int, what: str, named: Mapping[str, int]
+) -> None:
+    if constant.key is None:
+        inside = len(graph.constant_data)
+        if constant.offset + max(constant.size, needed) > inside:
+            raise damaged(
+                f"found {what} at {constant.offset} of {inside} bytes of constants, expected "
+                f"{needed} there"
+            )
+    elif named.get(constant.key, needed) < needed:
+        raise damaged(
+            f"found {named[constant.key]} bytes of named data for {what}, expected {needed}"
+        )
+
+
+def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
+    """Refuse values that nothing makes, that two nodes make, or that make themselves."""
+    makers: dict[int, int] = {}
+    for number, node in enumerate(graph.nodes):
+        for made in node.outputs:
+            value = values[made]
+            if made in makers or value.constant or value.flags == _INPUT:
+                raise damaged(
+                    f"found value {made} as the result of {node.operator.label}, which is given "
+                    "already"
+                )
+            makers[made] = number
+    for value in graph.values:
+        if value.flags == _OUTPUT and value.id not in makers:
+            raise damaged(f"found the output {value.id}, which no node makes")
+    users: dict[int, list[int]] = {}
+    missing: list[int] = []
+    for number, node in enumerate(graph.nodes):
+        given = {one for one in node.inputs if values[one].constant or values[one].flags == _INPUT}
+        for read in node.inputs:
+            if read not in given and read not in makers:
+                raise damaged(
+                    f"found value {read} as input of {node.operator.label}, which no node makes"
+                )
+        sources = {makers[one] for one in node.inputs if one not in given}
+        missing.append(len(sources))
+        for source in sources:
+            users.setdefault(source, []).append(number)
+    ready = [number for number, count in enumerate(missing) if not count]
+    for number in ready:
+        for user in users.get(number, ()):
+            missing[user] -= 1
+            if not missing[user]:
+                ready.append(user)
+    if len(ready) < len(missing):
+        raise damaged("found nodes that wait for each other")

@@ -1,0 +1,154 @@
+"""Whether the nodes of an XNNPACK graph have fields and operands that the runtime survives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from lowerdeck.serializer.errors import ContentError
+from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode, XnnValue
+from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
+
+_MAX_FIELD = 1 << 24
+MAX_RANK = 6
+"""The runtime refuses values of more dimensions."""
+_TRANSPOSED = 1
+"""The flag of a linear layer whose filter is [inputs, outputs]."""
+# Beginnings of the names of fields that must not be 0.
+_FROM_ONE = {"kernel", "subsampling", "dilation", "groups", "group", "pooling", "stride"}
+_PACKING = ("FullyConnected", "Convolution")
+
+
+def damaged(reason: str) -> ContentError:
+    """Return the error that says what is wrong with a payload."""
+    return ContentError(reason, field="XNNPACK payload")
+
+
+class NodeVerifier:
+    """Checks the nodes of one graph, whose values are verified."""
+
+    def __init__(self, graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
+        """Make a verifier.
+
+        Args:
+            graph: The graph.
+            values: Its values by their ids.
+        """
+        self._graph = graph
+        self._values = values
+
+    def verify(self) -> None:
+        """Check all nodes.
+
+        Raises:
+            FormatError: One of them refers to nothing, or is not safe to run.
+        """
+        packed: set[int] = set()
+        for node in self._graph.nodes:
+            for kind, ids in (("input", node.inputs), ("output", node.outputs)):
+                for number in ids:
+                    if number not in self._values:
+                        raise damaged(
+                            f"found value {number} as {kind} of {node.operator.label}, which is "
+                            "not there"
+                        )
+            self._verify_fields(node)
+            self._verify_lists(node)
+            if node.operator.table in _PACKING:
+                self._verify_packing(node)
+                packed.update(node.inputs[1:])
+        for node in self._graph.nodes:
+            kept = node.inputs[:1] if node.operator.table in _PACKING else node.inputs
+            for number in kept:
+                if number in packed and self._values[number].constant:
+                    raise damaged(
+                        f"found the constant {number} as a filter or bias, and as an input of "
+                        f"{node.operator.label}: the runtime frees it for the first and dies at "
+                        "the second if the file is mapped; make it two values"
+                    )
+
+    def _verify_fields(self, node: XnnNode) -> None:
+        """Refuse sizes, strides and dilations that the runtime divides by or multiplies."""
+        for name, found in node.parameters.items():
+            if isinstance(found, tuple):
+                if found and max(found) > _MAX_FIELD:
+                    raise damaged(f"found {max(found)} in {name} of {node.operator.label}")
+                continue
+            if name == "flags" or isinstance(found, float):
+                continue
+            first = name.partition("_")[0]
+            # The runtime never reads the dilation of an average pool.
+            unread = first == "dilation" and node.operator is XnnOperator.AVG_POOLING_2D
+            least = int(first in _FROM_ONE and not unread)
+            if not least <= found <= _MAX_FIELD:
+                raise damaged(
+                    f"found {found} as {name} of {node.operator.label}, expected {least} to "
+                    f"{_MAX_FIELD}"
+                )
+
+    def _verify_lists(self, node: XnnNode) -> None:
+        lists = {name: it for name, it in node.parameters.items() if isinstance(it, tuple)}
+        if not lists:
+            return
+        count = node.parameters.get("num_dims")
+        # Only a pad has no count of its own, and takes as many as its input has dimensions.
+        wanted = count if isinstance(count, int) else len(self._values[node.inputs[0]].shape)
+        for name, items in lists.items():
+            if len(items) < wanted or wanted > MAX_RANK:
+                raise damaged(
+                    f"found {len(items)} {name} of {node.operator.label}, expected {wanted}, at "
+                    f"most {MAX_RANK}"
+                )
+        order = lists.get("perm", ())[:wanted]
+        if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(wanted)):
+            raise damaged(f"found the order {order}, expected one of {wanted} sizes")
+
+    def _verify_packing(self, node: XnnNode) -> None:
+        """Refuse weights that the runtime reads beyond their end, or again once it freed them."""
+        label = node.operator.label
+        source, filters, *more = (self._values[number] for number in node.inputs)
+        for bias in more:
+            if bool(bias.constant) != bool(filters.constant):
+                raise damaged(
+                    f"found a {label} of which exactly one of filter and bias is constant: the "
+                    "runtime frees that one and reads it again, and dies if the file is mapped"
+                )
+        if not filters.constant:
+            return
+        outputs, wanted = _filter_sizes(node, filters)
+        if wanted is not None and filters.shape != wanted:
+            raise damaged(
+                f"found a filter {filters.shape} of {label}, expected {wanted} by its fields"
+            )
+        for bias in more:
+            if prod(bias.shape) < outputs:
+                raise damaged(f"found a bias {bias.shape} of {label}, expected {outputs} elements")
+        if not prod(filters.shape):
+            raise damaged(f"found a filter of {label} without elements")
+        four_bits = (source.dtype, filters.dtype) == (XnnDatatype.FP32, XnnDatatype.QCINT4)
+        if four_bits and _flags(node) & _TRANSPOSED:
+            raise damaged(
+                f"found a {label} of floats by a transposed filter of 4 bits, on which the "
+                "runtime dies"
+            )
+
+
+def _flags(node: XnnNode) -> int:
+    return _number(node, "flags")
+
+
+def _number(node: XnnNode, name: str) -> int:
+    found = node.parameters[name]
+    return found if isinstance(found, int) else 0
+
+
+def _filter_sizes(node: XnnNode, filters: XnnValue) -> tuple[int, tuple[int, ...] | None]:
+    """Return how many outputs a filter has, and the sizes that fields demand of it, if any do."""
+    if node.operator is XnnOperator.FULLY_CONNECTED:
+        sizes = filters.shape
+        return (sizes[_flags(node) & _TRANSPOSED] if len(sizes) > 1 else 0), None
+    outputs = _number(node, "groups") * _number(node, "group_output_channels")
+    window = (_number(node, "kernel_height"), _number(node, "kernel_width"))
+    if node.operator is XnnOperator.DEPTHWISE_CONV2D:
+        return outputs, (1, *window, outputs)
+    return outputs, (outputs, *window, _number(node, "group_input_channels"))

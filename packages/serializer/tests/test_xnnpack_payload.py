@@ -1,0 +1,173 @@
+"""Payloads of XNNPACK are read as they are, floating or quantised, or refused with a reason."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serializer_payloads import (  # type: ignore[import-not-found]
+    Flat,
+    convolution,
+    graph,
+    linear,
+    payload,
+    relu,
+    value,
+)
+
+from lowerdeck.serializer import (
+    FormatError,
+    XnnConstant,
+    XnnDatatype,
+    XnnOperator,
+    XnnQuantization,
+    decode_payload,
+    deserialize_pte,
+)
+
+_CORPUS = Path(__file__).parents[3] / "tests" / "interop"
+
+
+def test_a_float_payload_is_read_whole() -> None:
+    found = decode_payload(payload(relu()))
+    assert (found.version, found.num_externs) == ("0", 2)
+    assert (found.input_ids, found.output_ids) == ((0,), (1,))
+    first, second = found.values
+    assert (first.id, first.shape, first.flags, first.external_id) == (0, (2, 3), 1, 0)
+    assert (second.dtype, second.constant, second.quantization) == (XnnDatatype.FP32, None, None)
+    (node,) = found.nodes
+    assert (node.operator, node.operator.label) == (XnnOperator.CLAMP, "Clamp")
+    assert (node.inputs, node.outputs) == ((0,), (1,))
+    assert (node.parameters, node.output_range) == ({"flags": 0}, (0.0, 1.0))
+
+
+def test_constants_inside_the_payload_have_their_place() -> None:
+    data = bytes(range(64))
+    found = decode_payload(payload(convolution(), data))
+    assert bytes(found.constant_data) == data
+    _, _, filters, bias = found.values
+    assert filters.constant == XnnConstant(None, 54, 0)
+    assert bias.constant == XnnConstant(None, 8, 56)
+    assert filters.quantization == XnnQuantization("channel", (0.5, 0.25))
+    assert found.values[0].quantization == XnnQuantization("tensor", (0.5,), -3)
+    (node,) = found.nodes
+    assert (node.inputs, node.outputs) == ((0, 2, 3), (1,))
+    assert node.parameters["kernel_height"] == 3
+
+
+def test_constants_in_named_data_and_groups_of_scales_are_read() -> None:
+    found = decode_payload(payload(linear()))
+    filters = found.values[3]
+    assert filters.constant == XnnConstant("weight", 64, 2**64 - 1)
+    assert filters.quantization == XnnQuantization(
+        "group", group_size=32, scale_constant=XnnConstant("scales", 8, 2**64 - 1)
+    )
+    assert found.values[2].quantization == XnnQuantization("token", nonbatch_dims=1)
+    # A bias that is left out is no input.
+    assert found.nodes[1].inputs == (2, 3)
+
+
+def test_a_bare_graph_of_either_version_is_read() -> None:
+    for identifier in (b"XN00", b"XN01"):
+        bare = Flat(identifier).finish(relu())
+        found, whole = decode_payload(bare), decode_payload(payload(relu(), b"", identifier))
+        assert (found.values, found.nodes) == (whole.values, whole.nodes)
+
+
+def test_each_operator_keeps_its_number_its_name_and_its_fields() -> None:
+    assert [int(one) for one in XnnOperator] == list(range(1, 48))
+    assert len({one.label for one in XnnOperator}) == 47
+    for operator in XnnOperator:
+        names = [name for name, _ in operator.fields]
+        fields = {
+            name: [1, 2] if kind.startswith("[") else 0.5 if kind == "f32" else 7 + number
+            for number, (name, kind) in enumerate(operator.fields)
+        }
+        table = {"xnode_union_type": int(operator), "xnode_union": (operator.table, fields)}
+        (node,) = decode_payload(payload(graph([value(0)], [table]))).nodes
+        ids = [fields[name] for name in names if name.endswith("_id")]
+        assert set(node.inputs) | set(node.outputs) <= set(ids)
+        assert len(node.inputs) == operator.joined or not operator.joined
+        assert node.parameters == {
+            name: tuple(found) if isinstance(found, list) else found
+            for name, found in fields.items()
+            if not name.endswith("_id")
+        }
+
+
+@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
+def test_payloads_of_the_official_compiler_are_read(folder: str) -> None:
+    files = sorted((_CORPUS / folder).glob("*.pte"))
+    if not files:
+        pytest.skip("the tests run from an installed wheel, without the files")
+    schemes = set()
+    for file in files:
+        program = deserialize_pte(file.read_bytes())
+        for plan in program.execution_plan:
+            for delegate in plan.delegates:
+                if delegate.id == "XnnpackBackend":
+                    blob = program.backend_delegate_data[delegate.processed.index].data
+                    found = decode_payload(bytes(blob))  # type: ignore[arg-type]
+                    assert len(found.values) == len({one.id for one in found.values})
+                    for one in found.values:
+                        if one.constant is not None and one.constant.key is None:
+                            wanted = math.prod(one.shape) * one.dtype.bits // 8
+                            assert one.constant.size == wanted
+                        if one.quantization is not None:
+                            schemes.add(one.quantization.scheme)
+    assert schemes == (set() if folder == "corpus" else {"tensor", "channel", "token"})
+
+
+@pytest.mark.parametrize(
+    ("blob", "reason"),
+    [
+        (b"", "found 0 bytes"),
+        (b"\0\0\0\0XH00", "found 8 bytes, expected at least 30"),
+        (payload(relu())[:60], "expected the graph at 32"),
+        (payload(relu()).replace(b"XH00", b"XH01"), "found b'XH01', expected b'XH00'"),
+        (payload(relu(), b"", b"XN99"), "found b'XN99'"),
+        (payload({}), "XNNGraph.xnodes"),
+        (payload(graph([], [{}])), "node of the unknown kind 0"),
+        (payload(graph([], [{"xnode_union_type": 1}])), "node of the unknown kind 1"),
+        (
+            payload(graph([], [{"xnode_union_type": 48, "xnode_union": ("Unary", {})}])),
+            "node of the unknown kind 48",
+        ),
+        (payload(graph([{}], [])), "value of the unknown kind 0"),
+        (payload(graph([value(0, datatype=15)], [])), "unknown datatype 15 of value 0"),
+        (payload(graph([value(0, datatype=-1)], [])), "unknown datatype -1"),
+        (payload(graph([value(0, constant_buffer_idx=1)], [])), "found constant 1 of 1"),
+        (
+            payload(graph([value(0, quant=("PerChannelQuant", {"scale_buffer_idx": 3}))], [])),
+            "found constant 3 of 1",
+        ),
+        (
+            payload(graph([], [], [{"named_key": b"\xff"}])),
+            "no UTF-8",
+        ),
+    ],
+)
+def test_what_is_no_payload_is_refused_with_a_reason(blob: bytes, reason: str) -> None:
+    with pytest.raises(FormatError, match=reason):
+        decode_payload(blob)
+
+
+@given(st.data())
+def test_a_damaged_payload_is_read_or_refused(data: st.DataObject) -> None:
+    make = data.draw(st.sampled_from([relu, convolution, linear]))
+    blob = bytearray(payload(make(), bytes(64)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(blob) - 1))
+        if data.draw(st.booleans()):
+            blob[at] = data.draw(st.integers(0, 255))
+        else:
+            number = data.draw(st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1]))
+            blob[at : at + 4] = struct.pack("<I", number)[: len(blob) - at]
+    try:
+        decode_payload(bytes(blob))
+    except FormatError:
+        return

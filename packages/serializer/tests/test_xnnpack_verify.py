@@ -1,0 +1,354 @@
+"""Each rule that a payload of XNNPACK must keep, broken once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from serializer_payloads import (  # type: ignore[import-not-found]
+    NONE,
+    Table,
+    convolution,
+    graph,
+    linear,
+    node,
+    payload,
+    program,
+    relu,
+    value,
+)
+from serializer_steps import StepCounter  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    FormatError,
+    Int,
+    ScalarType,
+    XnnDatatype,
+    XnnOperator,
+    decode_payload,
+    serialize_pte,
+    verify_payload,
+    verify_pte,
+)
+
+NAMED = {"weight": 64, "scales": 8}
+_STEPS_PER_BYTE = 64
+
+
+def check(root: Table, inside: int = 64) -> None:
+    verify_payload(decode_payload(payload(root, bytes(inside))), NAMED)
+
+
+def changed(root: Table, number: int, **fields: Any) -> Table:
+    """Return a graph with fields of one value changed."""
+    _, table = root["xvalues"][number]["xvalue_union"]
+    table.get("tensor_value", table).update(fields)
+    return root
+
+
+def rescaled(root: Table, number: int, **fields: Any) -> Table:
+    """Return a graph with fields of the scales of one value changed."""
+    root["xvalues"][number]["xvalue_union"][1]["quant_params"][1].update(fields)
+    return root
+
+
+def renode(root: Table, number: int = 0, **fields: Any) -> Table:
+    """Return a graph with fields of one node changed."""
+    root["xnodes"][number]["xnode_union"][1].update(fields)
+    return root
+
+
+def chain(*nodes: Table, values: Sequence[Table] = ()) -> Table:
+    """Return a graph of an input 0, an output 1, more values and some nodes."""
+    ends = [value(0, external_id=0, flags=1), value(1, external_id=1, flags=2)]
+    return graph([*ends, *values], nodes, [{"size": 24}])
+
+
+def unary(read: int, made: int) -> Table:
+    return node(XnnOperator.ABS, input_id=read, output_id=made)
+
+
+def listed(operator: XnnOperator, **fields: Any) -> Table:
+    return chain(node(operator, input_id=0, output_id=1, **fields))
+
+
+def weights(filters: Table, flags: int = 0) -> Table:
+    """Return a graph of a linear layer of floats by a filter without a bias."""
+    ids = {"input1_id": 0, "filter_id": 2, "bias_id": NONE, "output_id": 1}
+    layer = node(XnnOperator.FULLY_CONNECTED, flags=flags, **ids)
+    return chain(layer, values=[filters])
+
+
+def four_bits(flags: int) -> Table:
+    quant = ("PerChannelQuant", {"scale": [1.0] * 4, "channel_dim": flags})
+    filters = value(
+        2, (4, 4), datatype=int(XnnDatatype.QCINT4), constant_buffer_idx=1, quant=quant
+    )
+    return weights(filters, flags)
+
+
+RIGHT: dict[str, Callable[[], Table]] = {
+    "relu": relu,
+    "convolution": convolution,
+    "linear": linear,
+    "a chain in any order": lambda: chain(unary(2, 1), unary(0, 2), values=[value(2)]),
+    "a constant operand": lambda: chain(
+        node(XnnOperator.ADD, input1_id=0, input2_id=2, output_id=1),
+        values=[value(2, constant_buffer_idx=1)],
+    ),
+    "4 bits": lambda: four_bits(0),
+    "a pool without dilations": lambda: listed(
+        XnnOperator.AVG_POOLING_2D,
+        **{f"{name}_{side}": 2 for name in ("pooling", "stride") for side in ("height", "width")},
+    ),
+    "concatenation leaves out what it does not join": lambda: chain(
+        node(XnnOperator.CONCATENATE2, input1_id=0, input2_id=0, input3_id=77, output_id=1)
+    ),
+    "a transposition": lambda: listed(XnnOperator.STATIC_TRANSPOSE, num_dims=2, perm=[1, 0]),
+}
+
+BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
+    "arguments": (lambda: relu() | {"num_externs": 4097}, "4097 arguments"),
+    "one id": (lambda: changed(relu(), 1, id_out=0), "two of XNNPACK value 0"),
+    "one argument": (lambda: changed(relu(), 1, external_id=0), "two XNNPACK values for the arg"),
+    "rank": (lambda: changed(relu(), 0, dims=[1] * 7), "7 dimensions"),
+    "flags": (lambda: changed(relu(), 0, flags=3), "the flags 3"),
+    "unflagged argument": (lambda: changed(relu(), 0, flags=0), "flags and external id disagree"),
+    "flagged internal": (lambda: changed(relu(), 0, external_id=NONE), "external id disagree"),
+    "argument beyond": (lambda: changed(relu(), 0, external_id=2), "argument 2 of 2"),
+    "elements": (lambda: changed(relu(), 0, dims=[1 << 16, 1 << 15]), "below 2\\*\\*31 elements"),
+    "size": (lambda: changed(relu(), 0, dims=[0, 1 << 31]), "below 2\\*\\*31 elements"),
+    "constant beyond": (
+        lambda: changed(convolution(), 2, dims=[3, 3, 3, 3]),
+        "value 2 at 0 of 64",
+    ),
+    "entry beyond": (lambda: changed(linear(), 3, dims=[5, 32]), "64 bytes of named data"),
+    "channel": (lambda: rescaled(convolution(), 2, channel_dim=4), "dimension 4 of channels"),
+    "negative channel": (lambda: rescaled(convolution(), 2, channel_dim=-1), "dimension -1"),
+    "few scales": (lambda: rescaled(convolution(), 2, scale=[1.0]), "found 1 scales"),
+    "no group": (lambda: rescaled(linear(), 3, group_size=0), "groups of 0"),
+    "few groups": (
+        lambda: rescaled(linear(), 3, group_size=16),
+        "8 bytes of named data for the s",
+    ),
+    "no input": (lambda: renode(relu(), input_id=9), "value 9 as input of Clamp"),
+    "no output": (lambda: renode(relu(), output_id=9), "value 9 as output of Clamp"),
+    "a bias that is none": (lambda: renode(linear(), 1, bias_id=9), "value 9 as input of Fully"),
+    "a filter that is none": (lambda: renode(linear(), 1, filter_id=NONE), "as input of Fully"),
+    "no stride": (lambda: renode(convolution(), subsampling_width=0), "0 as subsampling_width"),
+    "no group of channels": (lambda: renode(convolution(), groups=0), "0 as groups"),
+    "no dilation": (lambda: renode(convolution(), dilation_height=0), "0 as dilation_height"),
+    "huge padding": (lambda: renode(convolution(), padding_top=1 << 25), "as padding_top"),
+    "no window": (lambda: listed(XnnOperator.MAX_POOLING_2D), "0 as pooling_height"),
+    "short list": (
+        lambda: listed(XnnOperator.STATIC_CONSTANT_PAD, pre_paddings=[1], post_paddings=[1, 1]),
+        "1 pre_paddings of StaticConstantPad, expected 2",
+    ),
+    "long list": (
+        lambda: listed(XnnOperator.STATIC_RESHAPE, num_dims=7, new_shape=[1] * 7),
+        "at most 6",
+    ),
+    "huge item": (
+        lambda: listed(XnnOperator.STATIC_SLICE, num_dims=1, offsets=[1 << 25], sizes=[1]),
+        "in offsets of StaticSlice",
+    ),
+    "no permutation": (
+        lambda: listed(XnnOperator.STATIC_TRANSPOSE, num_dims=2, perm=[1, 1]),
+        "the order \\(1, 1\\)",
+    ),
+    "filter's sizes": (lambda: renode(convolution(), kernel_width=2), "a filter \\(2, 3, 3, 3\\)"),
+    "depthwise filter": (
+        lambda: (
+            convolution()
+            | {
+                "xnodes": [
+                    {
+                        **convolution()["xnodes"][0],
+                        "xnode_union_type": int(XnnOperator.DEPTHWISE_CONV2D),
+                    }
+                ]
+            }
+        ),
+        "expected \\(1, 3, 3, 2\\)",
+    ),
+    "one constant": (
+        lambda: changed(convolution(), 3, constant_buffer_idx=0),
+        "exactly one of filter and bias is constant",
+    ),
+    "short bias": (lambda: changed(convolution(), 3, dims=[1]), "a bias \\(1,\\)"),
+    "empty filter": (
+        lambda: weights(value(2, (4, 0), constant_buffer_idx=1)),
+        "without elements",
+    ),
+    "transposed 4 bits": (lambda: four_bits(1), "transposed filter of 4 bits"),
+    "filter and operand": (
+        lambda: chain(
+            *weights(value(2, constant_buffer_idx=1))["xnodes"],
+            unary(2, 3),
+            values=[value(2, constant_buffer_idx=1), value(3)],
+        ),
+        "the constant 2 as a filter or bias, and as an input of Abs",
+    ),
+    "two makers": (lambda: chain(unary(0, 1), unary(0, 1)), "1 as the result of Abs, which is g"),
+    "made input": (lambda: chain(unary(0, 1), unary(1, 0)), "0 as the result of Abs"),
+    "made constant": (
+        lambda: chain(unary(0, 1), unary(0, 2), values=[value(2, constant_buffer_idx=1)]),
+        "2 as the result of Abs",
+    ),
+    "no maker of an output": (chain, "the output 1, which no node makes"),
+    "no maker of an operand": (
+        lambda: chain(unary(2, 1), values=[value(2)]),
+        "value 2 as input of Abs, which no node makes",
+    ),
+    "its own maker": (lambda: chain(unary(1, 1)), "wait for each other"),
+    "a ring": (
+        lambda: chain(unary(2, 3), unary(3, 2), unary(0, 1), values=[value(2), value(3)]),
+        "wait for each other",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_payload_is_accepted(name: str) -> None:
+    check(RIGHT[name]())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_rule_is_refused_with_what_was_found(name: str) -> None:
+    make, reason = BROKEN[name]
+    with pytest.raises(FormatError, match=reason):
+        check(make())
+
+
+def test_a_file_is_refused_where_its_payload_is() -> None:
+    broken = serialize_pte(program(payload(renode(relu(), input_id=9))))
+    with pytest.raises(FormatError, match=r"method 'forward'.delegates\[0\].* value 9 as input"):
+        verify_pte(broken)
+
+
+def test_named_data_of_another_file_are_not_missed() -> None:
+    verify_payload(decode_payload(payload(linear())), {})
+
+
+FLOATS = (ScalarType.FLOAT, ScalarType.FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes", "reason"),
+    [
+        (FLOATS, (2, 3), None),
+        ((*FLOATS, ScalarType.INT), (2, 3), None),
+        (FLOATS[:1], (2, 3), "found 1 arguments of an XNNPACK delegate, expected 2"),
+        ((ScalarType.LONG, ScalarType.FLOAT), (2, 3), "found LONG as argument 0"),
+        ((ScalarType.FLOAT, ScalarType.HALF), (2, 3), "found HALF as argument 1"),
+        (FLOATS, (1,) * 7, "found 7 dimensions in argument 0"),
+    ],
+)
+def test_a_call_must_fit_its_payload(
+    kinds: Sequence[ScalarType], sizes: Sequence[int], reason: str | None
+) -> None:
+    file = serialize_pte(program(payload(relu()), kinds, sizes))
+    if reason is None:
+        verify_pte(file)
+        return
+    with pytest.raises(FormatError, match=reason):
+        verify_pte(file)
+
+
+def test_a_call_passes_tensors_only() -> None:
+    made = program(payload(relu()))
+    made.execution_plan[0].values[0].val = Int(3)
+    with pytest.raises(FormatError, match="found a Int as argument 0, expected a Tensor"):
+        verify_pte(serialize_pte(made))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "kind"),
+    [
+        (XnnDatatype.FP16, ScalarType.HALF),
+        (XnnDatatype.BF16, ScalarType.BFLOAT16),
+        (XnnDatatype.INT32, ScalarType.INT),
+        (XnnDatatype.INT32, ScalarType.LONG),
+    ],
+)
+def test_arguments_have_the_type_of_their_value(datatype: XnnDatatype, kind: ScalarType) -> None:
+    root = changed(changed(relu(), 0, datatype=int(datatype)), 1, datatype=int(datatype))
+    verify_pte(serialize_pte(program(payload(root), (kind, kind))))
+
+
+def _nodes(count: int) -> Table:
+    ends = [unary(0, 2), *(unary(n, n + 1) for n in range(2, count)), unary(count, 1)]
+    return chain(*ends, values=[value(n) for n in range(2, count + 1)])
+
+
+def _backwards(count: int) -> Table:
+    root = _nodes(count)
+    return root | {"xnodes": root["xnodes"][::-1]}
+
+
+def _one_list(count: int) -> Table:
+    dims = [1] * count
+    return graph([_sized(n, dims) for n in range(count)], [])
+
+
+def _sized(number: int, dims: list[int]) -> Table:
+    table = {"datatype": 1, "dims": dims, "external_id": NONE, "id_out": number}
+    return {"xvalue_union_type": 1, "xvalue_union": ("XNNTensorValue", table)}
+
+
+def _one_list_of_scales(count: int) -> Table:
+    scales = ("PerChannelQuant", {"scale": [1.0] * count, "num_scales": count})
+    return chain(unary(0, 1), values=[value(2 + n, (count,), quant=scales) for n in range(count)])
+
+
+def _one_long_key(count: int) -> Table:
+    constants = [{"size": 4, "named_key": b"x" * count}] * count
+    return graph([], [], constants) | {"num_externs": 0}
+
+
+def _one_shape(count: int) -> Table:
+    shape = [1] * count
+    reshapes = [
+        node(XnnOperator.STATIC_RESHAPE, num_dims=1, new_shape=shape, input_id=0, output_id=2 + n)
+        for n in range(count)
+    ]
+    return chain(unary(0, 1), *reshapes, values=[value(2 + n) for n in range(count)])
+
+
+CONSTRUCTIONS: dict[str, Callable[[int], Table]] = {
+    "nodes": _nodes,
+    "nodes in reverse": _backwards,
+    "one node many times": lambda n: relu() | {"xnodes": relu()["xnodes"] * n},
+    "one value many times": lambda n: relu() | {"xvalues": relu()["xvalues"] * n},
+    "one list of sizes": _one_list,
+    "one list of scales": _one_list_of_scales,
+    "one long key": _one_long_key,
+    "one long shape": _one_shape,
+    "a long version": lambda n: relu() | {"version": b"0" * (40 * n)},
+    "ids": lambda n: relu() | {"input_ids": [0] * (10 * n)},
+    "many readers": lambda n: chain(
+        unary(0, 1), *(unary(1, 2 + i) for i in range(n)), values=[value(2 + i) for i in range(n)]
+    ),
+    "many constants": lambda n: graph(
+        [*relu()["xvalues"], *(value(2 + i, constant_buffer_idx=1 + i) for i in range(n))],
+        relu()["xnodes"],
+        [{"size": 24}] * n,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTIONS)
+def test_twice_the_payload_takes_twice_the_steps(name: str) -> None:
+    def steps(count: int) -> tuple[int, int]:
+        blob = payload(CONSTRUCTIONS[name](count), bytes(64))
+        return len(blob), StepCounter().count(
+            lambda: verify_payload(decode_payload(blob), {}), FormatError
+        )
+
+    # What is one table in the file still takes a place of 4 bytes each time.
+    for count in (500, 1000):
+        (size, once), (doubled, twice) = steps(count), steps(2 * count)
+        growth = doubled / size / 2
+        assert twice <= 2.3 * growth * once, f"{once} and {twice} steps for {size} and {doubled}"
+        assert twice <= _STEPS_PER_BYTE * doubled, f"{twice} steps for {doubled} bytes"
