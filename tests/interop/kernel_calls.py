@@ -33,8 +33,8 @@ from lowerdeck.serializer import (
     Tensor,
     TensorList,
     TensorShapeDynamism,
+    runtime_kernels,
 )
-from lowerdeck.serializer.kernel_signatures import kernel_signatures
 
 _ARENA = 1 << 18
 _TYPES = [kind for kind in ScalarType if kind <= 7 or kind in (9, 11, 15, 27, 28, 29)]
@@ -390,7 +390,8 @@ def call_of(name: str, seed: int) -> Program:
     """Return a program that calls a kernel once: well for seed 0, else with hostile arguments."""
     chance = random.Random(f"{name} {seed}")
     call = _Call(chance)
-    letters, _, number = kernel_signatures()[name].partition(">")
+    kernel = runtime_kernels()[name]
+    letters, number = kernel.arguments, kernel.returned
     args = [call.value(given, letter) for given, letter in zip(CALLS[name], letters, strict=True)]
     for _ in range(chance.choice((1, 1, 2, 3)) if seed else 0):
         at = chance.randrange(len(args))

@@ -232,7 +232,13 @@ WRITES = {
     "slice_scatter": lambda c, x, _: torch.slice_scatter(c, x, 0, 1, 3),
     "select_scatter": lambda c, x, _: torch.select_scatter(c, x[0], 0, 1),
     "scatter": lambda c, x, i: torch.scatter(c, 0, i.view(2, 1).expand(2, 4), x),
+    "scatter_add": lambda c, x, i: torch.scatter_add(c, 0, i.view(2, 1).expand(2, 4), x),
+    "masked_scatter": lambda c, x, i: torch.masked_scatter(c, c > i.sum() + 3, x.repeat(2, 1)),
 }
+
+
+def test_every_kernel_that_writes_into_its_first_argument_is_tried() -> None:
+    assert set(WRITES) == OFFICIAL_KERNELS.writes_into_self
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowerdeck.serializer.kernel_signatures import kernel_signatures
+from lowerdeck.serializer import runtime_kernels
 
 _LETTERS = {
     "Tensor": "T",
@@ -28,7 +28,7 @@ _LETTERS = {
     "Optional[str]": "r",
 }
 _WRITTEN = {"T": "W", "L": "V"}
-NAMES = [name for name in kernel_signatures() if name.startswith("aten::")]
+NAMES = [name for name in runtime_kernels() if name.startswith("aten::")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,4 +43,5 @@ def test_signature(name: str) -> None:
         letters += _WRITTEN[letter] if written else letter
     returned = str(schema.returns[0].type) if schema.returns else ""
     scalar = "n" if returned in {"int", "float", "bool", "number"} else ""
-    assert kernel_signatures()[name] == f"{letters}>{scalar}"
+    kernel = runtime_kernels()[name]
+    assert (kernel.arguments, kernel.returned) == (letters, scalar)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +13,10 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export
 
+import lowerdeck.emitter
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
 from lowerdeck.emitter.decompositions.table import decompose
-from lowerdeck.emitter.graph import Call, Method, all_blocks, values_in
+from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks, values_in
 from lowerdeck.emitter.instructions import KernelStep
 from lowerdeck.emitter.lifetimes import spans
 from lowerdeck.emitter.linearize import linearize
@@ -29,7 +32,9 @@ from lowerdeck.emitter.passes.select_kernels import needs_no_kernel, select_kern
 from lowerdeck.emitter.passes.share_views import share_views
 from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.read_graph import read_method
+from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
 from lowerdeck.emitter.values import Role, TensorValue, channels_last_order
+from lowerdeck.serializer import runtime_kernels
 
 
 class Of(nn.Module):
@@ -345,3 +350,21 @@ def test_a_branch_writes_its_result_without_a_copy() -> None:
     kernels = [step.kernel.full_name for step in code.steps if isinstance(step, KernelStep)]
     # The input itself is the one result that has to be copied.
     assert kernels.count("aten::clone.out") == 1
+
+
+def test_every_kernel_that_the_emitter_names_is_in_the_table() -> None:
+    modules = [
+        importlib.import_module(found.name)
+        for found in pkgutil.walk_packages(lowerdeck.emitter.__path__, "lowerdeck.emitter.")
+    ]
+    named = {
+        value.full_name
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, Kernel)
+    }
+    assert len(named) > 5
+    assert named | {kernel.full_name for kernel in SCALAR_KERNELS.values()} <= set(
+        runtime_kernels()
+    )
+    assert OFFICIAL_KERNELS.names == set(runtime_kernels())

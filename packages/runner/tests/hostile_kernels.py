@@ -48,8 +48,9 @@ from lowerdeck.serializer import (
     Tensor,
     TensorList,
     TensorShapeDynamism,
+    kernel_names,
+    runtime_kernels,
 )
-from lowerdeck.serializer.kernel_signatures import kernel_signatures
 
 PAGE = mmap.PAGESIZE
 SECONDS = 10
@@ -223,7 +224,8 @@ class Trial:
 def call(kernel: str, seed: int) -> str:
     """Run one call, and return how it ended."""
     rng = random.Random(f"{kernel} {seed}")
-    trial = Trial(kernel, kernel_signatures()[kernel], rng)
+    row = runtime_kernels()[kernel]
+    trial = Trial(kernel, f"{row.arguments}>{row.returned}", rng)
     program = trial.build()
     _held.clear()
     try:
@@ -277,7 +279,7 @@ def main(words: list[str]) -> None:
     patched: Callable[..., Any] = GuardedArena
     sys.modules["lowerdeck.runner.program"].Arena = patched  # type: ignore[attr-defined]
     trials, seed, *kernels = words
-    print(json.dumps(search(kernels or sorted(kernel_signatures()), int(trials), int(seed))))
+    print(json.dumps(search(kernels or sorted(kernel_names()), int(trials), int(seed))))
 
 
 if __name__ == "__main__":

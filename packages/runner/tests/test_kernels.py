@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lowerdeck.runner import MissingKernelError, ProgramError, load
-from lowerdeck.runner.kernels import ALLOWED, find_kernel
+from lowerdeck.runner.kernels import ALLOWED, ScalarKernel, TorchKernel, find_kernel
 from lowerdeck.runner.prim_ops import SCALAR_OPERATORS
 from lowerdeck.runner.view_ops import VIEW_OPERATORS
-from lowerdeck.serializer import kernel_names
+from lowerdeck.serializer import kernel_names, runtime_kernels
 
 
 def split(name: str) -> tuple[str, str]:
@@ -21,6 +21,31 @@ def split(name: str) -> tuple[str, str]:
 def test_every_kernel_of_the_runtime_is_known() -> None:
     assert kernel_names() == ALLOWED
     assert [name for name in sorted(ALLOWED) if find_kernel(*split(name)) is None] == []
+
+
+def test_the_runtimes_own_operators_are_all_here_and_no_others() -> None:
+    own = {name for name in runtime_kernels() if name.startswith("executorch_prim::")}
+    here = {*SCALAR_OPERATORS, *VIEW_OPERATORS}
+    assert own <= here <= set(runtime_kernels())
+    for name in sorted(here):
+        kernel, row = find_kernel(*split(name)), runtime_kernels()[name]
+        count = kernel.arity if isinstance(kernel, ScalarKernel) else len(kernel.types)  # type: ignore[union-attr]
+        assert count == len(row.arguments)
+
+
+@pytest.mark.parametrize("name", ["executorch_prim::ne.Scalar", "executorch_prim::floor.Scalar"])
+def test_what_the_runtime_does_not_have_is_missing(name: str) -> None:
+    assert find_kernel(*split(name)) is None
+
+
+@pytest.mark.parametrize("word", ["into_self", "first_in_place"])
+def test_kernels_that_may_write_their_first_argument_are_those_of_the_table(word: str) -> None:
+    rows = [row for row in runtime_kernels().values() if word in row.words]
+    assert rows
+    for row in rows:
+        kernel = find_kernel(*split(row.name))
+        assert isinstance(kernel, TorchKernel)
+        assert 0 in kernel.in_place
 
 
 def test_no_other_operator_of_torch_can_be_called() -> None:

@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.runner.prim_ops import SCALAR_OPERATORS, in_range
+from lowerdeck.runner.kernels import ScalarKernel, find_kernel
+from lowerdeck.runner.prim_ops import in_range
 
 
 def result(name: str, *values: Any) -> Any:
-    arity, function = SCALAR_OPERATORS[name]
-    assert arity == len(values)
-    return function(*values)
+    kernel = find_kernel(*name.split("."))
+    assert isinstance(kernel, ScalarKernel)
+    assert kernel.arity == len(values)
+    return kernel.call(*values)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from lowerdeck.emitter.errors import (
     UnboundedSizeError,
     UnsupportedError,
 )
-from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, RUNTIME_VERSION, KernelTable
+from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.lifetimes import Lifetime
 from lowerdeck.emitter.memory_plan import (
     MemoryPlan,
@@ -25,6 +25,7 @@ from lowerdeck.emitter.memory_plan import (
     one_memory,
 )
 from lowerdeck.emitter.program import EmittedProgram
+from lowerdeck.serializer import RUNTIME_VERSION
 
 __all__ = [
     # Emission

@@ -33,6 +33,7 @@ from lowerdeck.serializer import (
     Tensor,
     TensorList,
     kernel_names,
+    runtime_kernels,
 )
 
 VIEW = "executorch_prim::et_view.default"
@@ -60,18 +61,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-_IN_PLACE = frozenset(
-    {
-        "_native_batch_norm_legit_no_training",
-        "index_put",
-        "masked_scatter",
-        "scatter",
-        "scatter_add",
-        "select_scatter",
-        "slice_scatter",
-    }
-)
-"""Kernels that may write the bytes of their first argument, besides the elementwise ones."""
+_TYPES_OF_LETTERS = {
+    "T": "Tensor",
+    "W": "Tensor",
+    "b": "bool",
+    "i": "int",
+    "I": "List[int]",
+    "J": "Optional[List[int]]",
+}
+"""Types as torch spells them, for the operators whose schemas torch does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +151,15 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
     """
     full_name = f"{name}.{overload}" if overload else name
     if full_name in SCALAR_OPERATORS:
-        arity, function = SCALAR_OPERATORS[full_name]
-        return ScalarKernel(full_name, function, arity)
+        arity = len(runtime_kernels()[full_name].arguments)
+        return ScalarKernel(full_name, SCALAR_OPERATORS[full_name], arity)
     if full_name in VIEW_OPERATORS:
-        types, written, function = VIEW_OPERATORS[full_name]
-        prim = full_name.startswith("executorch_prim::")
-        return ViewKernel(full_name, function, types, written, returns=not prim)
+        letters = runtime_kernels()[full_name].arguments
+        # A view writes no bytes: its last argument gets a place.
+        written = letters.index("W") if "W" in letters else len(letters) - 1
+        types = tuple(_TYPES_OF_LETTERS[letter] for letter in letters)
+        returns = not full_name.startswith("executorch_prim::")
+        return ViewKernel(full_name, VIEW_OPERATORS[full_name], types, written, returns)
     if full_name not in ALLOWED and full_name not in custom:
         return None
     namespace, separator, short = name.partition("::")
@@ -173,9 +174,15 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
     in_place: Collection[int] = ()
     if is_pointwise(namespace, short) or short.strip("_") == "copy":
         in_place = range(len(arguments))
-    elif short in _IN_PLACE or arguments[0].is_written:
+    elif _writes_its_first(full_name) or arguments[0].is_written:
         in_place = (0,)
     return TorchKernel(full_name, guarded(full_name, direct_call(operator)), arguments, in_place)
+
+
+def _writes_its_first(full_name: str) -> bool:
+    """Return whether the runtime's kernel may write the very bytes of its first argument."""
+    kernel = runtime_kernels().get(full_name)
+    return kernel is not None and bool(kernel.words & {"into_self", "first_in_place"})
 
 
 def accepts(type_name: str, value: KernelTypes) -> bool:

@@ -39,7 +39,7 @@ def _local_scalar(tensor: torch.Tensor) -> Scalar:
     return value
 
 
-_BINARY: dict[str, Callable[..., Any]] = {
+_PRIMITIVES: dict[str, Callable[..., Any]] = {
     "add.Scalar": operator.add,
     "sub.Scalar": operator.sub,
     "mul.Scalar": operator.mul,
@@ -49,35 +49,29 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "mod.Scalar": _remainder,
     "mod.int": _remainder,
     "eq.Scalar": operator.eq,
-    "ne.Scalar": operator.ne,
     "lt.Scalar": operator.lt,
     "le.Scalar": operator.le,
     "gt.Scalar": operator.gt,
     "ge.Scalar": operator.ge,
     "sym_max.Scalar": max,
     "sym_min.Scalar": min,
-}
-
-_UNARY: dict[str, Callable[..., Any]] = {
     "neg.Scalar": operator.neg,
     "ceil.Scalar": math.ceil,
-    "floor.Scalar": math.floor,
     "round.Scalar": round,
     "trunc.Scalar": math.trunc,
     "sym_float.Scalar": float,
     "sym_int.Scalar": int,
     "sym_not.Scalar": operator.not_,
+    "sym_ite.Scalar": _if_else,
 }
 
-SCALAR_OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
-    **{f"executorch_prim::{name}": (2, function) for name, function in _BINARY.items()},
-    **{f"executorch_prim::{name}": (1, function) for name, function in _UNARY.items()},
-    "executorch_prim::sym_ite.Scalar": (3, _if_else),
-    "aten::sym_size.int": (2, _sym_size),
-    "aten::sym_numel": (1, torch.Tensor.numel),
-    "aten::_local_scalar_dense": (1, _local_scalar),
+SCALAR_OPERATORS: dict[str, Callable[..., Any]] = {
+    **{f"executorch_prim::{name}": function for name, function in _PRIMITIVES.items()},
+    "aten::sym_size.int": _sym_size,
+    "aten::sym_numel": torch.Tensor.numel,
+    "aten::_local_scalar_dense": _local_scalar,
 }
-"""Full name -> (number of arguments, function). The result goes to one more value."""
+"""What the operators that return a number compute, by full name; it goes to one more value."""
 
 
 def in_range(value: Scalar) -> Scalar:

@@ -112,25 +112,13 @@ def copy_index(out: torch.Tensor, row: torch.Tensor, index: int, spec: TensorSpe
 
 ViewKernel = Callable[..., None]
 
-VIEW_OPERATORS: dict[str, tuple[tuple[str, ...], int, ViewKernel]] = {
-    "dim_order_ops::_to_dim_order_copy.out": (
-        ("Tensor", "bool", "Optional[List[int]]", "Tensor"),
-        3,
-        dim_order_copy,
-    ),
-    "dim_order_ops::_clone_dim_order.out": (
-        ("Tensor", "bool", "Optional[List[int]]", "Tensor"),
-        3,
-        dim_order_copy,
-    ),
-    "dim_order_ops::_empty_dim_order.out": (
-        ("List[int]", "Optional[List[int]]", "Tensor"),
-        2,
-        empty_dim_order,
-    ),
-    "et_copy::_h2d_copy.out": (("Tensor", "Tensor"), 1, device_copy),
-    "et_copy::_d2h_copy.out": (("Tensor", "Tensor"), 1, device_copy),
-    "executorch_prim::et_view.default": (("Tensor", "List[int]", "Tensor"), 2, view),
-    "executorch_prim::et_copy_index.tensor": (("Tensor", "Tensor", "int"), 0, copy_index),
+VIEW_OPERATORS: dict[str, ViewKernel] = {
+    "dim_order_ops::_to_dim_order_copy.out": dim_order_copy,
+    "dim_order_ops::_clone_dim_order.out": dim_order_copy,
+    "dim_order_ops::_empty_dim_order.out": empty_dim_order,
+    "et_copy::_h2d_copy.out": device_copy,
+    "et_copy::_d2h_copy.out": device_copy,
+    "executorch_prim::et_view.default": view,
+    "executorch_prim::et_copy_index.tensor": copy_index,
 }
-"""Full name -> (types of the arguments, which of them is written, function)."""
+"""What the runtime's own operators on tensors do, by full name."""

@@ -44,7 +44,12 @@ from lowerdeck.serializer.external_write import (
     write_ptd,
 )
 from lowerdeck.serializer.header import ExtendedHeader
-from lowerdeck.serializer.kernel_signatures import kernel_names
+from lowerdeck.serializer.kernels.table import (
+    RUNTIME_VERSION,
+    RuntimeKernel,
+    kernel_names,
+    runtime_kernels,
+)
 from lowerdeck.serializer.layout import FileLayout
 from lowerdeck.serializer.model_files import OpenModel, open_model, write_model
 from lowerdeck.serializer.named_data import (
@@ -144,6 +149,9 @@ __all__ = [
     "html_diff",
     "html_page",
     # Kernels
+    "runtime_kernels",
+    "RuntimeKernel",
+    "RUNTIME_VERSION",
     "kernel_names",
     # XNNPACK's payloads
     "decode_payload",

@@ -10,11 +10,7 @@ from typing import NoReturn
 from lowerdeck.serializer import schema
 from lowerdeck.serializer.enums import ScalarType, TensorDataLocation
 from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError, LimitError
-from lowerdeck.serializer.kernel_limits import KERNEL_LIMITS
-from lowerdeck.serializer.kernel_signatures import (
-    POSITIVE_ARGUMENTS,
-    kernel_signatures,
-)
+from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
 from lowerdeck.serializer.verify_views import View, views_of
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.verify import verify_call
@@ -48,13 +44,6 @@ _COMPLEX = {
     ScalarType.COMPLEX_HALF,
     ScalarType.COMPLEX_FLOAT,
     ScalarType.COMPLEX_DOUBLE,
-}
-_OF_REAL_AND_COMPLEX = {
-    "aten::_fft_r2c.out",
-    "aten::_fft_c2r.out",
-    "aten::abs.out",
-    "aten::index_select.out",
-    "aten::view_as_real_copy.out",
 }
 # Kernels abort the process on types that they do not know.
 _UNUSABLE = {
@@ -145,9 +134,7 @@ class ChainVerifier:
         self._position = position
         self._chain = 0
         self._step = 0
-        self._signatures = [
-            kernel_signatures().get(operator.full_name) for operator in plan.operators
-        ]
+        self._kernels = [runtime_kernels().get(operator.full_name) for operator in plan.operators]
         moves = [
             call
             for chain in plan.chains
@@ -239,13 +226,13 @@ class ChainVerifier:
                 IndexRangeError,
             )
         self._verify_arguments(call.args)
-        name = operators[call.op_index].full_name
-        signature = self._signatures[call.op_index]
-        if signature is None:
-            if name.startswith("executorch_prim::"):
-                self._verify_primitive(name, call.args)
+        kernel = self._kernels[call.op_index]
+        if kernel is None:
+            return  # a custom kernel: its registration says what it takes
+        if kernel.name.startswith(PRIMITIVES):
+            self._verify_primitive(kernel, call.args)
             return
-        letters, _, returned = signature.partition(">")
+        name, letters = kernel.name, kernel.arguments
         if len(call.args) != len(letters) + 1:
             self._refuse(
                 f"found {len(call.args)} arguments of {name}, expected {len(letters)} and one "
@@ -253,31 +240,28 @@ class ChainVerifier:
             )
         for number, (letter, index) in enumerate(zip(letters, call.args, strict=False)):
             self._verify_kind(name, number, index, letter)
-        if returned:
-            self._verify_kind(name, len(letters), call.args[-1], returned)
+        if kernel.returned:
+            self._verify_kind(name, len(letters), call.args[-1], kernel.returned)
         if name.endswith("_") and call.args[-1] != call.args[0]:
             self._refuse(
                 f"found {call.args[-1]} for the return value of {name}, which works in place on "
                 f"{call.args[0]}"
             )
-        self._verify_types(name, letters, call.args)
-        for number in POSITIVE_ARGUMENTS.get(name, ()):
+        self._verify_types(kernel, call.args)
+        for number in kernel.positive:
             self._verify_positive(name, number, call.args[number])
-        for limit in KERNEL_LIMITS.get(name, ()):
+        for limit in kernel.limits:
             problem = limit(_Known(self._plan.values, call.args, self._unknown, self._is_constant))
             if problem:
                 self._refuse(f"{problem}, for {name}, which ends the process otherwise")
 
-    def _verify_primitive(self, name: str, args: list[int]) -> None:
+    def _verify_primitive(self, kernel: RuntimeKernel, args: list[int]) -> None:
         """Check what the runtime's own operators use before they check it themselves."""
-        # A view gives its result a place and writes nothing to it.
-        letters = {"et_view": "TIT", "et_copy_index": "WTi"}.get(
-            name.removeprefix("executorch_prim::").partition(".")[0], ""
-        )
-        if len(args) < max(len(letters), 2):
-            self._refuse(f"found {len(args)} arguments of {name}, expected more")
-        for number, (letter, index) in enumerate(zip(letters, args, strict=False)):
-            self._verify_kind(name, number, index, letter)
+        needed = len(kernel.arguments) + len(kernel.returned)
+        if len(args) < needed:
+            self._refuse(f"found {len(args)} arguments of {kernel.name}, expected {needed}")
+        for number, (letter, index) in enumerate(zip(kernel.arguments, args, strict=False)):
+            self._verify_kind(kernel.name, number, index, letter)
 
     def _verify_kind(self, name: str, number: int, index: int, letter: str) -> None:
         value = self._plan.values[index].val
@@ -309,27 +293,30 @@ class ChainVerifier:
                 )
         self._positive.add(index)
 
-    def _verify_types(self, name: str, letters: str, args: list[int]) -> None:
+    def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
         """Refuse element types on which kernels abort, and outputs that overlap inputs."""
         tensors = [
             (letter, tensor)
-            for letter, index in zip(letters, args, strict=False)
+            for letter, index in zip(kernel.arguments, args, strict=False)
             if isinstance(tensor := self._plan.values[index].val, schema.Tensor)
         ]
         kinds = {tensor.scalar_type for _, tensor in tensors}
         odd = kinds & _UNUSABLE
         if odd:
             self._refuse(
-                f"found tensors of {odd} as arguments of {name}, which has no such kernel"
+                f"found tensors of {odd} as arguments of {kernel.name}, which has none such"
             )
-        if kinds & _COMPLEX and kinds - _COMPLEX and name not in _OF_REAL_AND_COMPLEX:
-            self._refuse(f"found tensors of {kinds} as arguments of {name}, expected one kind")
+        if kinds & _COMPLEX and kinds - _COMPLEX and "mixed" not in kernel.words:
+            self._refuse(
+                f"found tensors of {kinds} as arguments of {kernel.name}, expected one kind"
+            )
         for letter, written in tensors:
             if letter == "W":
                 for other_letter, read in tensors:
                     if other_letter != "W" and _overlap_askew(written, read):
                         self._refuse(
-                            f"found planned memory that {name} reads and overwrites with a shift"
+                            "found planned memory that is read and overwritten with a shift by "
+                            f"{kernel.name}"
                         )
 
     def _verify_delegate(self, call: schema.DelegateCall) -> None:

@@ -1,8 +1,8 @@
-"""What kernels of ExecuTorch 1.4.1 take beyond the kinds of their arguments, where they abort.
+"""Limits that arguments of a kernel must keep beyond their kinds, or it ends the process.
 
 Found by calling every kernel of the official runtime with hostile arguments: most combinations
-that are wrong come back as an error, those of this table end the process. ``KERNEL_LIMITS`` is
-data: for each kernel the limits that its arguments must keep. ``tests/interop`` holds the search.
+that are wrong come back as an error. Which kernel has which limits stands in its row of the
+table; ``tests/interop`` holds the search.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ _INTEGRAL = frozenset(
     }
 )
 _MASKS = {ScalarType.BOOL, ScalarType.BYTE}
+_STANDARD = frozenset(ScalarType(number) for number in (*range(8), 11, 15))
+_TYPES: Mapping[str, frozenset[ScalarType]] = {
+    "floating": _FLOATING,
+    "standard": _STANDARD,
+    "numbers": _STANDARD - {ScalarType.BOOL},
+    "indices": frozenset({ScalarType.INT, ScalarType.LONG}),
+}
+"""The sets of element types that rows of the table name."""
 
 
 class Arguments(Protocol):
@@ -92,12 +100,12 @@ class _Types:
     """A tensor must have one of the types."""
 
     position: int
-    allowed: frozenset[ScalarType]
+    allowed: str
 
     def __call__(self, call: Arguments) -> str | None:
-        tensor = call.tensor(self.position)
-        if tensor is not None and tensor.scalar_type not in self.allowed:
-            names = ", ".join(sorted(kind.name for kind in self.allowed))
+        tensor, allowed = call.tensor(self.position), _TYPES[self.allowed]
+        if tensor is not None and tensor.scalar_type not in allowed:
+            names = ", ".join(sorted(kind.name for kind in allowed))
             return (
                 f"found {tensor.scalar_type.name} in argument {self.position}, expected "
                 f"one of {names}"
@@ -107,7 +115,7 @@ class _Types:
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """A number, or each of a list, must be a dimension of a tensor (of the first in a list)."""
+    """A number, or each of a list, must be a dimension of a tensor."""
 
     position: int
     of: int
@@ -242,54 +250,29 @@ class _Shape:
         return None
 
 
-_PAIRS = """
-add.out sub.out mul.out div.out div.out_mode floor_divide.out fmod.Tensor_out
-remainder.Tensor_out pow.Tensor_Tensor_out maximum.out minimum.out bitwise_and.Tensor_out
-bitwise_or.Tensor_out bitwise_xor.Tensor_out bitwise_left_shift.Tensor_out
-bitwise_right_shift.Tensor_out eq.Tensor_out ne.Tensor_out lt.Tensor_out le.Tensor_out
-gt.Tensor_out ge.Tensor_out
-"""
-_SIGNED_AND_BYTES = frozenset(ScalarType(number) for number in (*range(8), 11, 15))
+def parse_limit(word: str) -> Limit | None:
+    """Return the limit that a word of a row says, such as ``rank(0,3,3)``; None for others.
 
-_OF_ONE: Mapping[str, tuple[Limit, ...]] = {
-    "_fft_c2r.out": (_Types(4, _FLOATING), _Dimension(1, 0)),
-    "_fft_r2c.out": (_Types(0, _FLOATING),),
-    "amax.out": (_Elements(0),),
-    "amin.out": (_Elements(0),),
-    "arange.out": (_Steps(-1, 0, -1),),
-    "arange.start_out": (_Steps(0, 1, 2),),
-    "argmax.out": (_Elements(0),),
-    "argmin.out": (_Elements(0),),
-    "bmm.out": (_Rank(0, 3, 3), _Rank(1, 3, 3)),
-    "cat.out": (_Dimension(1, 2, negative=True),),
-    "clamp.Tensor_out": (_Promoted((0, 1, 2)),),
-    "convolution.out": (_Types(2, _SIGNED_AND_BYTES - {ScalarType.BOOL}),),
-    "cumsum.out": (_Types(0, _SIGNED_AND_BYTES),),
-    "div.Scalar_mode_out": (_Divisor(1, 0),),
-    "div.out": (_Types(2, _FLOATING),),
-    "embedding.out": (_Types(1, frozenset({ScalarType.INT, ScalarType.LONG})),),
-    "index.Tensor_out": (_Indices(1, 0),),
-    "index_put.out": (_Indices(1, 0),),
-    "index_put_": (_Indices(1, 0), _Rank(2, 1)),
-    "max_pool2d_with_indices_backward.grad_input": (_Alike(7, 0), _NotConstant(7)),
-    "narrow_copy.out": (_Dimension(1, 0),),
-    "native_group_norm.out": (_Rank(0, 2), _Rank(1, 1), _Rank(2, 1)),
-    "remainder.Scalar_out": (_Divisor(1, 0),),
-    "sym_size.int": (_Dimension(1, 0),),
-    "unfold_copy.out": (_Dimension(1, 0, negative=True),),
-    "view_copy.out": (_Shape(1),),
-    "where.self_out": (_Promoted((1, 2)),),
+    Args:
+        word: The name of a limit, and its numbers or names in parentheses.
+    """
+    name, _, inside = word.removesuffix(")").partition("(")
+    items = [int(item) if item.lstrip("-").isdigit() else item for item in inside.split(",")]
+    make = _LIMITS.get(name)
+    return make(*items) if make is not None else None
+
+
+_LIMITS: Mapping[str, Callable[..., Limit]] = {
+    "promoted": lambda *positions: _Promoted(positions),
+    "rank": _Rank,
+    "types": _Types,
+    "dimension": _Dimension,
+    "wrapped": lambda position, of: _Dimension(position, of, negative=True),
+    "alike": _Alike,
+    "computed": _NotConstant,
+    "elements": _Elements,
+    "divisor": _Divisor,
+    "steps": _Steps,
+    "indices": _Indices,
+    "shape": _Shape,
 }
-
-
-def _all() -> dict[str, tuple[Limit, ...]]:
-    limits: dict[str, tuple[Limit, ...]] = {
-        f"aten::{name}": (_Promoted((0, 1)),) for name in _PAIRS.split()
-    }
-    for name, more in _OF_ONE.items():
-        limits[f"aten::{name}"] = (*limits.get(f"aten::{name}", ()), *more)
-    return limits
-
-
-KERNEL_LIMITS: Mapping[str, tuple[Limit, ...]] = _all()
-"""The limits of each kernel that has some, by its full name."""

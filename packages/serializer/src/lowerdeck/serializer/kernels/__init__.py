@@ -1,0 +1,1 @@
+"""What is known of the kernels of the official runtime, once for all who ask."""
