@@ -43,6 +43,7 @@ from lowerdeck.serializer.external_write import (
     serialize_ptd,
     write_ptd,
 )
+from lowerdeck.serializer.hazards import Hazard
 from lowerdeck.serializer.header import ExtendedHeader
 from lowerdeck.serializer.kernels.table import (
     RUNTIME_VERSION,
@@ -122,6 +123,7 @@ __all__ = [
     "deserialize_pte",
     "open_pte",
     "verify_pte",
+    "Hazard",
     "PteFile",
     "DelegateEntry",
     "ExtendedHeader",

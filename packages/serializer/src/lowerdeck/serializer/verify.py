@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.serializer import schema
@@ -14,6 +15,7 @@ from lowerdeck.serializer.errors import (
     MissingFieldError,
     TruncatedError,
 )
+from lowerdeck.serializer.hazards import Hazard, HazardFinder
 from lowerdeck.serializer.limits import MAX_OPERATOR_NAME, MAX_PLANNED_MEMORY, MAX_TABLES
 from lowerdeck.serializer.read import PteFile
 from lowerdeck.serializer.storage import resident_view, storage_size
@@ -39,7 +41,12 @@ _PASSED = (
 )
 
 
-def verify_pte(data: ReadableBuffer, *, max_tables: int = MAX_TABLES) -> schema.Program:
+def verify_pte(
+    data: ReadableBuffer,
+    *,
+    max_tables: int = MAX_TABLES,
+    on_hazard: Callable[[Hazard], object] | None = None,
+) -> schema.Program:
     """Return the program of a file after checking that the runtime can run it.
 
     Beyond what reading checks, every index, count, size and order is checked, with the cases on
@@ -49,6 +56,8 @@ def verify_pte(data: ReadableBuffer, *, max_tables: int = MAX_TABLES) -> schema.
     Args:
         data: The file.
         max_tables: How many tables the runtime may visit; its default check stops at a million.
+        on_hazard: Called with each place of a right file where the numbers of a run may end the
+            runtime's process, such as a division by a size that may be 0.
 
     Returns:
         The program, as :func:`deserialize_pte` returns it.
@@ -68,13 +77,20 @@ def verify_pte(data: ReadableBuffer, *, max_tables: int = MAX_TABLES) -> schema.
             field="file",
         )
     program = file.program()
-    return ProgramVerifier(file, program, max_tables).verify()
+    return ProgramVerifier(file, program, max_tables, on_hazard).verify()
 
 
 class ProgramVerifier:
     """Checks one program against the file that it was read from."""
 
-    def __init__(self, file: PteFile, program: schema.Program, max_tables: int) -> None:
+    def __init__(
+        self,
+        file: PteFile,
+        program: schema.Program,
+        max_tables: int,
+        on_hazard: Callable[[Hazard], object] | None = None,
+    ) -> None:
+        self._on_hazard = on_hazard
         self._file = file
         self._program = program
         self._max_tables = max_tables
@@ -163,6 +179,16 @@ class ProgramVerifier:
 
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
+        if self._on_hazard is not None:
+            for hazard in HazardFinder(plan, self._stored_bytes, step_position).find():
+                self._on_hazard(hazard)
+
+    def _stored_bytes(self, tensor: schema.Tensor) -> memoryview | None:
+        """Return the bytes that the file gives a constant."""
+        buffers, index = self._program.constant_buffer, tensor.data_buffer_idx
+        if not is_constant(tensor) or not 0 < index < len(buffers):
+            return None
+        return resident_view(buffers[index].storage)
 
     def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnGraph | None:
         """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""

@@ -14,13 +14,16 @@ from lowerdeck.serializer.commands.answers import (
 )
 from lowerdeck.serializer.commands.external import is_external
 from lowerdeck.serializer.external_read import open_ptd
+from lowerdeck.serializer.hazards import Hazard
 from lowerdeck.serializer.model_files import open_model
 from lowerdeck.serializer.read import open_pte
 from lowerdeck.serializer.verify import verify_pte
 
+_MOST_SHOWN = 20
+
 
 class VerifyCommand:
-    """Checks all that the runtime checks, and what it does not."""
+    """Checks all that the runtime checks, and what it does not; warns of what numbers decide."""
 
     help = "check .pte and .ptd files beyond what the runtime checks"
 
@@ -48,30 +51,39 @@ class VerifyCommand:
             args: The parsed arguments.
 
         Returns:
-            0 if every file is right, 3 if one is not or cannot be opened.
+            0 if every file is right, warnings or not, 3 if one is not or cannot be opened.
         """
         status = ExitStatus.DONE
         for path in [*args.data, *args.files]:
+            hazards: list[Hazard] = []
             try:
                 # Of data that are wrong themselves nothing more is to be said.
-                _verify(path, args.data if status is ExitStatus.DONE else [])
+                _verify(path, args.data if status is ExitStatus.DONE else [], hazards)
             except CommandError as error:
                 complain("verify", str(error))
                 status = ExitStatus.BAD_INPUT
             else:
                 if not args.quiet:
-                    say(f"{path}: ok")
+                    _report(path, hazards)
         return status
 
 
-def _verify(path: Path, data: list[Path]) -> None:
+def _report(path: Path, hazards: list[Hazard]) -> None:
+    for hazard in hazards[:_MOST_SHOWN]:
+        say(f"{path}: warning: {hazard}")
+    if len(hazards) > _MOST_SHOWN:
+        say(f"{path}: warning: and {len(hazards) - _MOST_SHOWN} more places")
+    say(f"{path}: ok")
+
+
+def _verify(path: Path, data: list[Path], hazards: list[Hazard]) -> None:
     with reading(path):
         if is_external(path):
             # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
             with open_ptd(path):
                 return
         with open_pte(path) as file:
-            verify_pte(file.data)
+            verify_pte(file.data, on_hazard=hazards.append)
         if data:
             with open_model(path, data):
                 return

@@ -37,8 +37,9 @@ into_self                    copies its first argument to the output and writes 
                              that both may be one memory
 complex                      takes complex tensors
 mixed                        takes real and complex tensors in one call
-divides                      divides integers by an argument that a program may compute, without a
-                             look: a 0, or the smallest number by -1, ends the process
+divides                      divides argument 0 by argument 1: with integers of 32 and 64 bits the
+                             smallest one by -1 ends the process, and with numbers that are no
+                             tensors a 0 does as well
 positive(i,...)              divides by its arguments i, which must be 1 or more
 promoted(i,...)              promotes tensors i, of which none may be a bare unsigned one
 rank(i,least,most)           takes a tensor i of so many dimensions, at most 16 if not said
@@ -135,10 +136,10 @@ cosh.out TW>
 cumsum.out TijW> types(0,standard)
 detach_copy.out TW>
 diagonal_copy.out TiiiW> contiguous
-div.Scalar_mode_out TnrW> channels_last_alike in_place complex divisor(1,0)
+div.Scalar_mode_out TnrW> divides channels_last_alike in_place complex divisor(1,0)
 div.Scalar_out TnW> channels_last_alike in_place complex
 div.out TTW> channels_last_alike in_place complex promoted(0,1) types(2,floating)
-div.out_mode TTrW> channels_last_alike in_place complex promoted(0,1)
+div.out_mode TTrW> divides channels_last_alike in_place complex promoted(0,1)
 elu.out TnnnW> channels_last_alike in_place
 embedding.out TTibbW> contiguous types(1,indices)
 empty.out IjW>
@@ -152,7 +153,7 @@ fill.Scalar_out TnW>
 fill.Tensor_out TTW>
 flip.out TIW>
 floor.out TW>
-floor_divide.out TTW> promoted(0,1)
+floor_divide.out TTW> divides promoted(0,1)
 fmod.Scalar_out TnW>
 fmod.Tensor_out TTW> promoted(0,1)
 full.out InW>
@@ -228,8 +229,8 @@ reflection_pad1d.out TIW> contiguous
 reflection_pad2d.out TIW> contiguous
 reflection_pad3d.out TIW> contiguous
 relu.out TW> channels_last_alike in_place
-remainder.Scalar_out TnW> divisor(1,0)
-remainder.Tensor_out TTW> promoted(0,1)
+remainder.Scalar_out TnW> divides divisor(1,0)
+remainder.Tensor_out TTW> divides promoted(0,1)
 repeat.out TIW> contiguous complex
 repeat_interleave.Tensor_out TjW> contiguous
 replication_pad1d.out TIW>
@@ -297,14 +298,14 @@ ceil.Scalar n>n
 eq.Scalar nn>n
 et_copy_index.tensor WTi>
 et_view.default TIT> complex
-floordiv.Scalar nn>n
-floordiv.int nn>n
+floordiv.Scalar nn>n divides
+floordiv.int nn>n divides
 ge.Scalar nn>n
 gt.Scalar nn>n
 le.Scalar nn>n
 lt.Scalar nn>n
-mod.Scalar nn>n
-mod.int nn>n
+mod.Scalar nn>n divides
+mod.int nn>n divides
 mul.Scalar nn>n
 neg.Scalar n>n
 round.Scalar n>n

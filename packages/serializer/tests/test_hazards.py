@@ -1,0 +1,217 @@
+"""Verify warns where the numbers of a run may end the runtime, and nowhere else."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lowerdeck.serializer import (
+    AllocationDetails,
+    Bool,
+    Buffer,
+    Chain,
+    Double,
+    EValue,
+    ExecutionPlan,
+    Hazard,
+    Instruction,
+    Int,
+    JumpFalseCall,
+    KernelCall,
+    MoveCall,
+    Null,
+    Operator,
+    Program,
+    ScalarType,
+    String,
+    Tensor,
+    serialize_pte,
+    verify_pte,
+)
+from lowerdeck.serializer.command_line import main
+
+LEAST = -(1 << 63)
+
+
+def planned(kind: ScalarType, place: int) -> EValue:
+    return EValue(
+        Tensor(kind, sizes=[2], dim_order=[0], allocation_info=AllocationDetails(1, 64 * place))
+    )
+
+
+def constant(number: int) -> EValue:
+    """Return a tensor of int64 whose bytes are a buffer of the program."""
+    return EValue(Tensor(ScalarType.LONG, sizes=[2], dim_order=[0], data_buffer_idx=number))
+
+
+BUFFERS = [Buffer(b""), *(Buffer(struct.pack("<2q", *pair)) for pair in ((2, 3), (2, -1)))]
+
+
+def program(
+    name: str,
+    args: Sequence[object],
+    inputs: Sequence[int] = (),
+    before: Sequence[Instruction] = (),
+    after: Sequence[Instruction] = (),
+) -> Program:
+    """Return a program of one call, whose arguments are values in their order."""
+    values = [one if isinstance(one, EValue) else EValue(one) for one in args]  # type: ignore[arg-type]
+    operator, _, overload = name.partition(".")
+    # Values beyond those of the kernel are for moves and jumps.
+    taken = len(values) - bool(before or after)
+    call = Instruction(KernelCall(0, list(range(taken))))
+    plan = ExecutionPlan(
+        "forward",
+        values=values,
+        inputs=list(inputs),
+        outputs=[],
+        chains=[Chain(instructions=[*before, call, *after])],
+        operators=[Operator(operator, overload)],
+        non_const_buffer_sizes=[0, 1024],
+    )
+    return Program(execution_plan=[plan], constant_buffer=BUFFERS)
+
+
+def found(made: Program) -> list[Hazard]:
+    hazards: list[Hazard] = []
+    verify_pte(serialize_pte(made), on_hazard=hazards.append)
+    return hazards
+
+
+def tensors(
+    name: str, divisor: EValue | Int, mode: str | None = None, kind: ScalarType = ScalarType.LONG
+) -> Program:
+    """Return a program that divides tensor 0 by something."""
+    modes = [String(mode)] if mode else [Null()] if "mode" in name else []
+    out = planned(kind, 2)
+    return program(name, [planned(kind, 0), divisor, *modes, out, out], [0])
+
+
+def numbers(name: str, left: object, right: object, inputs: Sequence[int] = ()) -> Program:
+    return program(f"executorch_prim::{name}", [left, right, Int(0)], inputs)
+
+
+L, N, S, F = ScalarType.LONG, ScalarType.INT, ScalarType.SHORT, ScalarType.FLOAT
+MOVED = [Instruction(MoveCall(3, 1))]
+TO_0 = [Instruction(MoveCall(3, 0))]
+JUMP_BACK = [Instruction(JumpFalseCall(3, 0))]
+
+HAZARDS = {
+    "floordiv by what is computed": (
+        program(
+            "executorch_prim::floordiv.Scalar", [Int(4), Int(2), Int(0), Int(7)], before=MOVED
+        ),
+        "a 0 there",
+    ),
+    "mod by what is moved there": (
+        program(
+            "executorch_prim::mod.Scalar",
+            [Int(4), Int(2), Int(0), Int(7)],
+            before=MOVED,
+        ),
+        "a 0 there",
+    ),
+    "floordiv by 0": (numbers("floordiv.int", Int(4), Int(0)), "by 0, which ends"),
+    "floordiv by -1": (
+        program("executorch_prim::floordiv.int", [Int(4), Int(-1), Int(0), Int(7)], before=TO_0),
+        "by -1",
+    ),
+    "the least by -1": (numbers("mod.Scalar", Int(LEAST), Int(-1)), "by -1"),
+    "floor_divide": (tensors("aten::floor_divide.out", planned(L, 1)), "smallest integer by -1"),
+    "floor_divide of int": (tensors("aten::floor_divide.out", planned(N, 1), kind=N), "by -1"),
+    "floor_divide by a constant -1": (tensors("aten::floor_divide.out", constant(2)), "by -1"),
+    "floor": (tensors("aten::div.out_mode", planned(L, 1), "floor"), "by value 1"),
+    "remainder": (tensors("aten::remainder.Tensor_out", planned(L, 1)), "by value 1"),
+    "a scalar -1": (tensors("aten::remainder.Scalar_out", Int(-1)), "by value 1"),
+    "div by a scalar -1": (tensors("aten::div.Scalar_mode_out", Int(-1), "trunc"), "by value 1"),
+    "a loop that an input ends": (
+        program(
+            "aten::neg.out",
+            [planned(F, 0)] * 3 + [planned(ScalarType.BOOL, 1)],
+            [3],
+            after=JUMP_BACK,
+        ),
+        "which nothing writes",
+    ),
+    "a loop that nothing ends": (
+        program("aten::neg.out", [planned(F, 0)] * 3 + [Bool(bool_val=False)], after=JUMP_BACK),
+        "which nothing writes",
+    ),
+    "a group that is computed": (
+        program(
+            "aten::pixel_shuffle.out",
+            [planned(F, 0), Int(2), planned(F, 1), planned(F, 1), Int(3)],
+            before=[Instruction(MoveCall(4, 1))],
+        ),
+        "a 0 there ends",
+    ),
+}
+SAFE = {
+    "floordiv by an input, which the runtime compares with the file's": program(
+        "executorch_prim::floordiv.Scalar", [Int(4), Int(2), Int(0)], [0, 1]
+    ),
+    "a computed number by -2": program(
+        "executorch_prim::mod.Scalar", [Int(4), Int(-2), Int(0), Int(7)], before=TO_0
+    ),
+    "a number by -1": numbers("mod.Scalar", Int(7), Int(-1)),
+    "by a float": numbers("floordiv.Scalar", Int(4), Double(0.0), [0, 1]),
+    "a true division": numbers("truediv.Scalar", Int(4), Int(0), [0, 1]),
+    "by constants": tensors("aten::floor_divide.out", constant(1)),
+    "a constant by a tensor": program(
+        "aten::floor_divide.out", [constant(1), planned(L, 1), planned(L, 2), planned(L, 2)], [1]
+    ),
+    "a division without rounding": tensors("aten::div.out_mode", planned(F, 1), kind=F),
+    "floats": tensors("aten::floor_divide.out", planned(F, 1), kind=F),
+    "short integers": tensors("aten::remainder.Tensor_out", planned(S, 1), kind=S),
+    "a scalar 3": tensors("aten::remainder.Scalar_out", Int(3)),
+    "a jump forward": program(
+        "aten::neg.out",
+        [planned(F, 0)] * 3 + [Bool(bool_val=False)],
+        [3],
+        before=[Instruction(JumpFalseCall(3, 2))],
+    ),
+    "a loop that is none": program(
+        "aten::neg.out", [planned(F, 0)] * 3 + [Bool(bool_val=True)], after=JUMP_BACK
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_what_numbers_decide_is_told(name: str) -> None:
+    made, reason = HAZARDS[name]
+    (hazard,) = found(made)
+    assert reason in str(hazard)
+    assert hazard.field.startswith("method 'forward'.chains[0].instructions[")
+    assert hazard.offset > 0
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_what_cannot_happen_is_not_told(name: str) -> None:
+    assert found(SAFE[name]) == []
+
+
+@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
+def test_ordinary_files_have_no_hazards(folder: str) -> None:
+    files = sorted((Path(__file__).parents[3] / "tests" / "interop" / folder).glob("*.pte"))
+    if not files:
+        pytest.skip("the tests run from an installed wheel, without the files")
+    for file in files:
+        hazards: list[Hazard] = []
+        verify_pte(file.read_bytes(), on_hazard=hazards.append)
+        assert hazards == [], file.name
+
+
+def test_the_command_prints_warnings_and_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "divides.pte"
+    path.write_bytes(serialize_pte(HAZARDS["floordiv by what is computed"][0]))
+    assert main(["verify", str(path)]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path}: warning: method 'forward'.chains[0].instructions[1] at byte")
+    assert last == f"{path}: ok"
+    assert main(["verify", "-q", str(path)]) == 0
+    assert capsys.readouterr().out == ""
