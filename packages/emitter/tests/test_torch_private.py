@@ -99,6 +99,17 @@ def test_a_bound_comes_from_the_dimension() -> None:
     assert private.dimension_names(size) == {str(size.node.expr): "rows"}
 
 
+@pytest.mark.parametrize("least", [0, 1, 3])
+def test_the_least_size_is_what_the_user_said(least: int) -> None:
+    rows = Dim("rows", min=least, max=7)
+    exported = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
+    size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
+    assert private.lower_bound(size, exported.range_constraints) == least
+    assert private.lower_bound(size * 2 + 1, exported.range_constraints) == 2 * least + 1
+    assert private.lower_bound(size - 5, exported.range_constraints) == 0
+    assert private.lower_bound(size, {}) == max(2, least)
+
+
 def test_no_bound_is_none() -> None:
     exported = export(torch.nn.ReLU(), (torch.ones(4),), dynamic_shapes=({0: Dim("rows")},))
     assert private.upper_bound(next(iter(exported.graph.nodes)).meta["val"].shape[0]) is None

@@ -49,6 +49,7 @@ __all__ = [
     "is_delegate_call",
     "is_known",
     "is_traceable_wrapper_subclass",
+    "lower_bound",
     "number_functions",
     "operator_schemas",
     "overload_name",
@@ -127,6 +128,24 @@ def upper_bound(size: torch.SymInt) -> int | None:
     upper = node.shape_env.bound_sympy(node.expr).upper
     # torch writes "no bound" as infinity, or as a number next to the largest 64-bit integer.
     return None if upper >= 2**62 else int(upper)
+
+
+def lower_bound(size: torch.SymInt, ranges: Mapping[Any, Any]) -> int:
+    """Return the smallest value that a symbolic size may take, at least 0.
+
+    Args:
+        size: A size of a program.
+        ranges: The range constraints of the program: while torch traces, its own environment
+            takes every size that varies for at least 2.
+    """
+    expr = size.node.expr
+    if expr.is_number:
+        return int(expr)
+    known = {**size.node.shape_env.var_to_range, **ranges}
+    # Who made a symbolic number has loaded this module, as in ``is_known``.
+    shapes: Any = torch.fx.experimental.symbolic_shapes
+    lower = shapes.bound_sympy(expr, known).lower
+    return max(0, int(lower)) if lower > -(2**62) else 0
 
 
 def dimension_names(size: torch.SymInt) -> dict[str, str]:
@@ -226,7 +245,8 @@ def retrace(
     module, signature, state, *more = parts
     # From 2.14 on torch gives back the constants too: those that tracing lifted are among them.
     constants = more[0] if more else exported.constants
-    return TracedProgram(module, signature, state, constants, exported.call_spec)
+    ranges = exported.range_constraints
+    return TracedProgram(module, signature, state, constants, exported.call_spec, ranges)
 
 
 @contextmanager

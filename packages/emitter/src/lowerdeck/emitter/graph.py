@@ -6,7 +6,7 @@ values of the blocks around it directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -187,6 +187,7 @@ class Method:
         write_backs: Buffers and inputs that the method mutates, to be assigned at once.
         in_spec: Pytree spec of the inputs.
         out_spec: Pytree spec of the outputs.
+        ranges: The least and the largest value of each symbol in a shape.
     """
 
     name: str
@@ -196,6 +197,7 @@ class Method:
     write_backs: list[WriteBack]
     in_spec: TreeSpec | None = None
     out_spec: TreeSpec | None = None
+    ranges: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def blocks_of(operation: Operation) -> tuple[Block, ...]:

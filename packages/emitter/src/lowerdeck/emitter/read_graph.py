@@ -120,7 +120,10 @@ class _Reader:
                     "user outputs and mutations can be emitted: export the model for inference"
                 )
         call = exported.call_spec
-        return Method(self._name, inputs, outputs, block, write_backs, call.in_spec, call.out_spec)
+        return Method(
+            *(self._name, inputs, outputs, block, write_backs),
+            *(call.in_spec, call.out_spec, exported.ranges),
+        )
 
     def _as_written(self, target: Any, value: Any, block: Block) -> Any:
         """Return what ``target.copy_(value)`` leaves in ``target``.

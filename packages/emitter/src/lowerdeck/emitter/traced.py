@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class TracedProgram:
         state_dict: Parameters and persistent buffers.
         constants: All other tensors.
         call_spec: Pytree specs of the inputs and outputs.
+        ranges: The least and the largest value of each symbol, as the user gave them: torch traces
+            as if none were below 2.
     """
 
     graph_module: fx.GraphModule
@@ -32,6 +34,7 @@ class TracedProgram:
     state_dict: Mapping[str, torch.Tensor]
     constants: Mapping[str, Any]
     call_spec: Any
+    ranges: Mapping[Any, Any] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -51,4 +54,5 @@ class TracedProgram:
             exported.state_dict,
             exported.constants,
             exported.call_spec,
+            exported.range_constraints,
         )

@@ -6,6 +6,7 @@ A rule returns ``NotImplemented`` where the kernel is right, and torch keeps the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -57,12 +58,32 @@ def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> An
     return result.clone()
 
 
-def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    """Return zeros where nothing is summed: the kernel leaves the output as it was."""
-    inner = self.shape[-1]
-    if not isinstance(inner, int) or inner != 0:
+def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    """Return the elements shifted in the order of a vector: the kernel wants dimensions."""
+    if dims:
         return NotImplemented
-    return self.new_zeros((*self.shape[:-1], mat2.shape[-1]))
+    return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
+
+
+def var_mean(
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """Return both apart where there may be too few elements: the kernel gives NaN for the mean."""
+    dims = range(self.dim()) if not dim else [d % max(self.dim(), 1) for d in dim]
+    sizes = [self.size(d) for d in dims] if self.dim() else [1]
+    # torch traces as if no size that varies were below 2, so there is no asking how many.
+    fixed = all(isinstance(size, int) for size in sizes)
+    if fixed and prod(sizes) > (1 if correction is None else correction):
+        return NotImplemented
+    every = list(dims)
+    return (
+        torch.var(self, every, correction=correction, keepdim=keepdim),
+        torch.mean(self, every, keepdim=keepdim),
+    )
 
 
 def left_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
@@ -184,8 +205,8 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.remainder.Scalar: remainder_scalar,
     _ATEN._log_softmax.default: log_softmax,
     _ATEN.constant_pad_nd.default: constant_pad,
-    _ATEN.mm.default: matrix_product,
-    _ATEN.bmm.default: matrix_product,
+    _ATEN.roll.default: roll,
+    _ATEN.var_mean.correction: var_mean,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
     _ATEN.unbind_copy.int: unbind_copy,

@@ -8,6 +8,7 @@ from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.fold_constants import fold_constants
+from lowerdeck.emitter.passes.guard_empty import guard_empty
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
 from lowerdeck.emitter.passes.legalize_operands import legalize_operands
 from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
@@ -26,6 +27,7 @@ def run_passes(method: Method, config: EmitConfig) -> None:
 
     Raises:
         MissingKernelError: If the runtime lacks a kernel.
+        UnsupportedError: If an operator has no value for the tensor that it is given.
     """
     drop_assertions(method)
     drop_dead_code(method)
@@ -39,3 +41,4 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     drop_dead_code(method)
     select_kernels(method, config.table)
     write_branches(method)
+    guard_empty(method, config.table)

@@ -1,0 +1,252 @@
+"""Pass: go around a kernel that cannot do without elements, where there may be none.
+
+Some kernels return before they have written their output, give it another shape, or end the
+process when a dimension is 0. Each rule was met by running the kernel in the runtime that the
+kernel table was read from.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from lowerdeck.emitter._torch_private import lower_bound
+from lowerdeck.emitter.errors import UnsupportedError
+from lowerdeck.emitter.graph import Block, Call, Cond, Method, Operation, all_blocks
+from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.passes.select_kernels import find_kernel, source_of
+from lowerdeck.emitter.values import ScalarValue, TensorValue
+
+_ATEN = torch.ops.aten
+Size: TypeAlias = tuple[TensorValue, int]
+"""A tensor and one of its dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    """What a call gives when there is nothing to compute from.
+
+    Attributes:
+        sizes: Sizes of which one must be 0.
+        shape: For each dimension of the result the sizes and numbers whose sum it is.
+        value: What all elements are then, if there are any.
+    """
+
+    sizes: Sequence[Size]
+    shape: Sequence[Sequence[Size | int]]
+    value: float | bool = 0
+
+
+_Rule: TypeAlias = Callable[[Call], "_Empty | None"]
+
+
+def guard_empty(method: Method, table: KernelTable) -> None:
+    """Fill the output, and do not run the kernel, where a dimension that it needs is 0.
+
+    Requires:
+        Kernels are selected, and branches write their results. This pass adds branches that do.
+
+    Ensures:
+        No kernel of a rule runs on what the rule tests to be empty.
+
+    Raises:
+        UnsupportedError: If torch has no value for the tensor that a call is given.
+    """
+    for block in list(all_blocks(method.block)):
+        body: list[Operation] = []
+        for operation in block.body:
+            empty = _empty(operation)
+            if empty is None or not isinstance(operation, Call):
+                body.append(operation)
+                continue
+            doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
+            _guard(operation, empty, doubtful, body, table)
+        block.body = body
+
+
+def _empty(operation: Operation) -> _Empty | None:
+    if not isinstance(operation, Call) or operation.kernel is None:
+        return None
+    rule = _RULES.get(operation.target)
+    return rule(operation) if rule is not None else None
+
+
+def _guard(
+    call: Call, empty: _Empty, doubtful: list[Size], body: list[Operation], table: KernelTable
+) -> None:
+    """Append ``call`` to ``body``, inside a branch if it may have nothing to do."""
+    filled = Block()
+    if not doubtful:
+        body.append(call)
+        return
+    if any(isinstance(_size(size), int) for size in doubtful):
+        _fill(call, empty, filled, table)
+        body += filled.body
+        return
+    maker = _Numbers(call, body, table)
+    product: Any = maker.size(doubtful[0])
+    for size in doubtful[1:]:
+        product = maker.call(operator.mul, [product, maker.size(size)])
+    nothing = maker.call(operator.eq, [product, 0], bool)
+    _fill(call, empty, filled, table)
+    # Both branches write the outputs themselves, so there is nothing to copy behind them.
+    filled.results = list(call.outs)
+    body.append(
+        Cond(nothing, (filled, Block([], [call], list(call.outs))), call.outs, call.origin)
+    )
+
+
+def _fill(call: Call, empty: _Empty, block: Block, table: KernelTable) -> None:
+    """Let ``block`` write the output of ``call`` without it."""
+    maker = _Numbers(call, block.body, table)
+    (out,) = call.outs
+    assert isinstance(out, TensorValue)
+    shape = [maker.sum(parts) for parts in empty.shape]
+    args = [shape, empty.value, out.dtype, None, None, None]
+    maker.add(Call(_ATEN.full.default, args, [out], call.origin))
+
+
+class _Numbers:
+    """Appends calls that compute sizes at run time."""
+
+    def __init__(self, call: Call, body: list[Operation], table: KernelTable) -> None:
+        self._call, self._body, self._table = call, body, table
+
+    def add(self, call: Call) -> None:
+        call.kernel, _ = find_kernel(call.target, self._table)
+        self._body.append(call)
+
+    def call(self, target: Any, args: list[Any], kind: type = int) -> ScalarValue:
+        made = ScalarValue(f"{self._call.outs[0].name}.size", kind)
+        self.add(Call(target, args, [made], self._call.origin))
+        return made
+
+    def size(self, size: Size) -> Any:
+        known = _size(size)
+        return known if isinstance(known, int) else self.call(_ATEN.sym_size.int, list(size))
+
+    def sum(self, parts: Sequence[Size | int]) -> Any:
+        number, varying = 0, []
+        for part in parts:
+            found = part if isinstance(part, (int, ScalarValue)) else self.size(part)
+            if isinstance(found, int):
+                number += found
+            else:
+                varying.append(found)
+        if not varying:
+            return number
+        total = varying[0]
+        for other in (*varying[1:], *([number] if number else [])):
+            total = self.call(operator.add, [total, other])
+        return total
+
+
+def _size(size: Size) -> Any:
+    tensor, dim = size
+    return tensor.shape[dim]
+
+
+def _least(size: Size, ranges: Mapping[Any, Any]) -> int:
+    found = _size(size)
+    return found if isinstance(found, int) else lower_bound(found, ranges)
+
+
+def _all_sizes(tensor: TensorValue) -> list[Size]:
+    return [(tensor, dim) for dim in range(tensor.rank)]
+
+
+def _matrix_product(call: Call) -> _Empty:
+    """Fill with zeros: the kernel does not touch its output when it has nothing to sum."""
+    one, other = call.args[:2]
+    rows = [[size] for size in _all_sizes(one)[:-1]]
+    return _Empty([(one, one.rank - 1)], [*rows, [(other, other.rank - 1)]])
+
+
+def _linear(call: Call) -> _Empty | None:
+    """Do so for a linear layer without bias; with one the kernel begins with the bias."""
+    one, weight, bias = call.args
+    if bias is not None:
+        return None
+    rows = [[size] for size in _all_sizes(one)[:-1]]
+    return _Empty([(one, one.rank - 1)], [*rows, [(weight, 0)]])
+
+
+def _extreme(call: Call) -> _Empty:
+    """Fill with the least that there is (or the most): the kernel ends the process."""
+    source, dims, keep = call.args
+    (out,) = call.outs
+    assert isinstance(out, TensorValue)
+    reduced = {dim % source.rank for dim in dims} if dims else set(range(source.rank))
+    shape: list[Sequence[Size | int]] = []
+    for size in _all_sizes(source):
+        if size[1] not in reduced:
+            shape.append([size])
+        elif keep:
+            shape.append([1])
+    return _Empty(_all_sizes(source), shape, _limit(out.dtype, least=call.op_name == "amax"))
+
+
+def _limit(dtype: torch.dtype, *, least: bool) -> float | bool:
+    if dtype is torch.bool:
+        return not least
+    if dtype.is_floating_point:
+        return float("-inf" if least else "inf")
+    info = torch.iinfo(dtype)
+    return int(info.min if least else info.max)
+
+
+def _alike(call: Call) -> _Empty:
+    """Give the result its shape: the kernel divides by a size, which ends the process."""
+    sizes = _all_sizes(call.args[0])
+    return _Empty(sizes, [[size] for size in sizes])
+
+
+def _concatenation(call: Call) -> _Empty:
+    """Give the result its shape, of which the kernel forgets pieces without elements."""
+    pieces, dim = call.args
+    # Whatever the others are, torch skips a vector of no elements.
+    whole = [piece for piece in pieces if piece.rank != 1 or piece.sizes != (0,)] or pieces
+    first = whole[0]
+    dim %= first.rank
+    others = [size for size in _all_sizes(first) if size[1] != dim]
+    shape: list[Sequence[Size | int]] = [[size] for size in _all_sizes(first)]
+    shape[dim] = [(piece, dim) for piece in whole]
+    return _Empty(others, shape)
+
+
+def _padding(call: Call) -> _Empty:
+    """Fill all: the kernel takes an inner dimension of size 0 for too small an output."""
+    source, pad, value = call.args
+    shape: list[Sequence[Size | int]] = [[size] for size in _all_sizes(source)]
+    for index in range(0, len(pad), 2):
+        dim = source.rank - 1 - index // 2
+        shape[dim] = [(source, dim), pad[index], pad[index + 1]]
+    return _Empty(_all_sizes(source), shape, value)
+
+
+def _must_have_one(call: Call) -> None:
+    """Refuse what torch raises for when it runs, but not when it exports."""
+    source = call.args[0]
+    if any(size == 0 for size in source.shape):
+        raise UnsupportedError(
+            f"{call.op_name} of a tensor without elements, of shape {tuple(source.shape)}, has no "
+            f"value, and torch raises an error: {source_of(call.origin)}; give it at least one"
+        )
+
+
+_RULES: dict[Any, _Rule] = {
+    _ATEN.mm.default: _matrix_product,
+    _ATEN.bmm.default: _matrix_product,
+    _ATEN.linear.default: _linear,
+    _ATEN.amax.default: _extreme,
+    _ATEN.amin.default: _extreme,
+    _ATEN._log_softmax.default: _alike,
+    _ATEN.cat.default: _concatenation,
+    _ATEN.constant_pad_nd.default: _padding,
+    _ATEN.max.default: _must_have_one,
+    _ATEN.min.default: _must_have_one,
+}
