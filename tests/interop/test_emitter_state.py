@@ -201,6 +201,61 @@ def test_names_that_share_nothing_are_told() -> None:
         emit(program, shared_state="kept")
 
 
+def test_a_state_that_has_another_name_in_each_method(tmp_path: Path) -> None:
+    memory = torch.arange(4.0) - 1
+    modules = {"one": Adds(memory, "mine"), "two": Adds(memory, "yours")}
+    programs = {name: exported(module, X, loaded=True) for name, module in modules.items()}
+    assert emit(programs).memory_plans["two"].sizes[-1] == 32
+    emitted = emit(programs, shared_state=[("mine", "yours")])
+    assert [plan.sizes[-1] for plan in emitted.memory_plans.values()] == [16, 16]
+    compare(emitted, modules, TURNS, tmp_path)
+
+
+@pytest.mark.parametrize("share", [["again"], [("kept", "again")], {("kept", "again"), "kept"}])
+def test_a_state_that_has_two_names_in_one_module(share: Any, tmp_path: Path) -> None:
+    class Tied(Adds):
+        def __init__(self, memory: torch.Tensor) -> None:
+            super().__init__(memory)
+            self.register_buffer("again", memory)
+
+    memory = torch.arange(4.0) - 1
+    modules = {"one": Tied(memory), "two": Adds(memory, "again")}
+    programs = {name: exported(module, X, loaded=True) for name, module in modules.items()}
+    compare(emit(programs, shared_state=share), modules, TURNS, tmp_path)
+
+
+def test_two_states_of_one_method_are_not_made_one() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("a", torch.zeros(4))
+            self.register_buffer("b", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.a.add_(x)
+            return self.b + 1
+
+    with pytest.raises(UnsupportedError, match="'a' of method 'forward' and 'b' of method 'forw"):
+        emit(exported(Two(), X), shared_state=[("a", "b")])
+
+
+@pytest.mark.parametrize(
+    "share", [1, None, b"kept", {"kept": 1}, [["kept"]], [True], ["kept", 3], [()], [("kept", 3)]]
+)
+def test_what_is_no_list_of_names_is_told(share: Any) -> None:
+    with pytest.raises(
+        EmitterError, match=r"shared_state: found .*expected True or a list of nam"
+    ):
+        emit(exported(Adds(torch.zeros(4)), X), shared_state=share)
+
+
+def test_a_name_that_only_one_method_has_is_told() -> None:
+    with pytest.raises(
+        EmitterError, match=r"\['kept'\], but only method 'forward' has that state"
+    ):
+        emit(exported(Adds(torch.zeros(4)), X), shared_state=["kept"])
+
+
 def test_states_of_other_forms_are_not_one() -> None:
     programs = {
         "one": exported(Adds(torch.zeros(4)), X),

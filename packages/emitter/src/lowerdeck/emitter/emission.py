@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch.export import ExportedProgram
 
@@ -24,6 +24,7 @@ from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.emitter.read_graph import read_method
+from lowerdeck.emitter.shared_names import SharedNames, SharedState
 from lowerdeck.emitter.source_code import stack_frames
 from lowerdeck.emitter.state_sharing import find_states
 from lowerdeck.emitter.states import StatePool
@@ -34,7 +35,7 @@ def emit(
     programs: ExportedProgram | Mapping[str, ExportedProgram],
     *,
     config: EmitConfig | None = None,
-    shared_state: bool | Iterable[str] = (),
+    shared_state: SharedState = (),
 ) -> EmittedProgram:
     """Return the program that the official runtime runs for ``programs``.
 
@@ -43,8 +44,11 @@ def emit(
             method name. None of them is changed.
         config: Settings; the defaults suit the official runtime.
         shared_state: Names of mutable buffers that are one state in all methods that have them,
-            although they lie in several memories, as after saving and loading methods apart; True
-            for all names. Buffers in one memory are one state whatever they are called.
+            although they lie in several memories, as after saving and loading methods apart. An
+            entry is a name, or a tuple of names where one state has several
+            (``[("cache", "decoder.cache")]``); True stands for each name by itself. Buffers in one
+            memory are one state whatever they are called, so a name that only one of them has
+            brings the others of its memory along.
 
     Raises:
         EmitterError: If the settings contradict each other or the programs.
@@ -63,7 +67,7 @@ def emit(
     settings = config if config is not None else EmitConfig()
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
-    emission = _Emission(settings, by_name, shared_state)
+    emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
         with collector_held():
             emission.add_method(name)
@@ -79,7 +83,7 @@ class _Emission:
         self,
         settings: EmitConfig,
         programs: Mapping[str, ExportedProgram],
-        shared_state: bool | Iterable[str],
+        shared_state: SharedNames,
     ) -> None:
         self._settings = settings
         self._constants = ConstantPool()

@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from lowerdeck.emitter._torch_private import FakeTensor, data_address
 from lowerdeck.emitter.errors import EmitterError, UnsupportedError
+from lowerdeck.emitter.shared_names import SharedNames
 from lowerdeck.emitter.tensors import layout_of
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import Extent, MemoryMap
@@ -56,6 +57,7 @@ class _Member:
     name: str
     tensor: torch.Tensor
     mutated: bool
+    used: bool = True
 
     @property
     def memory(self) -> tuple[str, int]:
@@ -80,30 +82,30 @@ class _Member:
 _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
-def find_states(
-    programs: Mapping[str, TracedProgram], shared_state: bool | Iterable[str]
-) -> StateViews:
+def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> StateViews:
     """Return how each method reads the memory that any of them writes.
 
     A method that only reads such memory must see what another one has written.
 
     Args:
         programs: All methods of one program.
-        shared_state: Names that stand for one state although their memories differ; True for all.
+        shared: Names that stand for one state although their memories differ.
 
     Raises:
-        EmitterError: If ``shared_state`` names no state.
+        EmitterError: If ``shared`` names no state, or one that no second method has.
         UnsupportedError: If one name stands for two memories, or two views cannot be one state.
     """
-    members = [member for name in sorted(programs) for member in _members(name, programs[name])]
+    held = [member for name in sorted(programs) for member in _members(name, programs[name])]
+    members = [member for member in held if member.used]
     groups: _Groups = {}
     for member in members:
         groups.setdefault(member.memory, []).append(member)
     _check_storages(members)
     names = {member.name for group in _written(groups) for member in group}
-    _check_names(shared_state, names)
+    for one_state in shared.sets:
+        _join_named(one_state, held, groups)
     for name in sorted(names):
-        _join(name, groups, shared_state)
+        _join(name, groups, shared)
     views: dict[tuple[str, str], StateView] = {}
     for group in _written(groups):
         views |= _views(group)
@@ -140,13 +142,15 @@ def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
     signature = exported.graph_signature
     mutated = {spec.target for spec in signature.output_specs if spec.kind in MUTATIONS}
     placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    for node, spec in zip(placeholders, signature.input_specs, strict=True):
-        if spec.kind not in _HELD or spec.target is None:
-            continue
-        tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
-        # A buffer that nobody reads is no reason for a complaint.
-        if (node.users or spec.target in mutated) and _has_memory(tensor):
-            yield _Member(method, spec.target, tensor, spec.target in mutated)
+    used: set[str | None] = {
+        spec.target
+        for node, spec in zip(placeholders, signature.input_specs, strict=True)
+        if spec.kind in _HELD and (node.users or spec.target in mutated)
+    }
+    # What nobody reads is no reason for a complaint, but a second name of what somebody does.
+    for name, tensor in {**exported.constants, **exported.state_dict}.items():
+        if _has_memory(tensor):
+            yield _Member(method, name, tensor, name in mutated, name in used)
 
 
 def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
@@ -155,45 +159,80 @@ def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
-def _check_names(shared_state: bool | Iterable[str], names: set[str]) -> None:
-    if isinstance(shared_state, bool):
-        return
-    if isinstance(shared_state, str):
+def _join_named(names: frozenset[str], held: list[_Member], groups: _Groups) -> None:
+    """Make the groups that have one of ``names`` one; a buffer that nobody reads may lend its own.
+
+    Raises:
+        EmitterError: If a name is unknown, or stands in one place only.
+    """
+    told = sorted(names)
+    here = [member for member in held if member.name in names and member.memory in groups]
+    memories = {member.memory for member in here}
+    apart = [group for memory, group in groups.items() if memory in memories]
+    unknown = sorted(names - {member.name for member in here})
+    written = sorted({member.name for group in _written(groups) for member in group})
+    if unknown or not any(member.mutated for group in apart for member in group):
         raise EmitterError(
-            f"shared_state: found the text {shared_state!r}, expected True or several names: "
-            f"write [{shared_state!r}]"
+            f"shared_state names {unknown or told}, but no method mutates a tensor of that name; "
+            f"the states are {written}"
         )
-    unknown = sorted(set(shared_state) - names)
-    if unknown:
+    places = {(member.method, member.name) for group in apart for member in group}
+    if len(places) < 2:
+        ((method, name),) = places
         raise EmitterError(
-            f"shared_state names {unknown}, but no method mutates a tensor of that name; the "
-            f"states are {sorted(names)}"
+            f"shared_state names {told}, but only method {method!r} has that state, as {name!r}: "
+            f"name with it what it is one with; the states are {written}"
         )
+    _unite(apart, groups)
 
 
-def _join(
-    name: str,
-    groups: _Groups,
-    shared_state: bool | Iterable[str],
-) -> None:
+def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
     """Make the groups that hold ``name`` one, if the user says that they are."""
     apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
+    if len(apart) > 1 and not shared.every:
+        one, other = (next(m for m in group if m.name == name) for group in apart[:2])
+        raise UnsupportedError(
+            f"{one.told} and {other.told} lie in two memories, and a method writes one of them; "
+            f"{_CURE.format(name=name)}"
+        )
+    _unite(apart, groups)
+
+
+def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
+    """Make several groups one state."""
     if len(apart) < 2:
         return
     first, *others = apart
-    one = next(member for member in first if member.name == name)
     for group in others:
-        other = next(member for member in group if member.name == name)
-        if shared_state is not True and (not shared_state or name not in shared_state):
-            raise UnsupportedError(
-                f"{one.told} and {other.told} lie in two memories, and a method writes one of "
-                f"them; {_CURE.format(name=name)}"
-            )
-        _check_alike(one, other)
+        if group is first:
+            continue
+        _check_alike(*_pair(first, group))
+        _check_methods(first, group)
         first += group
         for memory, found in groups.items():
             if found is group:
                 groups[memory] = first
+
+
+def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]:
+    """Return two members to compare: of one name, if there are such."""
+    named = {member.name: member for member in first}
+    for member in group:
+        if member.name in named:
+            return named[member.name], member
+    return first[0], group[0]
+
+
+def _check_methods(first: list[_Member], group: list[_Member]) -> None:
+    """Refuse to make one state of what one method has twice: its graph says that they are two."""
+    for one in first:
+        for other in group:
+            if one.method == other.method and (one.mutated or other.mutated):
+                raise UnsupportedError(
+                    f"{one.told} and {other.told} cannot be one state: they are two in the graph "
+                    "of that method, which does not see a write to one in the other; use one "
+                    "buffer in the model"
+                )
 
 
 def _check_alike(one: _Member, other: _Member) -> None:

@@ -175,9 +175,11 @@ def _linear(call: Call) -> _Empty | None:
     return _Empty([(one, one.rank - 1)], [*rows, [(weight, 0)]])
 
 
-def _extreme(call: Call) -> _Empty:
+def _extreme(call: Call) -> _Empty | None:
     """Fill with the least that there is (or the most): the kernel ends the process."""
     source, dims, keep = call.args
+    if source.rank == 0:
+        return None
     (out,) = call.outs
     assert isinstance(out, TensorValue)
     reduced = {dim % source.rank for dim in dims} if dims else set(range(source.rank))

@@ -1,0 +1,71 @@
+"""What a user says of states: which names stand for one although their memories differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lowerdeck.emitter.errors import EmitterError
+
+SharedState: TypeAlias = bool | Iterable[str | tuple[str, ...]]
+"""Names that are one state in all methods; a tuple holds several names of one state; True: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNames:
+    """The names of states, read and checked.
+
+    Attributes:
+        every: Whether each name is one state wherever it stands.
+        sets: Names that stand for one state, one set for each state.
+    """
+
+    every: bool = False
+    sets: tuple[frozenset[str], ...] = ()
+
+    @classmethod
+    def of(cls, given: SharedState) -> SharedNames:
+        """Return what the user gave.
+
+        Args:
+            given: The argument ``shared_state`` of ``emit``.
+
+        Raises:
+            EmitterError: If it has another form.
+        """
+        if isinstance(given, bool):
+            return cls(every=given)
+        if isinstance(given, str):
+            raise _wrong(given, f"write [{given!r}]")
+        unordered: object = given
+        if isinstance(given, (bytes, Mapping)) or not isinstance(unordered, Iterable):
+            raise _wrong(given, 'write ["cache"] or [("cache", "other.cache")]')
+        sets: list[frozenset[str]] = []
+        for entry in given:
+            names = (entry,) if isinstance(entry, str) else entry
+            if not isinstance(names, (tuple, Set)) or not names:
+                raise _wrong(entry, "an entry is a name, or a tuple of the names of one state")
+            if not all(isinstance(name, str) for name in names):
+                raise _wrong(entry, "an entry is a name, or a tuple of the names of one state")
+            sets.append(frozenset(names))
+        return cls(sets=_united(sets))
+
+
+def _united(sets: Iterable[frozenset[str]]) -> tuple[frozenset[str], ...]:
+    """Return the sets, those with a name in common as one."""
+    apart: list[frozenset[str]] = []
+    for names in sets:
+        joined = names
+        for other in [other for other in apart if not other.isdisjoint(names)]:
+            apart.remove(other)
+            joined |= other
+        apart.append(joined)
+    return tuple(apart)
+
+
+def _wrong(found: object, cure: str) -> EmitterError:
+    kind = type(found).__name__
+    return EmitterError(
+        f"shared_state: found {found!r} ({kind}), expected True or a list of names: {cure}"
+    )
