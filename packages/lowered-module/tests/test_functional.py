@@ -26,7 +26,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.functional import first_harm, functional, writes_outside
-from lowerdeck.lowered_module.testing import VerbatimBackend
+from lowerdeck.lowered_module.testing import RunPartitioner, VerbatimBackend
 
 aten = torch.ops.aten
 assert VerbatimBackend.__name__ == "VerbatimBackend"
@@ -222,6 +222,41 @@ def test_what_torch_cannot_make_functional_is_refused_with_both_nodes(
     with pytest.raises(AliasingError, match=r"'select.*'copy_'.*RuntimeError: no way"):
         to_backend(program, Takes(calls(aten.select.int)))
     assert str(program.graph) == before
+
+
+class Overlapping(nn.Module):
+    """Two buffers that are views of one memory, of which one is changed."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, second: slice) -> None:
+        super().__init__()
+        memory = torch.arange(8.0)
+        self.register_buffer("low", memory[:4])
+        self.register_buffer("high", memory[second])
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = (self.high * x).relu()
+        self.low.add_(x)
+        return self.high * before + 1
+
+
+@pytest.mark.parametrize("chosen", ["mul", "relu", "add", "add_"])
+@pytest.mark.parametrize("second", [slice(2, 6), slice(4, 8), slice(0, 4)])
+def test_overlapping_buffers_are_lowered_right_or_refused_by_name(
+    second: slice, chosen: str
+) -> None:
+    model = Overlapping(second)
+    program = torch.export.export(model, (torch.ones(4),))
+    partitioner = RunPartitioner(lambda node: chosen in str(node.target).split("."))
+    if second == slice(2, 6) and chosen in ("mul", "add_"):
+        with pytest.raises(AliasingError, match="'low' and 'high' overlap in memory, and 'add_'"):
+            to_backend(program, partitioner)
+        return
+    lowered = to_backend(program, partitioner).module()
+    for x in (torch.ones(4), torch.arange(4.0)):
+        assert torch.equal(lowered(x), model(x))
 
 
 def test_writes_to_what_is_given_are_found_and_others_are_not() -> None:

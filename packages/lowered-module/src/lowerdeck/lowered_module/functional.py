@@ -21,11 +21,13 @@ from lowerdeck.torch_base import (
     Extent,
     MemoryMap,
     MemoryUse,
+    RepeatedMemoryError,
     aliasing_parts,
     explicit,
     graphs_of,
     held_tensors,
     shared_inputs,
+    written_overlap,
 )
 
 CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
@@ -87,6 +89,16 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
     """
     try:
         plain = explicit(program)
+    except RepeatedMemoryError as error:
+        raise AliasingError(f"{harm}, and a delegate passes values only; but {error}") from error
+    overlap = written_overlap(plain)
+    if overlap is not None:
+        raise AliasingError(
+            f"{harm}, and a delegate passes values only; but {overlap}, which values cannot tell: "
+            "leave these nodes out of partitions, or use one buffer in the model, and views of it "
+            "where it is used"
+        )
+    try:
         done: ExportedProgram = plain.run_decompositions(aliasing_parts(plain))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]

@@ -19,6 +19,7 @@ from lowerdeck.torch_base.graphs import (
     nested_graphs,
 )
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
+from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError
 from lowerdeck.torch_base.tensor_bytes import bytes_of
 
@@ -31,9 +32,11 @@ __all__ = [
     "Extent",
     "MemoryMap",
     "MemoryUse",
+    "WrittenOverlap",
     "held_tensors",
     "hides_aliases",
     "shared_inputs",
+    "written_overlap",
     # The bytes of a tensor, and copies that cost nothing until they are written
     "OwnCopies",
     "bytes_of",

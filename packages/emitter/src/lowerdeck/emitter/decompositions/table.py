@@ -46,7 +46,7 @@ from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.provenance import Provenance
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import MemoryUse, RepeatedMemoryError, explicit, shared_inputs
+from lowerdeck.torch_base import RepeatedMemoryError, explicit, written_overlap
 
 _ATEN = torch.ops.aten
 
@@ -208,19 +208,12 @@ def _refuse_overlaps(exported: ExportedProgram) -> None:
 
     torch would fail on it, and say nothing of the names.
     """
-    memory = MemoryUse.of_program(exported)
-    if not memory.has_writes:
-        return
-    targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs}
-    for nodes in shared_inputs(exported):
-        writers = memory.writers(nodes[0])
-        used = [targets[node.name] for node in nodes if node.users]
-        if writers and len(used) > 1:
-            raise UnsupportedError(
-                f"{' and '.join(map(repr, used))} overlap in memory, and {writers[0].name!r} "
-                f"({writers[0].target}) writes it, which a program of values cannot tell: use "
-                "one buffer in the model, and views of it where it is used"
-            )
+    overlap = written_overlap(exported)
+    if overlap is not None:
+        raise UnsupportedError(
+            f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
+            "views of it where it is used"
+        )
 
 
 def needs_decomposition(
