@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 from lowerdeck.emitter import MissingKernelError, UnsupportedError, emit
 from tests.interop import official
@@ -113,3 +116,72 @@ def test_two_draws_are_two() -> None:
     )
     assert isinstance(outcome, official.Ran), outcome
     assert outcome.outputs[0][0].abs().max() > 0.1
+
+
+Body = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _in_cond(body: Body) -> Body:
+    return lambda x: torch.cond(x.sum() > -1, lambda x: body(x) + x, lambda x: x + 1, (x,))
+
+
+def _in_while_loop(body: Body) -> Body:
+    def looped(x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.tensor(0), torch.zeros(2, *SHAPE)
+
+        def turn(i: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> Any:
+            return i + 1, torch.stack([rows[1], body(x)]), x.clone()
+
+        return while_loop(lambda i, rows, x: i < 2, turn, (first, second, x))[1]
+
+    return looped
+
+
+def _in_map(body: Body) -> Body:
+    return lambda x: map_rows(lambda row: body(row) + 0, torch.stack([x, x]))
+
+
+def _in_scan(body: Body) -> Body:
+    def scanned(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.stack([x, x])
+        return scan(lambda kept, row: (kept + row, body(row) + kept * 0), x, rows, dim=0)[1]
+
+    return scanned
+
+
+INSIDE: dict[str, Callable[[Body], Body]] = {
+    "cond": _in_cond,
+    "cond in cond": lambda body: _in_cond(_in_cond(body)),
+    "while_loop": _in_while_loop,
+    "map": _in_map,
+    "scan": _in_scan,
+    "cond in map": lambda body: _in_map(_in_cond(body)),
+}
+# Of an input, of a constant, of nothing, and two of what is written in place.
+BODIES = ("rand_like of an input", "rand_like of a constant", "randn", "dropout", "uniform_")
+# torch cannot export a scan whose body takes a constant from outside.
+NESTED = [
+    (where, body)
+    for where in INSIDE
+    for body in BODIES
+    if (where, body) != ("scan", "rand_like of a constant")
+]
+
+
+@pytest.mark.parametrize(("where", "body"), NESTED)
+def test_each_turn_of_a_nested_graph_draws_anew(where: str, body: str, tmp_path: Path) -> None:
+    program = emitted(INSIDE[where](FILLED[body]))
+    program.save(tmp_path / "model.pte")
+    for file in (program.to_bytes(), tmp_path / "model.pte"):
+        outcome = official.run(file, [official.Call((torch.zeros(SHAPE),))] * 2)
+        assert isinstance(outcome, official.Ran), outcome
+        turns = [turn for (found,) in outcome.outputs for turn in found.view(-1, *SHAPE)]
+        assert len(turns) == (2 if where in ("cond", "cond in cond") else 4)
+        for number, turn in enumerate(turns):
+            assert all(not torch.equal(turn, other) for other in turns[:number])
+
+
+@pytest.mark.parametrize("where", INSIDE)
+def test_what_no_kernel_draws_is_refused_inside_nested_graphs(where: str) -> None:
+    with pytest.raises(MissingKernelError, match=r"aten\.poisson"):
+        emitted(INSIDE[where](lambda x: torch.poisson(x + 8)))
