@@ -56,8 +56,9 @@ class Overlapping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("whole", torch.zeros(6))
-        self.register_buffer("part", self.whole[2:])
+        memory = torch.zeros(8)
+        self.register_buffer("whole", memory[:6])
+        self.register_buffer("part", memory[2:])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the write to the one shows of the other."""

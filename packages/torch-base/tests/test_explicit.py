@@ -115,6 +115,27 @@ class TwoNames(nn.Module):
         return self.cache + self.keeps.memory * 2
 
 
+class Parts(nn.Module):
+    whole: Tensor
+    part: Tensor
+    inner: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.arange(24.0)
+        # A part is told before what it is a part of, and lies in the middle of it.
+        self.register_buffer("part", memory[6:12].view(2, 3))
+        self.register_buffer("whole", memory.view(8, 3))
+        self.register_buffer("inner", memory[9:12])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        self.part.add_(x)
+        read = self.whole * 2
+        self.whole[2:4].mul_(2)
+        self.inner.copy_(x[0])
+        return read, self.part + 1, self.inner.sum()
+
+
 class Repeated(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         wide = x.expand(4, 2, 3)

@@ -5,12 +5,13 @@ Some things get lost, without a word: what is written through the result of an o
 schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
 does; what is written through an expanded tensor comes out multiplied. Others make it fail: a
 buffer that becomes an input of the user, and a tensor that is written and has two names (a buffer,
-and the constant that a cache's own attribute was lifted to).
+and the constant that a cache's own attribute was lifted to), or whose part is a buffer of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.export import ExportedProgram
@@ -80,37 +81,84 @@ def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., o
     return table
 
 
-def _second_names(program: ExportedProgram) -> dict[str, str]:
-    """Return the placeholders that are further names of a tensor that is written, with its first.
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What a placeholder is a further name of.
 
-    A parameter or buffer comes first, then whatever stands first.
+    Attributes:
+        first: The name of the placeholder that stands for the memory.
+        offset: The element of it, in memory's order, that comes first; None for the whole.
+        shape: The shape of a part.
+    """
+
+    first: str
+    offset: int | None = None
+    shape: tuple[int, ...] = ()
+
+
+def _second_names(program: ExportedProgram) -> dict[str, _Name]:
+    """Return the placeholders that are further names of a tensor that is written, or of its parts.
+
+    A parameter or buffer comes first, then whatever stands first; what holds a part before it.
     """
     memory = MemoryUse.of_program(program)
     if not memory.has_writes:
         return {}
-    held = held_tensors(program)
+    held = {node: value for node, value in held_tensors(program).items() if memory.writers(node)}
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
-    one: dict[object, list[Node]] = {}
-    for node, value in held.items():
-        if memory.writers(node):
-            form = (value.dtype, value.shape, value.stride(), Extent.of(value))
-            one.setdefault(form, []).append(node)
-    found: dict[str, str] = {}
-    for nodes in one.values():
+    together: dict[Node, list[Node]] = {}
+    for node in held:
+        together.setdefault(memory.group(node), []).append(node)
+    found: dict[str, _Name] = {}
+    for nodes in together.values():
+        extents = {node: Extent.of(held[node]) for node in nodes}
         first, *others = sorted(
-            nodes, key=lambda node: kinds[node.name] == InputKind.CONSTANT_TENSOR
+            nodes,
+            key=lambda node: (
+                extents[node].start - extents[node].end,
+                kinds[node.name] == InputKind.CONSTANT_TENSOR,
+            ),
         )
-        found |= {node.name: first.name for node in others}
+        for node in others:
+            if kinds[node.name] != kinds[first.name] == InputKind.CONSTANT_TENSOR:
+                continue  # A constant cannot take what a buffer does.
+            name = _name(first, held[first], held[node], extents[first], extents[node])
+            if name is not None:
+                found[node.name] = name
     return found
 
 
+def _name(
+    first: Node, whole: torch.Tensor, part: torch.Tensor, around: Extent, inside: Extent
+) -> _Name | None:
+    """Return how ``part`` is told of ``whole``, or None where views of values cannot tell it."""
+    if whole.dtype is not part.dtype or around.space != inside.space:
+        return None
+    if (whole.shape, whole.stride(), around) == (part.shape, part.stride(), inside):
+        return _Name(first.name)
+    offset, rest = divmod(inside.start - around.start, whole.element_size())
+    within = around.start <= inside.start and inside.end <= around.end and not rest
+    if not within or not whole.is_contiguous() or not part.is_contiguous():
+        return None
+    return _Name(first.name, offset, tuple(part.shape))
+
+
 def _merged(
-    program: ExportedProgram, graph_module: GraphModule, renamed: dict[str, str]
+    program: ExportedProgram, graph_module: GraphModule, renamed: dict[str, _Name]
 ) -> ExportGraphSignature:
-    """Let one placeholder stand for all names of a tensor, in place; return the signature."""
-    by_name = {node.name: node for node in graph_module.graph.find_nodes(op="placeholder")}
-    for name, first in renamed.items():
-        by_name[name].replace_all_uses_with(by_name[first])
+    """Let one placeholder stand for all names of a memory, in place; return the signature."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    by_name = {node.name: node for node in placeholders}
+    begin = placeholders[-1].next
+    for name, known in renamed.items():
+        value = by_name[known.first]
+        if known.offset is not None and by_name[name].users:
+            count = by_name[name].meta["val"].numel()
+            value = add_call(begin, _ATEN.view.default, (value, [-1]))
+            bounds = (0, known.offset, known.offset + count)
+            value = add_call(begin, _ATEN.slice.Tensor, (value, *bounds))
+            value = add_call(begin, _ATEN.view.default, (value, list(known.shape)))
+        by_name[name].replace_all_uses_with(value)
         graph_module.graph.erase_node(by_name[name])
     signature = program.graph_signature
     kept = [spec for spec in signature.input_specs if spec.arg.name not in renamed]
