@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     AllocationDetails,
@@ -20,6 +21,7 @@ from lowerdeck.serializer import (
     Buffer,
     Chain,
     CompileSpec,
+    ContainerMetadata,
     DataLocation,
     DelegateCall,
     EValue,
@@ -33,6 +35,7 @@ from lowerdeck.serializer import (
     Program,
     ScalarType,
     Tensor,
+    serialize_pte,
     write_pte,
 )
 from lowerdeck.serializer.command_line import main
@@ -181,6 +184,22 @@ def test_diff_names_what_changed(
     shown = capsys.readouterr().out
     assert "aten::add.out: 1 -> 2 calls" in shown
     assert "weight" in shown
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_diff_compares_the_structure_of_inputs_and_outputs(
+    side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "a.pte", tmp_path / "b.pte"]
+    for path, text in zip(paths, ("one\x1b", "two" + "x" * 1000), strict=True):
+        program = add_program()
+        texts = (text, "same") if side == "inputs" else ("same", text)
+        program.execution_plan[0].container_meta_type = ContainerMetadata(*texts)
+        path.write_bytes(serialize_pte(program))
+    assert main(["diff", *map(str, paths)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"method forward: structure of {side}: one\\x1b -> two")
+    assert len(line) < 600
 
 
 def test_diff_says_each_thing_once(

@@ -18,6 +18,8 @@ from lowerdeck.serializer.commands.answers import (
     EXIT_STATUS_HELP,
     ExitStatus,
     complain,
+    printing,
+    say,
     status_of,
 )
 from lowerdeck.serializer.commands.diff import DiffCommand
@@ -63,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             status = _run(arguments)
             # What cannot be written shows here, and not when Python ends.
-            sys.stdout.flush()
+            with printing():
+                sys.stdout.flush()
         except BrokenPipeError:
             # The reader of our output (``| head``) went away; that is no error of ours.
             _let_go_of_stdout()
@@ -83,10 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
-        print(_menu(found))
+        say(*_menu(found).splitlines())
         return ExitStatus.DONE
     if arguments[0] == "--version":
-        print(_versions())
+        say(*_versions().splitlines())
         return ExitStatus.DONE
     name = arguments[0]
     command = _OWN.get(name) or _load(name, found)
@@ -106,7 +109,7 @@ class _VersionAction(argparse.Action):
     """Prints one package in a line, where argparse would fill one line with all."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(_versions())
+        say(*_versions().splitlines())
         parser.exit()
 
 

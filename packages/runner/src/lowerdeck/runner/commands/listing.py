@@ -65,10 +65,10 @@ class BackendsCommand:
         """
         found = installed_backends()
         if args.json:
-            print(json.dumps([asdict(backend) for backend in found], indent=2))
+            say(*json.dumps([asdict(backend) for backend in found], indent=2).splitlines())
             return ExitStatus.DONE
         if not found:
-            print("no backends are installed; lowerdeck-demo-backends has some")
+            say("no backends are installed; lowerdeck-demo-backends has some")
         for backend in found:
             for line in _lines(backend, with_operators=args.operators):
                 say(line)

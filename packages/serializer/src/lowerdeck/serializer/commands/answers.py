@@ -54,8 +54,25 @@ def say(*lines: str) -> None:
     Args:
         lines: The lines; what is not plainly visible in them is escaped.
     """
-    for line in lines:
-        print(printable(line))
+    with printing():
+        for line in lines:
+            print(printable(line))
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Name the output where it cannot be written, as a full disk under it: it has no path.
+
+    Raises:
+        CommandError: It cannot be written.
+        BrokenPipeError: Its reader went away, which is no error.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CommandError(f"cannot write {_told('stdout', error)}", ExitStatus.FAILED) from error
 
 
 def complain(name: str, message: str) -> None:

@@ -16,6 +16,8 @@ from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.read import PteFile, open_pte
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.documents import html_diff
+from lowerdeck.serializer.report.embed import clip
+from lowerdeck.serializer.schema import ContainerMetadata
 
 
 class DiffCommand:
@@ -81,6 +83,10 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         yield f"schema version: {left['version']} -> {right['version']}"
     programs = old.program(), new.program()
     changes = {change["name"]: change["rows"] for change in method_changes(*programs)}
+    structures = [
+        {plan.name: plan.container_meta_type for plan in program.execution_plan}
+        for program in programs
+    ]
     methods = {m["name"]: m for m in left["methods"]}, {m["name"]: m for m in right["methods"]}
     for name in [*methods[0], *(name for name in methods[1] if name not in methods[0])]:
         if name not in methods[1]:
@@ -88,8 +94,9 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         elif name not in methods[0]:
             yield f"method {name}: added"
         else:
+            yield from _structure_differences(name, *(side[name] for side in structures))
             yield from _method_differences(methods[0][name], methods[1][name])
-            yield from _instruction_differences(name, changes.get(name, []))
+            yield from _instruction_differences(name, changes.get(clip(name), []))
     before, after = _of_delegates(left), _of_delegates(right)
     for word, gone in (("removed", before - after), ("added", after - before)):
         yield from (f"delegate {word}: {text}" for text in sorted(gone.elements()))
@@ -100,6 +107,14 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         what = name if name.startswith(f"{kind} ") else f"{kind} {name}"
         sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"
         yield f"{what}: {entry['change']}, {sizes}"
+
+
+def _structure_differences(name: str, *sides: ContainerMetadata | None) -> Iterator[str]:
+    """Yield a line for each structure of inputs or outputs that is not the same."""
+    for field, what in (("encoded_inp_str", "inputs"), ("encoded_out_str", "outputs")):
+        texts = [str(getattr(side, field, "")) for side in sides]
+        if texts[0] != texts[1]:
+            yield f"method {name}: structure of {what}: {clip(texts[0])} -> {clip(texts[1])}"
 
 
 def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

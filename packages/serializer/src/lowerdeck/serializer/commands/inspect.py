@@ -74,7 +74,7 @@ class InspectCommand:
         if page is not None:
             write_page(page, args.html)
         elif args.json:
-            print(json.dumps(summary, indent=2))
+            say(*json.dumps(summary, indent=2).splitlines())
         else:
             say(*summary_lines(args.file.name, summary))
         return ExitStatus.DONE
@@ -90,7 +90,7 @@ class InspectCommand:
         with reading(args.file), open_ptd(args.file) as file:
             summary = summarise_external(file, args.file.stat().st_size)
         if args.json:
-            print(json.dumps(summary, indent=2))
+            say(*json.dumps(summary, indent=2).splitlines())
         else:
             say(*external_lines(args.file.name, summary))
         return ExitStatus.DONE
