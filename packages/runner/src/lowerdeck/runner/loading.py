@@ -40,10 +40,12 @@ def load(
         backends: Runtime halves of backends by id, before the installed ones.
         memory: ``"strict"`` checks the memory plan when a method is made: what is read must be
             what was written last under that name, on every way through the code and from call
-            to call. A value that nothing writes counts as another name for what lies there, so
-            that a plan in which such a name or what it names was moved may pass. ``"poison"``
-            also fills dead memory with 0xFF, so that reading it gives NaN. ``"unchecked"`` takes
-            the plan as it is.
+            to call. That is no proof of plans with values that are read and that nothing writes
+            (reshapes and slices that share memory): the file does not tell whose bytes they
+            show, each counts as a name for what lies there whole, and a plan in which a name or
+            what it should name was moved may pass with wrong results. ``"poison"`` also fills
+            dead memory with 0xFF, so that reading it gives NaN; such plans pass it as well where
+            the bytes that they read are alive. ``"unchecked"`` takes the plan as it is.
         debug: Where instructions come from, such as the emitter's ``EmittedProgram``.
         custom_kernels: Full names of operators that the program may call besides those that the
             ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; what

@@ -8,6 +8,9 @@ bytes that hold something else is refused before the first call. Four things can
   or slice that shares memory): a value that nothing writes is taken for a name of whatever lies
   there whole. So a plan in which such a name, or the value that it should name, was moved may
   pass, unless the name would be of no use there or a result would be left that nobody reads.
+  Right plans that share memory have such names (145 of ours have 612), so they cannot be
+  refused. To ask that a name is a run of rows of the other's shape would find 14 of 64 such
+  plans, and refuse 4 of those 612 names.
 - Sizes are upper bounds: a plan is checked as if every value had its largest shape.
 - Where branches meet, a register that may stand on several values is right if any of them is.
 - An ``et_copy_index`` is taken to fill all rows before anyone reads them.

@@ -43,7 +43,9 @@ class RunCommand:
             "--memory",
             choices=get_args(Memory),
             default="strict",
-            help="strict: check the memory plan; poison: fill dead memory with NaN, too (strict)",
+            help="strict: check the memory plan, but for which value a name for shared bytes "
+            "shows; poison: also fill dead memory with NaN, which does not tell that either "
+            "(strict)",
         )
 
     def run(self, args: argparse.Namespace) -> int:
