@@ -81,6 +81,8 @@ def test_a_bare_graph_of_either_version_is_read() -> None:
 def test_each_operator_keeps_its_number_its_name_and_its_fields() -> None:
     assert [int(one) for one in XnnOperator] == list(range(1, 48))
     assert len({one.label for one in XnnOperator}) == 47
+    named = [XnnOperator.PRELU, XnnOperator.STATIC_RESIZE_BILINEAR_2D, XnnOperator.CONV2D]
+    assert [one.label for one in named] == ["PReLU", "StaticResizeBilinear2D", "Conv2d"]
     for operator in XnnOperator:
         names = [name for name, _ in operator.fields]
         fields = {

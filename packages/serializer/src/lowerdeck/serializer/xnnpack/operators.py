@@ -116,71 +116,66 @@ _BITS = {
 
 
 class XnnOperator(IntEnum):
-    """What a node computes: the number of its table in the union of nodes.
+    """What a node computes: the number of its table in the union of nodes."""
 
-    Attributes:
-        label: The name that the schema gives it.
-        table: Name of the table of its fields.
-    """
+    ADD = 1
+    FULLY_CONNECTED = 2
+    SOFTMAX = 3
+    SIGMOID = 4
+    STATIC_TRANSPOSE = 5
+    CLAMP = 6
+    CONV2D = 7
+    DIV = 8
+    STATIC_RESIZE_BILINEAR_2D = 9
+    STATIC_CONSTANT_PAD = 10
+    AVG_POOLING_2D = 11
+    MINIMUM = 12
+    DEPTHWISE_CONV2D = 13
+    MAX_POOLING_2D = 14
+    MULTIPLY = 15
+    SUBTRACT = 16
+    FLOOR = 17
+    CONVERT = 18
+    GLOBAL_AVG_POOLING_2D = 19
+    STATIC_RESHAPE = 20
+    ARG_MAX_POOLING_2D = 21
+    SQUARE_ROOT = 22
+    CEILING = 23
+    HARDSWISH = 24
+    LEAKY_RELU = 25
+    MAXIMUM = 26
+    NEGATE = 27
+    SQUARE = 28
+    ELU = 29
+    ABS = 30
+    PRELU = 31
+    CONCATENATE2 = 32
+    CONCATENATE3 = 33
+    CONCATENATE4 = 34
+    STATIC_SLICE = 35
+    SCALED_DOT_PRODUCT_ATTENTION = 36
+    BATCH_MATRIX_MULTIPLY = 37
+    CONCATENATE5 = 38
+    CONV_TRANSPOSE_2D = 39
+    RECIPROCAL_SQUARE_ROOT = 40
+    LOG = 41
+    GELU = 42
+    TANH = 43
+    EXP = 44
+    SIN = 45
+    COPY = 46
+    COS = 47
 
-    label: str
-    table: str
+    @property
+    def label(self) -> str:
+        """Return the name that the schema gives it, such as ``"Conv2d"``."""
+        plain = "".join(part.capitalize() for part in self.name.split("_"))
+        return _LABELS.get(plain, plain)
 
-    def __new__(cls, number: int, label: str, table: str = "Unary") -> XnnOperator:
-        """Make a member; beyond its number it knows its name and fields."""
-        member = int.__new__(cls, number)
-        member._value_ = number
-        member.label = label
-        member.table = table
-        return member
-
-    ADD = 1, "Add", "Binary"
-    FULLY_CONNECTED = 2, "FullyConnected", "FullyConnected"
-    SOFTMAX = 3, "Softmax"
-    SIGMOID = 4, "Sigmoid"
-    STATIC_TRANSPOSE = 5, "StaticTranspose", "Transpose"
-    CLAMP = 6, "Clamp"
-    CONV2D = 7, "Conv2d", "Convolution"
-    DIV = 8, "Div", "Binary"
-    STATIC_RESIZE_BILINEAR_2D = 9, "StaticResizeBilinear2D", "Resize"
-    STATIC_CONSTANT_PAD = 10, "StaticConstantPad", "Pad"
-    AVG_POOLING_2D = 11, "AvgPooling2d", "Pooling"
-    MINIMUM = 12, "Minimum", "Binary"
-    DEPTHWISE_CONV2D = 13, "DepthwiseConv2d", "Convolution"
-    MAX_POOLING_2D = 14, "MaxPooling2d", "Pooling"
-    MULTIPLY = 15, "Multiply", "Binary"
-    SUBTRACT = 16, "Subtract", "Binary"
-    FLOOR = 17, "Floor"
-    CONVERT = 18, "Convert"
-    GLOBAL_AVG_POOLING_2D = 19, "GlobalAvgPooling2d"
-    STATIC_RESHAPE = 20, "StaticReshape", "Reshape"
-    ARG_MAX_POOLING_2D = 21, "ArgMaxPooling2d", "ArgMax"
-    SQUARE_ROOT = 22, "SquareRoot"
-    CEILING = 23, "Ceiling"
-    HARDSWISH = 24, "Hardswish"
-    LEAKY_RELU = 25, "LeakyReLU", "LeakyReLU"
-    MAXIMUM = 26, "Maximum", "Binary"
-    NEGATE = 27, "Negate"
-    SQUARE = 28, "Square"
-    ELU = 29, "ELU", "ELU"
-    ABS = 30, "Abs"
-    PRELU = 31, "PReLU", "Binary"
-    CONCATENATE2 = 32, "Concatenate2", "Concatenate"
-    CONCATENATE3 = 33, "Concatenate3", "Concatenate"
-    CONCATENATE4 = 34, "Concatenate4", "Concatenate"
-    STATIC_SLICE = 35, "StaticSlice", "Slice"
-    SCALED_DOT_PRODUCT_ATTENTION = 36, "ScaledDotProductAttention", "Attention"
-    BATCH_MATRIX_MULTIPLY = 37, "BatchMatrixMultiply", "Binary"
-    CONCATENATE5 = 38, "Concatenate5", "Concatenate"
-    CONV_TRANSPOSE_2D = 39, "ConvTranspose2d", "Convolution"
-    RECIPROCAL_SQUARE_ROOT = 40, "ReciprocalSquareRoot"
-    LOG = 41, "Log"
-    GELU = 42, "Gelu"
-    TANH = 43, "Tanh"
-    EXP = 44, "Exp"
-    SIN = 45, "Sin"
-    COPY = 46, "Copy"
-    COS = 47, "Cos"
+    @property
+    def table(self) -> str:
+        """Return the name of the table of its fields; several operators may share one."""
+        return _TABLES.get(self, "Unary")
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -191,3 +186,62 @@ class XnnOperator(IntEnum):
     def joined(self) -> int:
         """Return how many values it concatenates, 0 if it does something else."""
         return int(self.label[-1]) if self.table == "Concatenate" else 0
+
+
+_LABELS = {
+    "StaticResizeBilinear2d": "StaticResizeBilinear2D",
+    "LeakyRelu": "LeakyReLU",
+    "Elu": "ELU",
+    "Prelu": "PReLU",
+}
+"""Names that the schema does not spell as all others."""
+
+_TABLES: dict[XnnOperator, str] = {
+    **dict.fromkeys(
+        (
+            XnnOperator.ADD,
+            XnnOperator.DIV,
+            XnnOperator.MINIMUM,
+            XnnOperator.MULTIPLY,
+            XnnOperator.SUBTRACT,
+            XnnOperator.MAXIMUM,
+            XnnOperator.PRELU,
+            XnnOperator.BATCH_MATRIX_MULTIPLY,
+        ),
+        "Binary",
+    ),
+    XnnOperator.FULLY_CONNECTED: "FullyConnected",
+    XnnOperator.STATIC_TRANSPOSE: "Transpose",
+    **dict.fromkeys(
+        (
+            XnnOperator.CONV2D,
+            XnnOperator.DEPTHWISE_CONV2D,
+            XnnOperator.CONV_TRANSPOSE_2D,
+        ),
+        "Convolution",
+    ),
+    XnnOperator.STATIC_RESIZE_BILINEAR_2D: "Resize",
+    XnnOperator.STATIC_CONSTANT_PAD: "Pad",
+    **dict.fromkeys(
+        (
+            XnnOperator.AVG_POOLING_2D,
+            XnnOperator.MAX_POOLING_2D,
+        ),
+        "Pooling",
+    ),
+    XnnOperator.STATIC_RESHAPE: "Reshape",
+    XnnOperator.ARG_MAX_POOLING_2D: "ArgMax",
+    XnnOperator.LEAKY_RELU: "LeakyReLU",
+    XnnOperator.ELU: "ELU",
+    **dict.fromkeys(
+        (
+            XnnOperator.CONCATENATE2,
+            XnnOperator.CONCATENATE3,
+            XnnOperator.CONCATENATE4,
+            XnnOperator.CONCATENATE5,
+        ),
+        "Concatenate",
+    ),
+    XnnOperator.STATIC_SLICE: "Slice",
+    XnnOperator.SCALED_DOT_PRODUCT_ATTENTION: "Attention",
+}
