@@ -62,6 +62,8 @@ class HazardFinder:
         self._unknown = set(_written(plan))
         # A constant of a thousand tensors is looked through once.
         self._holds: dict[tuple[int, str, int], bool] = {}
+        # So is a list that a thousand calls take.
+        self._computed: dict[int, bool] = {}
 
     def find(self) -> Iterator[Hazard]:
         """Yield the hazards in the order of the instructions."""
@@ -89,7 +91,7 @@ class HazardFinder:
             if "divides" in kernel.words:
                 yield from self._divisions(kernel, call.args)
             for number in kernel.positive:
-                if any(item in self._unknown for item in self._numbers(call.args[number])):
+                if self._is_computed(call.args[number]):
                     yield (
                         f"{kernel.name} divides by its argument {number}, which is computed: a 0 "
                         "there ends the process"
@@ -160,9 +162,13 @@ class HazardFinder:
         known = isinstance(value, schema.Int) and index not in self._unknown
         return not known or (isinstance(value, schema.Int) and value.int_val == -1 << 63)
 
-    def _numbers(self, index: int) -> Sequence[int]:
-        value = self._plan.values[index].val
-        return value.items if isinstance(value, schema.IntList) else (index,)
+    def _is_computed(self, index: int) -> bool:
+        """Return whether an instruction writes a number, or one of a list."""
+        if index not in self._computed:
+            value = self._plan.values[index].val
+            items = value.items if isinstance(value, schema.IntList) else (index,)
+            self._computed[index] = any(item in self._unknown for item in items)
+        return self._computed[index]
 
 
 def _written(plan: schema.ExecutionPlan) -> Iterator[int]:
