@@ -168,3 +168,12 @@ def test_hooks_are_found_wherever_they_are_registered(kind: str, of_all: bool) -
     assert private.has_hooks(module)
     handle.remove()
     assert not private.has_hooks(module)
+
+
+def test_a_move_reaches_every_module_by_apply() -> None:
+    made = torch.nn.Sequential(private.MovesConstants())
+    made[0].plain = torch.ones(2)
+    made.to("meta", torch.float64)
+    assert (made[0].plain.device.type, made[0].plain.dtype) == ("meta", torch.float32)
+    made.to_empty(device="cpu")
+    torch.testing.assert_close(made[0].plain, torch.ones(2))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
@@ -24,6 +25,7 @@ __all__ = [
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
     "GRAD_MODE_REGION",
+    "MovesConstants",
     "NATIVE_FUNCTIONS",
     "SET_GRAD_MODE",
     "TRACER_ROOT",
@@ -186,3 +188,35 @@ _MODULE_CONTAINERS = [
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that two tensors have in common exactly when they share memory."""
     return int(tensor.untyped_storage()._cdata)
+
+
+class MovesConstants(torch.nn.Module):
+    """A module whose plain tensors follow it to another device, as its buffers do.
+
+    Export lifts what eager creates anew in each call, such as ``torch.tensor([1, 2])``, so that
+    nobody else would move it. Types stay: eager's plain tensors keep theirs.
+    """
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        apply: Any = super()._apply
+        apply(fn, recurse)
+        for name, value in self.__dict__.items():
+            if isinstance(value, torch.Tensor):
+                self.__dict__[name] = _moved(value, fn)
+        return self
+
+
+_HELD = "_lowerdeck_value"
+"""Attribute of a tensor without data that holds the data: nothing could load it later."""
+
+
+def _moved(value: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    held: torch.Tensor = getattr(value, _HELD, value)
+    # What ``fn`` makes of a tensor without elements tells the device, at no cost.
+    device = fn(torch.empty(0, dtype=held.dtype, device=held.device)).device
+    if device == value.device:
+        return value
+    moved = held.to(device)
+    if device.type == "meta":
+        setattr(moved, _HELD, held)
+    return moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -161,7 +161,9 @@ def _signature(
     names, others = named_arguments(signature.in_spec, known)
     leaves = adapter.get_flat_arg_paths() if adapter is not None else []
     if len(leaves) != len(working.inputs):
-        leaves = _leaf_paths(signature.in_spec, argument_labels(signature.in_spec, names))
+        labels = argument_labels(signature.in_spec, names)
+        examples = [node.meta.get("val") for node in working.inputs]
+        leaves = _leaf_paths(signature.in_spec, labels, examples)
     constraints: InputConstraints = input_constraints(
         working.inputs, leaves, program.range_constraints
     )
@@ -184,13 +186,27 @@ def _updates(working: WorkingGraph, mutations: Mutations) -> Iterator[tuple[str 
             yield str(mutation.spec.target), 0
 
 
-def _leaf_paths(in_spec: pytree.TreeSpec, labels: Sequence[str]) -> list[str]:
+def _leaf_paths(
+    in_spec: pytree.TreeSpec, labels: Sequence[str], examples: Sequence[Any]
+) -> list[str]:
     """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
     args, kwargs = in_spec.children()
     found: list[str] = []
     for label, spec in zip(labels, [*args.children(), *kwargs.children()], strict=True):
-        blank = pytree.tree_unflatten([0] * spec.num_leaves, spec)
-        found += [
-            label + pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(blank)[0]
-        ]
+        leaves = examples[len(found) : len(found) + spec.num_leaves]
+        found += [label + part for part in _part_paths(spec, leaves)]
     return found
+
+
+def _part_paths(spec: pytree.TreeSpec, leaves: Sequence[Any]) -> Iterator[str]:
+    """Yield how each leaf is reached from the argument that it is a part of."""
+    try:
+        blank = pytree.tree_unflatten(leaves, spec)
+        paths = [path for path, _ in pytree.tree_flatten_with_path(blank)[0]]
+    except Exception:
+        # A class may say anything of leaves that are only examples.
+        paths = []
+    if len(paths) == len(leaves):
+        yield from map(pytree.keystr, paths)
+    else:
+        yield from (f" (leaf {place})" for place in range(len(leaves)))

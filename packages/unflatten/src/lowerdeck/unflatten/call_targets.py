@@ -10,7 +10,8 @@ import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
 
-_VARIANT = re.compile(r"(.+)\.(_call_\d+)", re.DOTALL)
+_FORM = re.compile(r"_call_\d+")
+_VARIANT = re.compile(r"(.+)\.\.(\d+)", re.DOTALL)
 
 OWN_NAMES = frozenset(
     {
@@ -29,9 +30,16 @@ OWN_NAMES = frozenset(
         "range_constraints",
         "flat_args_adapter",
         "check_input_constraints",
+        "_lowerdeck",
+        "_lowerdeck_generated_class",
+        "__deepcopy__",
+        "__getitem__",
     }
 )
-"""Names that our modules have and ``torch.nn.Module`` has not; a model's own use of one wins."""
+"""Names that our modules have and ``torch.nn.Module`` has not; a model's own use of one wins.
+
+What Python itself asks a class for, such as ``__deepcopy__``, stays ours there.
+"""
 
 RESERVED_NAMES: frozenset[str] = (
     frozenset(dir(torch.nn.Module())) | frozenset(keyword.kwlist) | OWN_NAMES
@@ -41,13 +49,24 @@ RESERVED_NAMES: frozenset[str] = (
 
 def call_target(path: str, variant: int) -> str:
     """Return the target of a call of child ``path`` in its ``variant``-th specialised form."""
-    return f"{path}._call_{variant}" if variant else path
+    # No module's path has two dots in a row.
+    return f"{path}..{variant}" if variant else path
+
+
+def form_name(number: int) -> str:
+    """Return the attribute that calls a form; a model's own use of it is read by ``lookup``."""
+    return f"_call_{number}"
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether an attribute access may find something else than a child or state."""
+    return name in RESERVED_NAMES or _FORM.fullmatch(name) is not None
 
 
 def split_call_target(target: str) -> tuple[str, str | None]:
     """Return the child's path and the attribute of its specialised form, or None for the first."""
     found = _VARIANT.fullmatch(target)
-    return (found[1], found[2]) if found else (target, None)
+    return (found[1], form_name(int(found[2]))) if found else (target, None)
 
 
 def lookup(module: torch.nn.Module, name: str) -> Any:

@@ -18,8 +18,9 @@ CARRIED = "_carried"
 CARRIES = "carries"
 """Meta of a call that returns a pair: its result, and values read elsewhere that are no result."""
 
-GENERATED = "_lowerdeck_generated"
-"""Attribute that generated modules have, and no others."""
+
+class Generated:
+    """What generated modules are instances of, and no others."""
 
 
 def carrying(module: Callable[..., Any], values: tuple[Any, ...]) -> Callable[..., Any]:
@@ -89,4 +90,4 @@ def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:
 
 def _is_generated(module: object) -> bool:
     # A further form of a call is a method of the module that it belongs to.
-    return getattr(getattr(module, "__self__", module), GENERATED, False) is True
+    return isinstance(getattr(module, "__self__", module), Generated)

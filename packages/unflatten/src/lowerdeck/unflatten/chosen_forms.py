@@ -16,9 +16,7 @@ import torch
 _CHOSEN: ContextVar[Mapping[int, int]] = ContextVar("_CHOSEN")
 
 
-# A compiler would follow ``forward`` without the context, into another form.
-@torch.compiler.disable
-def call_in_form(
+def _call_in_form(
     module: torch.nn.Module, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Call ``module`` as torch does, hooks included, and let its ``forward`` run one form."""
@@ -27,6 +25,11 @@ def call_in_form(
         return module(*args, **kwargs)
     finally:
         _CHOSEN.reset(token)
+
+
+_disable: Any = torch.compiler.disable
+call_in_form: Callable[..., Any] = _disable(_call_in_form)
+"""Uncompiled: a compiler would follow ``forward`` without the context, into another form."""
 
 
 def forward_of(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from lowerdeck.unflatten._torch_private import (
     packet_name,
 )
 from lowerdeck.unflatten.bindings import METHODS, callable_for
-from lowerdeck.unflatten.call_targets import RESERVED_NAMES, lookup, split_call_target
+from lowerdeck.unflatten.call_targets import is_reserved, lookup, split_call_target
 from lowerdeck.unflatten.carrying import CARRIED, CARRIES, carrying, returned
 from lowerdeck.unflatten.python_names import is_name
 from lowerdeck.unflatten.signature import CallSignature
@@ -307,7 +307,7 @@ class _Writer:
             if (is_module or place < len(parts) - 1) and not is_name(part):
                 # As torch's containers do it; compilers know the name of what is read so.
                 text = f"{text}._modules[{part!r}]"
-            elif part in RESERVED_NAMES:
+            elif is_reserved(part):
                 text = f"{self.object_name(lookup)}({text}, {part!r})"
             elif is_name(part):
                 text = f"{text}.{part}"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten._torch_private import MovesConstants, children_of
 
 
-class Container(torch.nn.Module):
+class Container(MovesConstants):
     """A module that the program never calls, such as a list of layers.
 
     It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.

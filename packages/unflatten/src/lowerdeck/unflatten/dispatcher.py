@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from lowerdeck.unflatten.generated_module import PRIVATE, class_with
+from lowerdeck.unflatten.generated_module import (
+    FUNCTIONS,
+    PRIVATE,
+    Body,
+    Function,
+    class_with,
+)
 from lowerdeck.unflatten.interpreter_module import InterpreterModule
 
 
@@ -20,14 +27,22 @@ class InterpreterModuleDispatcher(InterpreterModule):
 
         The others own nothing: they read this module's state, children and hooks.
         """
-        count = len(self.__dict__[PRIVATE].others)
-        return [self, *(self._form(number) for number in range(1, count + 1))]
+        _, *others = _functions(type(self))
+        held: Body = self.__dict__[PRIVATE]
+        return [self, *map(partial(_form, self), held.others, others)]
 
-    def _form(self, number: int) -> InterpreterModule:
-        body = self.__dict__[PRIVATE].others[number - 1]
-        function = getattr(type(self), f"_forward_{number}")
-        form = InterpreterModule(body, class_with(InterpreterModule, [function]))
-        for name, value in self.__dict__.items():
-            if name != PRIVATE:
-                form.__dict__[name] = value
-        return form
+
+def _form(
+    module: InterpreterModuleDispatcher, body: Body, function: Function
+) -> InterpreterModule:
+    form = InterpreterModule(body, class_with(InterpreterModule, [function]))
+    for name, value in module.__dict__.items():
+        if name != PRIVATE:
+            form.__dict__[name] = value
+    return form
+
+
+def _functions(cls: type) -> Sequence[Function]:
+    """Return the functions of all forms."""
+    found: Sequence[Function] = getattr(cls, FUNCTIONS)
+    return found

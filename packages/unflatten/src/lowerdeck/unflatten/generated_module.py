@@ -12,13 +12,15 @@ from torch.fx import Graph
 
 from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
+    MovesConstants,
     buffers_of,
     children_of,
     has_hooks,
     module_state,
     parameters_of,
 )
-from lowerdeck.unflatten.call_targets import OWN_NAMES, lookup
+from lowerdeck.unflatten.call_targets import OWN_NAMES, form_name, lookup
+from lowerdeck.unflatten.carrying import Generated
 from lowerdeck.unflatten.chosen_forms import call_in_form, forward_of
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.graph_record import (
@@ -112,13 +114,11 @@ def body_of(record: tuple[Any, ...]) -> Body:
     return made
 
 
-class GeneratedModule(torch.nn.Module):
+class GeneratedModule(Generated, MovesConstants):
     """Base of the modules that ``unflatten`` makes.
 
     Each has a class of its own (shared by modules of equal code) that carries its ``forward``.
     """
-
-    _lowerdeck_generated = True
 
     def __init__(self, body: Body, made_class: type | None = None) -> None:
         # Not by torch.nn.Module.__init__, which takes several times as long for the same.
@@ -209,7 +209,7 @@ def shadow_own_names(module: torch.nn.Module) -> None:
         return
     names: set[str] = set()
     for held in (children_of(module), parameters_of(module), buffers_of(module)):
-        names.update(OWN_NAMES.intersection(held))
+        names.update(name for name in OWN_NAMES.intersection(held) if name[:2] != "__")
     if names:
         module.__dict__[PRIVATE].shadowed = tuple(sorted(names))
         GeneratedModule.recompile(module)
@@ -223,7 +223,7 @@ def class_with(
 ) -> type:
     """Return a subclass of ``base`` whose ``forward`` is the first function.
 
-    Each further one is what a call of another form runs, by the method ``_call_1`` and so on.
+    Each further one is what a call of another form runs, by a method of that form's name.
     """
     first, *others = functions
     namespace: dict[str, Any] = {
@@ -233,8 +233,9 @@ def class_with(
         _MARK: True,
     }
     for number, function in enumerate(others, start=1):
-        namespace[f"_forward_{number}"] = function
-        namespace[f"_call_{number}"] = _call_of(number, function)
+        namespace[form_name(number)] = _call_of(number, function)
+    if others:
+        namespace[FUNCTIONS] = tuple(functions)
     namespace.update((name, _held(name)) for name in shadowed)
     if eager_type is None or issubclass(base, eager_type):
         return type(base.__name__, (base,), namespace)
@@ -255,6 +256,8 @@ def _call_of(number: int, function: Function) -> Function:
 
 
 _MARK = "_lowerdeck_generated_class"
+FUNCTIONS = "forms..functions"
+"""Where a class holds the functions of all forms: no name of state or a child holds a dot."""
 
 
 def _plain_class(cls: type) -> type:

@@ -13,6 +13,9 @@ from torch.fx import Node
 
 from lowerdeck.unflatten.errors import InputConstraintError
 
+CHECKS = "check_input_constraints"
+"""The attribute of the outermost module that tells whether its calls are checked."""
+
 Bounds = tuple[int | None, int | None]
 
 
@@ -25,12 +28,14 @@ class LeafConstraint:
         shape: For a tensor the size of each dimension: a number or an expression; None otherwise.
         value: For a constant its value; for a symbolic number its expression.
         is_symbolic: Whether ``value`` is an expression.
+        dtype: For a tensor its type.
     """
 
     path: str
     shape: tuple[int | sympy.Expr, ...] | None
     value: object = None
     is_symbolic: bool = False
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +50,19 @@ class InputConstraints:
     leaves: tuple[LeafConstraint | None, ...]
     bounds: Mapping[sympy.Symbol, Bounds]
 
-    def check(self, *values: Any) -> None:
+    def check(self, module: torch.nn.Module, *values: Any) -> None:
         """Check the leaves of one call.
 
         Args:
+            module: The module that is called; one that asks for no checks gets none.
             values: The leaves.
 
         Raises:
             InputConstraintError: One is not what the program was exported for.
         """
+        # The model may have a buffer of that name, which an attribute access would find.
+        if not module.__dict__[CHECKS]:
+            return
         symbols: dict[sympy.Symbol, tuple[int, str]] = {}
         derived: list[tuple[sympy.Expr, int, str]] = []
         for leaf, value in zip(self.leaves, values, strict=True):
@@ -63,12 +72,15 @@ class InputConstraints:
                 _check_proxy(leaf, value)
             elif leaf.shape is not None:
                 _check_tensor(leaf, value, self.bounds, symbols, derived)
+                if value.dtype is not leaf.dtype:
+                    _check_dtype(leaf, value, module)
             elif leaf.is_symbolic:
                 _check_size(leaf.value, value, leaf.path, self.bounds, symbols, derived)
             elif type(value) is not type(leaf.value) or not _same(value, leaf.value):
+                found = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
                 raise InputConstraintError(
                     f"Argument {leaf.path!r} was exported as the constant {leaf.value!r}; found "
-                    f"{value!r}. "
+                    f"{found}. "
                     "Pass that value, or export again."
                 )
         for expression, size, path in derived:
@@ -104,11 +116,12 @@ def input_constraints(
 def _leaf(node: Node, path: str) -> LeafConstraint | None:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        return LeafConstraint(path, tuple(_size(size) for size in value.shape))
+        shape = tuple(_size(size) for size in value.shape)
+        return LeafConstraint(path, shape, dtype=value.dtype)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         expression = _size(value)
         return LeafConstraint(path, None, expression, isinstance(expression, sympy.Basic))
-    if isinstance(value, (int, float, str)):
+    if isinstance(value, (int, float, str)) or (value is None and "val" in node.meta):
         return LeafConstraint(path, None, value)
     return None
 
@@ -175,6 +188,23 @@ def _check_tensor(
         else:
             where = f"{leaf.path}.shape[{place}]"
             _check_size(size, shape[place], where, bounds, symbols, derived)
+
+
+def _check_dtype(leaf: LeafConstraint, value: torch.Tensor, module: torch.nn.Module) -> None:
+    """Refuse another type, unless the module was moved to it or autocast converts it.
+
+    Nothing tells of a module without any floating state whether it was moved.
+    """
+    expected, found = leaf.dtype, value.dtype
+    if expected is not None and expected.is_floating_point and found.is_floating_point:
+        state = {tensor.dtype for tensor in (*module.parameters(), *module.buffers())}
+        held = {dtype for dtype in state if dtype.is_floating_point}
+        if not held or found in held or torch.is_autocast_enabled(value.device.type):
+            return
+    raise InputConstraintError(
+        f"Argument {leaf.path!r} must be of type {expected}; found {found}. Convert it, move the "
+        "module to that type, or export again; check_input_constraints = False runs it as it is."
+    )
 
 
 def _check_size(

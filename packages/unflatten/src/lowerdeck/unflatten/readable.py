@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lowerdeck.unflatten.generated_module import GeneratedModule
 from lowerdeck.unflatten.python_names import on_one_line
 
 
@@ -17,10 +18,10 @@ def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> st
     """
     parts: list[str] = []
     for path, inner in module.named_modules():
-        code = getattr(inner, "code", None)
         parts.append(f"# {on_one_line(path or kind)}: {_type_of(inner)}")
-        if isinstance(code, str):
-            parts.append(code)
+        # By the class: the model may have children or state of these names.
+        if isinstance(inner, GeneratedModule):
+            parts.append(GeneratedModule.code.__get__(inner))
     text = "\n".join(parts)
     if print_output:
         print(text)
@@ -42,6 +43,5 @@ def tree_summary(module: torch.nn.Module) -> str:
 
 
 def _type_of(module: torch.nn.Module) -> str:
-    type_name = getattr(module, "type_name", None)
-    found = type_name() if callable(type_name) else None
+    found = GeneratedModule.type_name(module) if isinstance(module, GeneratedModule) else None
     return on_one_line(str(found or type(module).__name__))

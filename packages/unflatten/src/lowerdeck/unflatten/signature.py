@@ -10,6 +10,7 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.unflatten._torch_private import pytree
+from lowerdeck.unflatten.adapting import adapted_arguments
 from lowerdeck.unflatten.carrying import CARRIED, take_carried
 from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.input_constraints import InputConstraints
@@ -78,7 +79,8 @@ class CallSignature:
         """Yield the lines that set the variables ``leaves`` from the parameters."""
         if self.adapts:
             targets = "".join(f"{leaf}, " for leaf in leaves)
-            text = "self._flatten_arguments(args, kwargs)"
+            taken = object_name(adapted_arguments)
+            text = f"{taken}(self, args, kwargs, {object_name(self.in_spec)})"
             yield f"{targets}= {text}" if leaves else text
         else:
             if self.others:
@@ -96,8 +98,8 @@ class CallSignature:
         if self.constraints is not None:
             check = object_name(self.constraints.check)
             compiling = object_name(torch.compiler.is_compiling)
-            yield f"if self.check_input_constraints and not {compiling}():"
-            yield f"    {check}({', '.join(leaves)})"
+            yield f"if not {compiling}():"
+            yield f"    {check}({', '.join(['self', *leaves])})"
 
     def result_text(self, leaves: Sequence[str], object_name: NameObject) -> str:
         """Return the expression for the result made of the expressions ``leaves``."""

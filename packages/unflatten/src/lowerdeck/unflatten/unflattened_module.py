@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Node, Proxy
+from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import pytree
-from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.flat_args import FlatArgsAdapter
-from lowerdeck.unflatten.generated_module import PRIVATE, GeneratedModule
+from lowerdeck.unflatten.generated_module import GeneratedModule
 from lowerdeck.unflatten.readable import print_readable, tree_summary
-from lowerdeck.unflatten.signature import CallSignature
 
 
 class UnflattenedModule(GeneratedModule):
@@ -37,45 +34,7 @@ class UnflattenedModule(GeneratedModule):
     @property
     def input_placeholders(self) -> list[Node]:
         """The placeholders of the graph, one for each leaf of the arguments."""
-        return list(self.graph.find_nodes(op="placeholder"))
-
-    def _flatten_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the leaves of a call, through the adapter where the structure is another one."""
-        signature: CallSignature = self.__dict__[PRIVATE].signature
-        expected = signature.in_spec
-        if isinstance(args, Proxy):
-            raise InputStructureError(
-                "A symbolic trace gives all arguments of this module as one Proxy; found no way "
-                "to tell how many they are. Give concrete_args as a tuple with torch.fx.PH for "
-                "each."
-            )
-        names = expected.child(1).context
-        if kwargs and set(kwargs) == set(names):
-            kwargs = {name: kwargs[name] for name in names}
-        leaves, found = pytree.tree_flatten((args, kwargs))
-        if found == expected:
-            return leaves
-        adapter = self.flat_args_adapter
-        if adapter is None:
-            raise InputStructureError(
-                "The arguments have another structure than the program was exported with: "
-                f"found {found}, "
-                f"expected {expected}. Pass the exported structure, or give unflatten a "
-                "flat_args_adapter."
-            )
-        leaves = adapter.adapt(
-            target_spec=expected,
-            input_spec=found,
-            input_args=leaves,
-            metadata=self.meta,
-            obj=args,
-        )
-        if len(leaves) != expected.num_leaves:
-            raise InputStructureError(
-                f"{type(adapter).__name__}.adapt returned {len(leaves)} arguments; expected "
-                f"{expected.num_leaves}, one for each leaf of {expected}."
-            )
-        return leaves
+        return list(GeneratedModule.graph.__get__(self).find_nodes(op="placeholder"))
 
     def print_readable(
         self,
