@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,9 @@ from lowerdeck.torch_base import Behaviours, Effect, MemoryUse
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 
 
-def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[Node, Node]]:
+def order_hazards(
+    graph: Graph, module: torch.nn.Module | None, nodes: Sequence[Node] | None = None
+) -> list[tuple[Node, Node]]:
     """Return pairs (before, after) that must keep their order: O(nodes + edges).
 
     Random nodes keep their order among each other, so do nodes with other effects. A node that
@@ -22,13 +25,15 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
     (gradients, autocast) keeps its place among all nodes. Checks may pass each other.
 
     Args:
-        graph: The graph, in a legal order.
+        graph: The graph.
         module: The module that holds what the graph's nodes name.
+        nodes: The graph's nodes in the order that they run in, where they stand in another one.
     """
+    nodes = list(graph.nodes) if nodes is None else nodes
     behaviours = Behaviours(module)
     marked = {
         node: effect
-        for node in graph.nodes
+        for node in nodes
         if not behaviours.is_plain(node) and (effect := behaviours.effect(node)) & _ORDERED
     }
     if not marked:
@@ -38,17 +43,17 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
         chain = [node for node, effect in marked.items() if effect & kind]
         pairs.extend(pairwise(chain))
     if any(effect & Effect.MODE for effect in marked.values()):
-        pairs.extend(_modes(graph, marked))
+        pairs.extend(_modes(nodes, marked))
     if any(effect & Effect.WRITES for effect in marked.values()):
-        pairs.extend(_writes(MemoryUse(graph, module), graph))
+        pairs.extend(_writes(MemoryUse(graph, module), nodes))
     return pairs
 
 
-def _modes(graph: Graph, marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:
+def _modes(nodes: Sequence[Node], marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:
     pairs: list[tuple[Node, Node]] = []
     since: list[Node] = []
     last: Node | None = None
-    for node in graph.nodes:
+    for node in nodes:
         if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
             continue
         if last is not None:
@@ -61,11 +66,11 @@ def _modes(graph: Graph, marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:
     return pairs
 
 
-def _writes(memory: MemoryUse, graph: Graph) -> list[tuple[Node, Node]]:
+def _writes(memory: MemoryUse, nodes: Sequence[Node]) -> list[tuple[Node, Node]]:
     pairs: list[tuple[Node, Node]] = []
     readers: dict[Node, list[Node]] = {}
     writer: dict[Node, Node] = {}
-    for node in graph.nodes:
+    for node in nodes:
         if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
             continue
         written = memory.writes(node)

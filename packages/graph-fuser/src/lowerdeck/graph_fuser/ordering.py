@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from torch.fx import GraphModule, Node
+import torch
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import defer_code, mend_readers
 from lowerdeck.graph_fuser.components import strong_components
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.regions import Region, RegionTree, region_tree
 
 _FRAME = {"placeholder": 0, "output": 2}
 
@@ -69,26 +71,57 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
     return gm
 
 
-def legal_order(gm: GraphModule) -> tuple[list[Node], list[tuple[Node, Node]]]:
-    """Return the nodes, moved only where one stands before what it reads, and what holds them.
+def legal_order(
+    graph: Graph, module: torch.nn.Module | None
+) -> tuple[list[Node], list[tuple[Node, Node]]]:
+    """Return the nodes in the order that they run in, and what holds them there beside values.
+
+    A node that stands before what it reads runs where ``legalize_graph`` would put it.
 
     Args:
-        gm: The graph module; not changed.
+        graph: The graph; not changed.
+        module: The module that holds what the graph's nodes name.
 
     Returns:
-        The nodes, and the pairs that must keep their order though no value flows between them;
-        where values demand another order, those pairs are left out.
+        The nodes, and the pairs that must keep that order though no value flows between them.
 
     Raises:
         CycleError: The graph reads its own results in a circle.
     """
-    nodes = _framed(list(gm.graph.nodes))
-    hazards = order_hazards(gm.graph, gm)
+    nodes = _framed(list(graph.nodes))
+    hazards = order_hazards(graph, module)
     if is_legal(nodes):
         return nodes, hazards
-    behind = _compatible(nodes, hazards)
-    kept = [(first, second) for first, found in behind.items() for second in found]
-    return _sorted(nodes, behind), kept
+    # Where values demand another order than these pairs, values win.
+    nodes = _sorted(nodes, _compatible(nodes, hazards))
+    return nodes, order_hazards(graph, module, nodes) if hazards else []
+
+
+def ordered_tree(
+    graph: Graph,
+    module: torch.nn.Module | None,
+    regions: Sequence[Region],
+    *,
+    rebuilds_root: bool = False,
+) -> tuple[RegionTree, list[tuple[Node, Node]]]:
+    """Return the tree of ``regions`` in the order that the graph runs in, and what holds it so.
+
+    Args:
+        graph: The graph; not changed.
+        module: The module that holds what the graph's nodes name.
+        regions: The outermost regions.
+        rebuilds_root: Whether the outermost graph is to be built anew, node by node.
+
+    Raises:
+        CycleError: The graph reads its own results in a circle.
+        RegionError: See ``region_tree``.
+    """
+    tree, hazards = region_tree(graph, regions), order_hazards(graph, module)
+    # Without effects any order that values allow is right, and nodes may stay where they are.
+    if not (hazards or rebuilds_root) or is_legal(list(tree.position)):
+        return tree, hazards
+    nodes, hazards = legal_order(graph, module)
+    return region_tree(graph, regions, nodes), hazards
 
 
 def _framed(nodes: list[Node]) -> list[Node]:

@@ -88,7 +88,9 @@ def outline(
             "A bare graph was passed; expected a graph module, or in_place=False with make_module."
         )
     with collector_held():
-        graphs = prepare(gm, regions, input_order, order, attribute_name)
+        graphs = prepare(
+            gm, regions, input_order, order, attribute_name, rebuilds_root=not in_place
+        )
         check_names(module if in_place else None, graphs.tree)
         if module is not None and make_module is None:
             check_attributes(module, graphs.tree, graphs.boundary)

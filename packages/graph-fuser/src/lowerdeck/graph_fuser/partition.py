@@ -11,10 +11,10 @@ from torch.fx import GraphModule, Node
 from lowerdeck.graph_fuser._torch_private import mend_readers
 from lowerdeck.graph_fuser.boundary import InputOrder, find_boundary
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
-from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.ordering import ordered_tree
 from lowerdeck.graph_fuser.outlined import Outline, OutlinedRegion
 from lowerdeck.graph_fuser.outlining import outline
-from lowerdeck.graph_fuser.regions import Region, region_tree
+from lowerdeck.graph_fuser.regions import Region
 from lowerdeck.graph_fuser.schedule import schedule
 
 
@@ -60,9 +60,8 @@ def validate_partition(partition: Iterable[Node]) -> bool:
         return True
     graph = nodes[0].graph
     mend_readers(graph)
-    tree = region_tree(graph, [Region("partition", nodes)])
-    hazards = order_hazards(graph, graph.owning_module)
     try:
+        tree, hazards = ordered_tree(graph, graph.owning_module, [Region("partition", nodes)])
         schedule(tree, find_boundary(tree, order=hazards), hazards)
     except CycleError:
         return False

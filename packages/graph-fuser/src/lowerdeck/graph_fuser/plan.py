@@ -13,15 +13,15 @@ from lowerdeck.graph_fuser.checks import check_names, checked_order
 from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.deferred import DeferredGraph
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.hazards import order_hazards
 from lowerdeck.graph_fuser.meta import call_meta
+from lowerdeck.graph_fuser.ordering import ordered_tree
 from lowerdeck.graph_fuser.region_graph import (
     GraphBuilder,
     RegionGraph,
     call_label,
     read_label,
 )
-from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
+from lowerdeck.graph_fuser.regions import ROOT, Region
 from lowerdeck.graph_fuser.schedule import body_order, schedule
 
 
@@ -183,7 +183,7 @@ def plan_outline(
         >>> [node.name for node in plan.graph(two).graph.nodes]
         ['add', 'relu_1', 'add_1', 'output']
     """
-    graphs = prepare(gm, regions, input_order, order, attribute_name)
+    graphs = prepare(gm, regions, input_order, order, attribute_name, rebuilds_root=True)
     check_names(None, graphs.tree)
     return OutlinePlan(graphs)
 
@@ -194,13 +194,18 @@ def prepare(
     input_order: InputOrder,
     order: Iterable[tuple[Node, Node]] = (),
     attribute_name: AttributeName | None = None,
+    *,
+    rebuilds_root: bool = False,
 ) -> GraphBuilder:
-    """Return what builds the graph of each region, everything in it being in order."""
+    """Return what builds the graph of each region, everything in it being in order.
+
+    So is the outermost graph where it has effects, or is to be built anew too.
+    """
     graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
     with collector_held():
         mend_readers(graph)
-        tree = region_tree(graph, regions)
-        hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
+        tree, hazards = ordered_tree(graph, module, regions, rebuilds_root=rebuilds_root)
+        hazards += checked_order(order, tree)
         boundary = find_boundary(
             tree, order=hazards, input_order=input_order, attribute_name=attribute_name
         )

@@ -77,7 +77,7 @@ def propose_partitions(
         sin is not supported
     """
     mend_readers(gm.graph)
-    nodes, hazards = legal_order(gm)
+    nodes, hazards = legal_order(gm.graph, gm)
     left_out: dict[Node, LeftOut] = {}
     follows = followers(nodes, hazards)
     wanted = _wanted(gm, nodes, is_supported, follows, left_out)

@@ -56,7 +56,8 @@ class RegionTree:
         children: Indices of each region's children.
         home: The region in which a node directly stands, in the graph's order; nodes of the root
             are absent.
-        position: The place of every node of the graph.
+        position: The place of every node in the order that the graph runs in.
+        is_moved: Whether the graph's nodes may stand in another order.
         members: The direct nodes of each region in the graph's order; empty for the root.
         first: The smallest position of any node in or under each region.
     """
@@ -67,6 +68,7 @@ class RegionTree:
     children: list[list[int]]
     home: dict[Node, int]
     position: dict[Node, int]
+    is_moved: bool = False
     members: list[list[Node]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
 
@@ -82,24 +84,29 @@ class RegionTree:
         return index
 
 
-def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
+def region_tree(
+    graph: Graph, regions: Sequence[Region], nodes: Sequence[Node] | None = None
+) -> RegionTree:
     """Return the checked, flattened tree of ``regions``.
 
     Args:
         graph: The graph whose nodes the regions name.
         regions: The outermost regions.
+        nodes: The graph's nodes in the order that they run in, where they stand in another one.
 
     Raises:
         RegionError: A region is empty, names a placeholder or the output, or two siblings share a
             name. Subclasses tell a foreign, an erased, a repeated and a shared node apart.
     """
+    standing = graph.nodes if nodes is None else nodes
     tree = RegionTree(
         regions=[None],
         parent=[-1],
         depth=[0],
         children=[[]],
         home={},
-        position={node: place for place, node in enumerate(graph.nodes)},
+        position={node: place for place, node in enumerate(standing)},
+        is_moved=nodes is not None,
     )
     for region, parent in _preorder(regions):
         _enter(tree, region, parent)

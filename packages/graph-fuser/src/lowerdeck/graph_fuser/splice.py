@@ -24,6 +24,8 @@ def splice_root(
         graphs: Holds the outermost graph, which is changed, and creates the calls.
         made_by: Returns the nodes that were created for the call of a region, in their order.
     """
+    if graphs.tree.is_moved:
+        relink(list(graphs.tree.position))
     env = {node: node for node in graphs.root_nodes()}
     _insert_calls(graphs, made_by, env)
     _rewire(graphs.tree, graphs.boundary, env)
