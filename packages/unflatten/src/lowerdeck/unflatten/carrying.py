@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from lowerdeck.unflatten.errors import UnflattenError
 
 CARRIED = "_carried"
@@ -71,6 +73,29 @@ def must_be_generated(module: object, name: str, why: str) -> None:
     """
     if not _is_generated(module):
         raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
+
+
+def form_of(module: torch.nn.Module, form: str) -> Callable[..., Any]:
+    """Return what runs a further form of a call.
+
+    Args:
+        module: What stands where the forms stood; another module has one ``forward`` for all.
+        form: The attribute of the form.
+
+    Raises:
+        UnflattenError: The module was put around the forms, and would run the first one.
+    """
+    if isinstance(module, Generated):
+        found: Callable[..., Any] = getattr(module, form, module)
+        return found
+    for inner in module.modules():
+        if isinstance(inner, Generated) and hasattr(inner, form):
+            raise UnflattenError(
+                f"A {type(module).__name__} stands around a module that is called in several "
+                "forms, and cannot tell it which one is meant. Register hooks on that module "
+                "itself, or put a module that computes every form in its place, such as eager's."
+            )
+    return module
 
 
 def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:

@@ -23,7 +23,7 @@ from lowerdeck.unflatten._torch_private import (
 )
 from lowerdeck.unflatten.bindings import METHODS, callable_for
 from lowerdeck.unflatten.call_targets import is_reserved, lookup, split_call_target
-from lowerdeck.unflatten.carrying import CARRIED, CARRIES, carrying, returned
+from lowerdeck.unflatten.carrying import CARRIED, CARRIES, carrying, form_of, returned
 from lowerdeck.unflatten.python_names import is_name
 from lowerdeck.unflatten.signature import CallSignature
 from lowerdeck.unflatten.source_lines import source_comment
@@ -295,7 +295,7 @@ class _Writer:
         # A module put in the dispatcher's place has one forward for all calls.
         if variant is None:
             return module
-        return f"{self.object_name(getattr)}({module}, {variant!r}, {module})"
+        return f"{self.object_name(form_of)}({module}, {variant!r})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""
