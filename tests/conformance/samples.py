@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 DTYPES = (torch.float32, torch.int64)
+ALL_DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 PER_OPERATOR = 4
 
 # Values that differ from run to run cannot be compared.
@@ -45,27 +49,32 @@ class Sample:
     inputs: tuple[torch.Tensor, ...]
 
 
-class _Call(nn.Module):
+class Call(nn.Module):
+    """Calls ``function``; a leaf that is ``TENSOR`` is the next tensor that it is given."""
+
     def __init__(self, function: Any, spec: pytree.TreeSpec, leaves: list[Any]) -> None:
         super().__init__()
         self.function, self.spec, self.leaves = function, spec, leaves
 
     def forward(self, *tensors: torch.Tensor) -> Any:
+        """Return what the function returns."""
         given = iter(tensors)
-        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        leaves = [next(given) if leaf is TENSOR else leaf for leaf in self.leaves]
         first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return self.function(first, *args, **kwargs)
 
 
-_TENSOR = object()
+TENSOR = object()
 
 
-def operators() -> Iterator[tuple[str, Any, torch.dtype]]:
+def operators(
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> Iterator[tuple[str, Any, torch.dtype]]:
     """Yield a name, the OpInfo and the dtype of everything that can be compared."""
     for info in op_db:
         if any(part in info.name for part in _RANDOM):
             continue
-        for dtype in DTYPES:
+        for dtype in dtypes:
             if dtype in info.supported_dtypes("cpu"):
                 variant = f".{info.variant_test_name}" if info.variant_test_name else ""
                 kind = str(dtype).removeprefix("torch.")
@@ -81,14 +90,14 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
         for sample in info.sample_inputs("cpu", dtype, requires_grad=False):
             leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
             given = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            tensors = tuple(_contiguous(t) if t.layout is torch.strided else t for t in given)
-            rest = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            yield Sample(_Call(info.get_op(), spec, rest), tensors)
+            tensors = tuple(contiguous(t) if t.layout is torch.strided else t for t in given)
+            rest = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            yield Sample(Call(info.get_op(), spec, rest), tensors)
             found += 1
             if found == PER_OPERATOR:
                 return
 
 
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """The binding of the runtime asks it of strides even where there is no element."""
     return tensor.clone(memory_format=torch.contiguous_format)

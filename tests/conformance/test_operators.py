@@ -8,10 +8,8 @@ runs must equal eager. Differences that are the kernel's own fault stand, with t
 from __future__ import annotations
 
 import collections
-import tomllib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +17,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import EmitterError, emit
+from tests.conformance.known import DIFFERS as KNOWN
 from tests.conformance.samples import Sample, operators, samples
 from tests.interop import official
 
-HERE = Path(__file__).parent
-KNOWN: dict[str, str] = tomllib.loads((HERE / "known_differences.toml").read_text())["differs"]
 COUNTS: collections.Counter[str] = collections.Counter()
 
 pytestmark = [

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, emit
+from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError, emit
 from lowerdeck.serializer import KernelCall, Tensor
 from tests.interop import official
 
@@ -59,6 +59,26 @@ def kernels(emitted: Any) -> list[str]:
     plan = emitted.program.execution_plan[0]
     steps = [i.instr_args for i in plan.chains[0].instructions]
     return [plan.operators[s.op_index].full_name for s in steps if isinstance(s, KernelCall)]
+
+
+# What eager reads by strides into the memory of another tensor is not there in a program.
+STRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of a column": lambda x: (x * 2)[:, 0].as_strided((2, 2), (1, 2)),
+    "of a column, copied": lambda x: torch.as_strided_copy((x * 2)[:, 0], (2, 2), (1, 2)),
+    "of a turned tensor": lambda x: torch.as_strided_copy((x * 2).mT, (2, 2), (1, 2)),
+    "before a row": lambda x: (x * 2)[1].as_strided((2, 2), (1, 2), 0),
+    "behind a row": lambda x: (x * 2)[0].as_strided((2, 3), (3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_strides_into_memory_that_a_program_does_not_have_are_refused(name: str) -> None:
+    with pytest.raises(MissingKernelError, match=r"as_strided.*(slices or an index|reads behind)"):
+        emitted_of(STRIDES[name], (torch.randn(4, 4),))
+
+
+def test_strides_into_a_whole_tensor_are_right() -> None:
+    check(lambda x: (x * 2).as_strided((2, 3), (1, 4), 2), torch.randn(4, 4))
 
 
 INTS = torch.tensor([-7, -3, 3, 7, 8, -8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from lowerdeck.emitter._torch_private import OpOverload, schema_of
@@ -63,8 +64,31 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
     if official and not takes_complex and _complex(call):
         return "the kernel knows no complex types"
+    if call.op_name in ("as_strided", "as_strided_copy") and (why := _not_as_eager(call)):
+        return why
     if call.op_name in ("unfold", "unfold_copy") and call.args[0].rank == 0:
         return "the kernel aborts for a tensor without dimensions"
+    return ""
+
+
+def _not_as_eager(call: Call) -> str:
+    """Return why strides into the memory of eager's tensor mean other elements in a program."""
+    source = call.origin.args[0] if call.origin is not None else None
+    given = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(given, torch.Tensor):
+        return ""
+    if call.args[0].dynamic or not given.is_contiguous() or given.storage_offset():
+        return (
+            f"strides {tuple(given.stride())} and offset {given.storage_offset()} of its argument "
+            "in eager are not those of a program's tensor; take elements by slices or an index"
+        )
+    _, size, stride, offset = call.args[:4]
+    fixed = (*size, *stride, offset or 0)
+    if not all(isinstance(number, int) for number in fixed):
+        return "it takes sizes and strides that do not vary only"
+    last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if 0 not in size and last >= given.numel():
+        return "it reads behind its argument's elements; take the whole tensor as its argument"
     return ""
 
 

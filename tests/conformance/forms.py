@@ -1,0 +1,198 @@
+"""An operator's samples in every dtype and form of memory, each group in a fork of this process.
+
+A sample's tensors come as inputs, as constants, or computed: turned, channels-last, every second
+element, expanded. Torch and the official runtime are imported once; a crash ends its fork only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from lowerdeck.emitter import EmitterError, emit
+from tests.conformance.samples import TENSOR, Call, contiguous
+from tests.interop import official
+
+SECONDS = 120.0
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return contiguous(x.mT).mT if x.dim() > 1 else x
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=_LAST[x.dim()]) if x.dim() in _LAST else x
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x, x], -1)[..., 0] if x.dim() else x
+
+
+def _expanded(x: torch.Tensor) -> torch.Tensor:
+    return x[:1].expand(x.shape) if x.dim() and x.shape[0] else x
+
+
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "turned": _turned,
+    "channels_last": _channels_last,
+    "strided": _strided,
+    "expanded": _expanded,
+}
+PLACES = ("input", "computed", "constant")
+
+
+class _Placed(nn.Module):
+    """Gives ``inner`` its tensors in a form; all but the first may be constants."""
+
+    def __init__(self, inner: nn.Module, form: str, constants: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.form, self.count = inner, FORMS[form], len(constants)
+        for number, constant in enumerate(constants):
+            self.register_buffer(f"constant{number}", self.form(constant))
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        held = [getattr(self, f"constant{number}") for number in range(self.count)]
+        return self.inner(*map(self.form, tensors), *held)
+
+
+def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int) -> list[tuple[str, str]]:
+    """Return what came of some samples, with a description of each.
+
+    Args:
+        info: The OpInfo.
+        dtype: The dtype of its samples.
+        seed: Which samples, and in which forms.
+        count: How many samples at most.
+    """
+    lib = importlib.import_module(str(official.binding_name()))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        _run_here(info, dtype, seed, count, lib, writer)
+    os.close(writer)
+    data, ended = _read(reader, time.monotonic() + SECONDS)
+    os.close(reader)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    rows: list[list[str]] = [json.loads(line) for line in data.decode().splitlines()]
+    found = [(row[1], row[0]) for row in rows if len(row) == 2]
+    if status or not ended:
+        last = rows[-1][0] if rows else "its samples"
+        found.append((f"fault: status {status}" if ended else "fault: no end", last))
+    return found
+
+
+def _run_here(info: Any, dtype: torch.dtype, seed: int, count: int, lib: Any, writer: int) -> None:
+    """Write the verdicts as JSON, each behind its description alone, and end this process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    torch.set_num_threads(1)
+    with os.fdopen(writer, "w") as out, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for told, module, inputs in _cases(info, dtype, seed, count):
+            print(json.dumps([told]), file=out, flush=True)
+            print(json.dumps([told, _verdict(module, inputs, dtype, lib)]), file=out, flush=True)
+    os._exit(0)
+
+
+def _read(reader: int, deadline: float) -> tuple[bytes, bool]:
+    data = b""
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([reader], [], [], left)[0]:
+            break
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return data, True
+        data += part
+    return data, False
+
+
+def _cases(
+    info: Any, dtype: torch.dtype, seed: int, count: int
+) -> Iterator[tuple[str, nn.Module, tuple[torch.Tensor, ...]]]:
+    """Yield a description, a module and its inputs."""
+    chooser = random.Random(f"{info.name} {info.variant_test_name} {dtype} {seed}")
+    torch.manual_seed(seed)
+    made = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    for index in sorted(chooser.sample(range(len(made)), min(count, len(made)))):
+        sample = made[index]
+        leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            continue
+        rest = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        module: nn.Module = Call(info.get_op(), spec, rest)
+        inputs = [contiguous(tensor) for tensor in tensors]
+        place, form = chooser.choice(PLACES), chooser.choice([*FORMS])
+        kept = 1 if place == "constant" and len(inputs) > 1 else len(inputs)
+        if place != "input":
+            module = _Placed(module, form, inputs[kept:])
+        shapes = [tuple(tensor.shape) for tensor in inputs]
+        others = [leaf for leaf in rest if leaf is not TENSOR]
+        yield f"{index} {place} {form} {shapes} {others}"[:300], module, tuple(inputs[:kept])
+
+
+def _verdict(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, lib: Any
+) -> str:
+    try:
+        with torch.no_grad():
+            expected = pytree.tree_leaves(module(*(tensor.clone() for tensor in inputs)))
+        program = torch.export.export(module, inputs)
+    except Exception:  # noqa: BLE001, RUF100  (whatever torch raises, it is torch's to cure)
+        return "not exportable"
+    try:
+        data = emit(program).to_bytes()
+    except EmitterError as error:
+        return f"refused: {type(error).__name__}"
+    except Exception as error:  # noqa: BLE001, RUF100  (an untyped error is what is sought)
+        return f"fault: emit raised {type(error).__name__}: {error}"
+    outcome = official._run_here(lib, official.Case(data, [official.Call(inputs)]))
+    if not isinstance(outcome, official.Ran):
+        return f"fault: {outcome}"
+    return difference(outcome.outputs[0], expected, dtype)
+
+
+def difference(found: list[Any], expected: list[Any], dtype: torch.dtype) -> str:
+    """Return "right", or what differs from eager; narrow floats by the largest number there is.
+
+    Args:
+        found: The outputs.
+        expected: What eager gives.
+        dtype: The type in which it was computed.
+    """
+    if len(found) != len(expected):
+        return f"fault: {len(found)} outputs instead of {len(expected)}"
+    for one, other in zip(found, expected, strict=True):
+        if not isinstance(other, torch.Tensor):
+            if one != other:
+                return f"fault: {one!r} instead of {other!r}"
+            continue
+        atol, rtol = 1e-4, 1e-3
+        if dtype in (torch.float16, torch.bfloat16) and other.is_floating_point():
+            # Eager and the kernels round sums of many parts at other places.
+            finite = other[other.isfinite()].abs()
+            atol = 0.03 * max(1.0, float(finite.max()) if finite.numel() else 1.0)
+            rtol = 0.05
+        try:
+            torch.testing.assert_close(one, other, atol=atol, rtol=rtol, equal_nan=True)
+        except AssertionError as error:
+            return f"fault: {error}"
+    return "right"
