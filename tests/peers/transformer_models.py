@@ -320,6 +320,17 @@ CONFIGURED = (
     _seeing("HubertModel", "HubertConfig", _WAVES, *(1, 800), name="input_values"),
     # Pictures
     _seeing("ViTModel", "ViTConfig", IMAGE, heavy=False),
+    _seeing(
+        "Data2VecVisionModel",
+        "Data2VecVisionConfig",
+        {**IMAGE, "use_relative_position_bias": True},
+        heavy=False,
+    ),
+    _seeing(
+        "Data2VecVisionForImageClassification",
+        "Data2VecVisionConfig",
+        {**IMAGE, "use_shared_relative_position_bias": True},
+    ),
     _seeing("BeitModel", "BeitConfig", {**IMAGE, "use_relative_position_bias": True}),
     _seeing(
         "Dinov2Model",

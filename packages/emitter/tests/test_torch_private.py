@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch.export import Dim, export
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.emitter import _torch_private as private
@@ -231,3 +232,18 @@ def test_a_rule_can_ask_what_the_node_gave_before() -> None:
     private.retrace(exported, {ATEN.relu.default: rule}, {})
     assert asked == [(3, 2)]
     assert private.current_result() is None
+
+
+def test_sizes_of_another_trace_can_be_compared_while_tracing() -> None:
+    rows = Dim("rows", max=7)
+    exported = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
+    size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
+
+    def compared(x: torch.Tensor) -> torch.Tensor:
+        with private.untraced():
+            assert not private.is_known(size + 1 == 1)
+        return x + 1
+
+    assert make_fx(compared)(torch.ones(1)).graph
+    with pytest.raises(RuntimeError, match="not tracked with proxy"):
+        make_fx(lambda x: x + int(private.is_known(size + 1 == 1)))(torch.ones(1))

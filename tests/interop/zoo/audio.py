@@ -41,6 +41,94 @@ class ConvTasNet(nn.Module):
         return self.decode(parts.flatten(0, 1)).view(wave.shape[0], 2, -1)
 
 
+class _StreamingLayer(nn.Module):
+    """Attends to its segment, to keys of the past, and to means of segments before: Emformer's.
+
+    How much past there is, is data: none in the first call.
+    """
+
+    segment, kept, memories = 4, 6, 3
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.width, self.heads = width, heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.norm, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 32), nn.ReLU())
+        self.back = nn.Linear(32, width)
+        self.mean = nn.AvgPool1d(self.segment, self.segment, ceil_mode=True)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(x.shape[0], -1, self.heads, self.width // self.heads).permute(1, 2, 0, 3)
+
+    def forward(
+        self,
+        now: torch.Tensor,
+        ahead: torch.Tensor,
+        past: torch.Tensor,
+        memory: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        steps = past[0].item()
+        torch._check(steps >= 0)
+        torch._check(steps <= 100)
+        left = torch.sym_min(steps, self.kept)
+        held = torch.sym_min((steps + self.segment - 1) // self.segment, self.memories)
+        summaries = memory[self.memories - held :]
+        old = keys[self.kept - left :], values[self.kept - left :]
+        x, y = self.norm(now), self.norm(ahead)
+        summary = self.mean(x.permute(1, 2, 0)).permute(2, 0, 1)
+        asked = self.query(torch.cat([y, x, summary]))
+        key, value = self.key_value(torch.cat([summaries, y, x])).chunk(2, -1)
+        cut = held + ahead.shape[0]
+        seen = [
+            torch.cat([new[:cut], before, new[cut:]])
+            for new, before in zip((key, value), old, strict=True)
+        ]
+        scores = self._heads(asked) @ self._heads(seen[0]).transpose(-1, -2)
+        weights = (scores * (self.width // self.heads) ** -0.5).softmax(-1)
+        mixed = self.out((weights @ self._heads(seen[1])).permute(2, 0, 1, 3).reshape(asked.shape))
+        found, told = mixed[:-1] + torch.cat([ahead, now]), mixed[-1:].tanh()
+        found = self.last(found + self.back(self.feed(found)))
+        more = (torch.cat([keys, key[cut:]]), torch.cat([values, value[cut:]]))
+        return (
+            *(found[ahead.shape[0] :], found[: ahead.shape[0]], past + self.segment),
+            torch.cat([memory, told])[-self.memories :],
+            *(one[-self.kept :] for one in more),
+        )
+
+
+class Emformer(nn.Module):
+    """One call of streaming recognition: a segment, what comes after it, and the states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_StreamingLayer(16, 2) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        now, ahead = x[:-1], x[-1:]
+        after = []
+        for number, layer in enumerate(self.layers):
+            now, ahead, *rest = layer(now, ahead, *(state[number] for state in states))
+            after.append(rest)
+        return now, *(torch.stack(parts) for parts in zip(*after, strict=True))
+
+
+def _streams() -> list[tuple[torch.Tensor, ...]]:
+    """Return calls with nothing, some and more than enough of a past."""
+    return [
+        (
+            torch.randn(5, 1, 16),
+            torch.full((2, 1), steps),
+            *(torch.randn(2, length, 1, 16) for length in (3, 6, 6)),
+        )
+        for steps in (4, 0, 8, 20, 0)
+    ]
+
+
 class Wav2Letter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -122,6 +210,7 @@ class StreamingFilter(nn.Module):
 
 MODELS = (
     Model("conv_tasnet", ConvTasNet, normal(2, 120)),
+    Model("emformer", Emformer, _streams),
     Model("wav2letter", Wav2Letter, normal(1, 13, 40)),
     Model("spectrogram", Spectrogram, normal(2, 200), atol=1e-3),
     Model("tacotron", Tacotron, lambda: [(torch.randint(0, 30, (2, 7)),) for _ in range(2)]),

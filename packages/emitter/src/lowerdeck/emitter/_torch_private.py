@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import (
     TreeSpec,
@@ -62,6 +63,7 @@ __all__ = [
     "tree_leaves",
     "tree_structure",
     "treespec_tuple",
+    "untraced",
     "upper_bound",
 ]
 
@@ -172,6 +174,15 @@ def spec_kind(spec: TreeSpec) -> type | None:
     """Return the container class that a pytree spec stands for."""
     kind: type | None = spec.type
     return kind
+
+
+def untraced() -> AbstractContextManager[Any]:
+    """Return a context in which arithmetic on sizes is not recorded.
+
+    Sizes of an earlier trace have no place in this one: to compute with them would be an error.
+    """
+    context: AbstractContextManager[Any] = disable_proxy_modes_tracing()
+    return context
 
 
 def current_result() -> Any:

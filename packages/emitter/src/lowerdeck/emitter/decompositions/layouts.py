@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import current_result, is_known
+from lowerdeck.emitter._torch_private import current_result, is_known, untraced
 
 
 def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,11 +39,12 @@ def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _like(found: Any, wanted: Any) -> Any:
     if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return found
-    order = _outermost_first(wanted)
-    if order == [*range(wanted.dim())] or found.dim() != wanted.dim():
-        return found
-    if not all(is_known(a == b) for a, b in zip(found.shape, wanted.shape, strict=True)):
-        return found
+    with untraced():
+        order = _outermost_first(wanted)
+        if order == [*range(wanted.dim())] or found.dim() != wanted.dim():
+            return found
+        if not all(is_known(a == b) for a, b in zip(found.shape, wanted.shape, strict=True)):
+            return found
     back = [order.index(dim) for dim in range(len(order))]
     return found.permute(order).contiguous().permute(back)
 
