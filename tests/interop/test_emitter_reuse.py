@@ -31,6 +31,12 @@ WHERE = torch.tensor([[1, 0, 2], [2, 2, 0], [3, 1, 1], [0, 3, 3]])
 BASE = torch.arange(12.0).view(4, 3)
 
 
+def _filled(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    same = rows.squeeze()
+    same.t()[1].fill_(0.25)
+    return rows.softmax(-1), same
+
+
 def _row(row: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return row.sin() + other.sum()
 
@@ -52,6 +58,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "select_scatter": lambda x: torch.select_scatter(x + 1, x[0] * 2, 0, -1),
     # A result that grows row by row has parts before and after it is written in place.
     "rows of a map, written": lambda x: _written(map_rows(_row, x, x[0] + 1)),
+    "rows of a map, filled": lambda x: _filled(map_rows(_row, x, x[0] + 1)),
     "one value twice": lambda x: torch.index_put(y := x + 1, (ROWS,), y),
     "a sum of two that die": lambda x: (x * 2) - (x + 3),
     "division by what dies": lambda x: (x + 1) / (x * 2 + 5),

@@ -230,6 +230,8 @@ class PlanBuilder:
             return self._append(_tensor(value))
         place = storage.offset + offset
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
+        if root.grows and root is not value and _alike(value, root):
+            return self._tensor_index(root)
         # One that varies has an entry of its own for each name, and so have its parts: an entry
         # that named the bytes of two results would look like the one overwritten by the other.
         shared = not any(one.dynamic or one.grows for one in (value, root))
@@ -248,6 +250,12 @@ class PlanBuilder:
         if shared:
             self._by_key[key] = index
         return index
+
+
+def _alike(value: TensorValue, root: TensorValue) -> bool:
+    """Return whether a view that begins with its root is all of it, seen in the same way."""
+    kind = (value.dtype, value.sizes, value.dim_order)
+    return kind == (root.dtype, root.sizes, root.dim_order)
 
 
 def _slot(value: ScalarValue) -> Int | Bool | Double:
