@@ -208,7 +208,7 @@ def test_backends_lists_halves_and_operators(
         EntryPoint("Broken", "no_such_module:Backend", "lowerdeck.backends"),
     ]
     monkeypatch.setattr(
-        "lowerdeck.runner.commands.listing.entry_points",
+        "importlib.metadata.entry_points",
         lambda **wanted: EntryPoints(entries).select(**wanted),
     )
     load = EntryPoint.load
@@ -230,8 +230,6 @@ def test_backends_lists_halves_and_operators(
 def test_no_backends_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "lowerdeck.runner.commands.listing.entry_points", lambda **wanted: EntryPoints()
-    )
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: EntryPoints())
     assert call(BackendsCommand()) == 0
     assert "no backends are installed" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from lowerdeck.lowered_module._executorch import backend_base
 from lowerdeck.lowered_module.backend import BackendDetails
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
+from lowerdeck.serializer import installed_entries
 
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"
@@ -70,7 +71,8 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     subclasses of ``BackendDetails``, then those of ExecuTorch's class of that name, or the other
     way round if ``peers``. Where none has the name, installed ones are (entry points
     ``lowerdeck.backends``): a distribution that is only installed never stands in the way of a
-    class that the program uses.
+    class that the program uses. Where one distribution supersedes another (entry points
+    ``lowerdeck.supersedes``), its class is taken, with a warning.
 
     Args:
         name: The backend id.
@@ -90,8 +92,9 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     for base in reversed(bases) if peers else bases:
         found = found or _different(c for c in _subclasses(base) if backend_name(c) == name)
     if not found:
-        entries = importlib.metadata.entry_points(group=BACKENDS)
-        found = _different(entry.load() for entry in entries if entry.name == name)
+        found = _different(entry.load() for entry in installed_entries(BACKENDS, name))
+    if len(found) > 1:
+        found = _without_superseded(found, name)
     if len(found) > 1:
         listing = " and ".join(_describe(backend) for backend in found)
         raise AmbiguousBackendError(
@@ -130,9 +133,9 @@ def find_partitioner(name: str) -> Any:
         BackendNotFoundError: No distribution offers it.
         AmbiguousBackendError: Several distributions offer different ones.
     """
-    entries = importlib.metadata.entry_points(group=PARTITIONERS)
-    chosen = {entry.value: entry for entry in entries if entry.name == name}
+    chosen = {entry.value: entry for entry in installed_entries(PARTITIONERS, name)}
     if not chosen:
+        entries = importlib.metadata.entry_points(group=PARTITIONERS)
         known = ", ".join(sorted({entry.name for entry in entries})) or "none"
         raise BackendNotFoundError(
             f"partitioner {name!r} was not found. Installed: {known}. Install a distribution with "
@@ -151,6 +154,22 @@ def _different(candidates: Iterable[Any]) -> list[Any]:
     for candidate in candidates:
         newest[candidate.__module__, candidate.__qualname__] = candidate
     return list(newest.values())
+
+
+def _without_superseded(found: list[Any], name: str) -> list[Any]:
+    """Return the classes that are not of a distribution which another one supersedes."""
+    current = installed_entries(BACKENDS, name)
+    old = [
+        entry
+        for entry in importlib.metadata.entry_points(group=BACKENDS)
+        if entry.name == name and entry not in current
+    ]
+    return [cls for cls in found if not any(_is_from(cls, entry) for entry in old)]
+
+
+def _is_from(cls: Any, entry: importlib.metadata.EntryPoint) -> bool:
+    # By name, not by loading the entry: nobody needs what is superseded.
+    return f"{cls.__module__}.".startswith(f"{entry.module}.") and cls.__qualname__ == entry.attr
 
 
 def _subclasses(base: Any) -> Iterator[Any]:

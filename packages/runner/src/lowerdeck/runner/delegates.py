@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +11,7 @@ from lowerdeck.runner.errors import ExecutionError, ProgramError
 from lowerdeck.runner.frame import Frame
 from lowerdeck.runner.tensors import TensorSpec
 from lowerdeck.runner.view_ops import resize
-from lowerdeck.serializer import CompileSpec
+from lowerdeck.serializer import CompileSpec, installed_entries
 
 RUNTIMES = "lowerdeck.runtimes"
 """The entry-point group in which runtime halves are registered under their backend id."""
@@ -116,7 +115,7 @@ class LoggedStep(Protocol):
 
 def installed_runtimes() -> dict[str, str]:
     """Return the backend ids that have a registered runtime half, with where it is defined."""
-    return {entry.name: entry.value for entry in entry_points(group=RUNTIMES)}
+    return {entry.name: entry.value for entry in installed_entries(RUNTIMES)}
 
 
 def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> BackendRuntime:
@@ -131,7 +130,7 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
     """
     if backend_id in given:
         return given[backend_id]
-    for entry in entry_points(group=RUNTIMES, name=backend_id):
+    for entry in installed_entries(RUNTIMES, backend_id):
         try:
             runtime: BackendRuntime = entry.load()()
         except Exception as error:

@@ -45,6 +45,7 @@ from lowerdeck.serializer.external_write import (
 )
 from lowerdeck.serializer.hazards import Hazard
 from lowerdeck.serializer.header import ExtendedHeader
+from lowerdeck.serializer.installed import installed_entries
 from lowerdeck.serializer.kernels.table import (
     RUNTIME_VERSION,
     RuntimeKernel,
@@ -146,6 +147,8 @@ __all__ = [
     "writing",
     "ExitStatus",
     "CommandError",
+    # What is installed
+    "installed_entries",
     # Pictures
     "html_report",
     "html_diff",

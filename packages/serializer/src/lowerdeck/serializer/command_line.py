@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import EntryPoint, distributions
 
 from lowerdeck.serializer.commands.answers import (
     EXIT_STATUS_HELP,
@@ -27,6 +27,7 @@ from lowerdeck.serializer.commands.extract import ExtractCommand
 from lowerdeck.serializer.commands.inspect import InspectCommand
 from lowerdeck.serializer.commands.protocol import Command
 from lowerdeck.serializer.commands.verify import VerifyCommand
+from lowerdeck.serializer.installed import installed_entries
 
 GROUP = "lowerdeck.commands"
 _OWN: Mapping[str, Command] = {
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = {entry.name: entry for entry in installed_entries(GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
         say(*_menu(found).splitlines())
         return ExitStatus.DONE

@@ -7,10 +7,10 @@ import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
-from lowerdeck.serializer import ExitStatus, say
+from lowerdeck.serializer import ExitStatus, installed_entries, say
 
 _GROUPS = {
     "ahead of time": "lowerdeck.backends",
@@ -79,7 +79,7 @@ def installed_backends() -> list[InstalledBackend]:
     """Return all backends of which any half is installed, by name."""
     entries: dict[str, dict[str, EntryPoint]] = {}
     for half, group in _GROUPS.items():
-        for entry in entry_points(group=group):
+        for entry in installed_entries(group):
             entries.setdefault(entry.name, {})[half] = entry
     return [_examined(name, halves) for name, halves in sorted(entries.items())]
 
