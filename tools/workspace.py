@@ -23,6 +23,7 @@ PACKAGES = (
     "runner",
     "unflatten",
     "lowered-module",
+    "xnnpack",
     "demo-backends",
 )
 TORCH_FREE = frozenset({"serializer"})

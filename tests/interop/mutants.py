@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowerdeck.demo_backends import XnnpackPartitioner
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import (
@@ -45,6 +44,7 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
+from lowerdeck.xnnpack import XnnpackPartitioner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.interop import official

@@ -17,11 +17,11 @@ from lowerdeck.demo_backends import (
     InductorPartitioner,
     InductorRuntime,
     SharedWeightsDemoPartitioner,
-    XnnpackPartitioner,
 )
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
+from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
 
 # torch's own, from copying a tree spec inside run_decompositions

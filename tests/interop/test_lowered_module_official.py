@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from lowerdeck.demo_backends import XnnpackPartitioner
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_delegates, to_backend
 from lowerdeck.lowered_module.testing import generated
 from lowerdeck.runner import load
+from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
 
 pytestmark = [

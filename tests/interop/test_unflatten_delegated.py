@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lowerdeck.demo_backends import DelegateMappingDemoPartitioner, XnnpackPartitioner
+from lowerdeck.demo_backends import DelegateMappingDemoPartitioner
 from lowerdeck.lowered_module import get_delegates, to_backend
 from lowerdeck.unflatten import unflatten
+from lowerdeck.xnnpack import XnnpackPartitioner
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 

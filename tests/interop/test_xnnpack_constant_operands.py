@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.demo_backends import XnnpackPartitioner
-from lowerdeck.demo_backends._torch_private import is_mutable
-from lowerdeck.demo_backends.xnnpack.operators.table import OPERATORS
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
+from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack._torch_private import is_mutable
+from lowerdeck.xnnpack.operators.table import OPERATORS
 from tests.interop import official
 
 pytestmark = [

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.demo_backends import XnnpackPartitioner
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
+from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
 from tests.peers.transformer_models import CONFIGURED, GROUPED, WIDE, Configured
 

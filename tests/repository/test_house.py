@@ -31,8 +31,8 @@ def _public_definitions(
     return found
 
 
-def test_there_are_eight_packages():
-    assert len(PACKAGES) == 8
+def test_there_are_nine_packages():
+    assert len(PACKAGES) == 9
 
 
 @pytest.mark.parametrize("package", PACKAGES)

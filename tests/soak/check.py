@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.demo_backends import XnnpackPartitioner, XnnpackRuntime
 from lowerdeck.demo_backends.executor_backend import ExecutorRuntime
 from lowerdeck.emitter import EmitterError, emit
 from lowerdeck.graph_fuser import GraphFuserError, propose_partitions
@@ -38,6 +37,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.runner import load
+from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
 from tests.soak.raw_programs import RawProgram, raw_program
 
 REFUSALS = (EmitterError, LoweringError, GraphFuserError)

@@ -1,4 +1,4 @@
-"""What importing a part of this package makes known to others."""
+"""What importing a part of this package makes known to others, and what it still offers."""
 
 import subprocess
 import sys
@@ -7,10 +7,9 @@ from importlib.metadata import entry_points
 import pytest
 
 import lowerdeck.demo_backends
+import lowerdeck.xnnpack
 
 KNOWN = """
-import sys
-from importlib.metadata import entry_points
 from lowerdeck.lowered_module import BackendDetails
 {}
 known = [cls for cls in BackendDetails.__subclasses__() if "demo_backends" in cls.__module__]
@@ -23,17 +22,11 @@ def known_after(code: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_runtime_half_of_xnnpack_makes_no_backend_known() -> None:
-    load = "[e] = entry_points(group='lowerdeck.runtimes', name='XnnpackBackend'); e.load()()"
-    assert known_after(load) == "[]"
+def test_a_half_that_compiles_makes_all_backends_known() -> None:
     assert known_after("import lowerdeck.demo_backends") == "[]"
-
-
-@pytest.mark.parametrize("name", ["XnnpackPartitioner", "XnnpackBackend"])
-def test_a_half_that_compiles_makes_all_backends_known(name: str) -> None:
-    found = known_after(f"from lowerdeck.demo_backends import {name}")
-    assert "XnnpackBackend" in found
+    found = known_after("from lowerdeck.demo_backends import StateDemoPartitioner")
     assert "BackendWithStateDemo" in found
+    assert "InductorBackend" in found
 
 
 def test_every_offered_name_is_there_and_no_other() -> None:
@@ -42,6 +35,14 @@ def test_every_offered_name_is_there_and_no_other() -> None:
         assert name.isupper() or found.__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = lowerdeck.demo_backends.Nothing
+
+
+@pytest.mark.parametrize("name", ["XnnpackBackend", "XnnpackPartitioner", "XnnpackRuntime"])
+def test_what_has_moved_is_the_same_object_and_says_where_it_is_now(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"from lowerdeck.xnnpack import {name}") as told:
+        found = getattr(lowerdeck.demo_backends, name)
+    assert found is getattr(lowerdeck.xnnpack, name)
+    assert [one.filename for one in told] == [__file__]  # the line that has to change
 
 
 def test_runtime_halves_are_found_where_they_are_registered() -> None:

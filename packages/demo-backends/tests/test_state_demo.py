@@ -14,12 +14,12 @@ from lowerdeck.demo_backends import (
     KvCacheAttention,
     StateDemoPartitioner,
     StateDemoRuntime,
-    XnnpackPartitioner,
 )
 from lowerdeck.demo_backends.sealed_text import seal
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
+from lowerdeck.xnnpack import XnnpackPartitioner
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")

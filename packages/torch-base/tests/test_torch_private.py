@@ -106,3 +106,15 @@ def test_memory_is_shared_until_it_is_written_where_torch_can_replace_it() -> No
     assert copy.eq(2).all()
     assert private.shared_copy(torch.frombuffer(bytearray(8), dtype=torch.float32)) is None
     assert private.shared_copy(torch.eye(2).to_sparse()) is None
+
+
+def test_upper_bounds_come_from_the_range_or_the_example() -> None:
+    sizes = []
+    for top in (16, None):
+        batch = torch.export.Dim("batch", min=1, max=top) if top else torch.export.Dim("batch")
+        program = torch.export.export(
+            torch.nn.Linear(2, 2), (torch.ones(3, 2),), dynamic_shapes=({0: batch},)
+        )
+        node = next(one for one in program.graph.nodes if one.op == "call_function")
+        sizes.append([private.upper_bound(size) for size in node.meta["val"].shape])
+    assert sizes == [[16, 2], [3, 2]]

@@ -1,13 +1,17 @@
-"""Small honest example backends for Lowerdeck, and one that phones run.
+"""Small honest example backends for Lowerdeck.
 
 Importing this package alone makes no backend known by its name: running a file needs its runtime
 half only, and another compiler's backend of the same id may be in use. The first use of any other
 part imports all of them.
+
+``XnnpackBackend``, ``XnnpackPartitioner`` and ``XnnpackRuntime`` have moved to
+``lowerdeck.xnnpack``; their old names work until 0.3, with a ``DeprecationWarning``.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.demo_backends.errors import (
@@ -19,7 +23,6 @@ from lowerdeck.demo_backends.errors import (
     NativeCodeError,
     UnsupportedNodeError,
 )
-from lowerdeck.demo_backends.xnnpack.runtime import XnnpackRuntime
 
 if TYPE_CHECKING:
     from lowerdeck.demo_backends.ahead_of_time import (
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
         SharedWeightsDemoRuntime,
         StateDemoPartitioner,
         StateDemoRuntime,
-        XnnpackBackend,
-        XnnpackPartitioner,
     )
 
 __all__ = [
@@ -74,10 +75,6 @@ __all__ = [
     "InductorBackend",
     "InductorPartitioner",
     "InductorRuntime",
-    # What phones run
-    "XnnpackBackend",
-    "XnnpackPartitioner",
-    "XnnpackRuntime",
     # Errors
     "DemoBackendError",
     "BlobError",
@@ -88,9 +85,19 @@ __all__ = [
     "UnsupportedNodeError",
 ]
 
+_MOVED = ("XnnpackBackend", "XnnpackPartitioner", "XnnpackRuntime")
+
 
 def __getattr__(name: str) -> Any:
     """Return a part of the backends, importing all of them at the first use."""
+    if name in _MOVED:
+        warnings.warn(
+            f"{__name__}.{name} has moved and goes in 0.3: write "
+            f"'from lowerdeck.xnnpack import {name}'",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module("lowerdeck.xnnpack"), name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.ahead_of_time"), name)

@@ -13,51 +13,8 @@ from torch.export import ExportedProgram
 __all__ = [
     "OpOverload",
     "compile_package",
-    "is_mutable",
     "load_package",
-    "returns_alias",
-    "schema_of",
-    "upper_bound",
 ]
-
-_LARGEST = 2**31 - 1
-
-
-def upper_bound(size: int | torch.SymInt) -> int:
-    """Return the largest number that a size can be, without a guard on it.
-
-    Args:
-        size: A number, or a symbol of an exported program.
-
-    Returns:
-        The number; the top of a symbol's range; or the symbol's value in the example inputs,
-        where the range has no top.
-    """
-    if isinstance(size, int):
-        return size
-    symbol = size.node
-    top = symbol.shape_env.bound_sympy(symbol.expr).upper
-    # is_Integer: a number; torch's infinity of integers is is_integer, and finite, too.
-    if top.is_Integer and int(top) <= _LARGEST:
-        return int(top)
-    return int(symbol.hint)
-
-
-def schema_of(op: OpOverload) -> torch.FunctionSchema:
-    """Return the schema of one overload of an operator."""
-    schema: torch.FunctionSchema = op._schema
-    return schema
-
-
-def is_mutable(op: OpOverload) -> bool:
-    """Return whether an operator writes to one of its arguments."""
-    return bool(schema_of(op).is_mutable)
-
-
-def returns_alias(op: OpOverload) -> bool:
-    """Return whether a result can share memory with an argument that is only read."""
-    returned = schema_of(op).returns
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returned)
 
 
 def compile_package(program: ExportedProgram, path: Path) -> Path:

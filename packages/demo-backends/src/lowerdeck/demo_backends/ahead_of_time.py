@@ -32,8 +32,6 @@ from lowerdeck.demo_backends.state_demo import (
     StateDemoPartitioner,
     StateDemoRuntime,
 )
-from lowerdeck.demo_backends.xnnpack.backend import XnnpackBackend
-from lowerdeck.demo_backends.xnnpack.partitioner import XnnpackPartitioner
 
 __all__ = [
     "BackendWithCompilerDemo",
@@ -56,6 +54,4 @@ __all__ = [
     "KvCacheAttention",
     "StateDemoPartitioner",
     "StateDemoRuntime",
-    "XnnpackBackend",
-    "XnnpackPartitioner",
 ]

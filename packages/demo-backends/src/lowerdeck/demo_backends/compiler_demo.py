@@ -15,14 +15,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, UnsupportedNodeError
-from lowerdeck.demo_backends.program_inputs import (
-    constant_tensors,
-    output_nodes,
-    tag_constants,
-    user_inputs,
-)
+from lowerdeck.demo_backends.program_inputs import output_nodes, user_inputs
 from lowerdeck.demo_backends.sealed_text import seal, unseal
-from lowerdeck.demo_backends.source_line import describe
 from lowerdeck.demo_backends.text_program import (
     Operators,
     TextProgram,
@@ -37,8 +31,11 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    constant_tensors,
+    tag_constant_data,
 )
 from lowerdeck.serializer import CompileSpec as StoredSpec
+from lowerdeck.torch_base import describe_node
 
 NAME = "BackendWithCompilerDemo"
 VERSION = 1
@@ -74,7 +71,7 @@ class CompilerDemoPartitioner(Partitioner):
                 tag = f"compiler_demo_{len(tags)}"
                 tags[tag] = DelegationSpec(NAME, specs)
                 node.meta["delegation_tag"] = tag
-        tag_constants(exported_program)
+        tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
 
@@ -113,7 +110,9 @@ class BackendWithCompilerDemo(BackendDetails):
             elif node.op == "call_function":
                 reason = _refusal(node, limit)
                 if reason is not None:
-                    raise UnsupportedNodeError(f"{NAME} cannot compile {describe(node)}: {reason}")
+                    raise UnsupportedNodeError(
+                        f"{NAME} cannot compile {describe_node(node)}: {reason}"
+                    )
                 writer.add_step(node)
                 if "debug_handle" in node.meta:
                     handles[len(handles)] = (node.meta["debug_handle"],)

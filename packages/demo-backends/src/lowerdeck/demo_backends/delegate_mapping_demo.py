@@ -41,15 +41,8 @@ from lowerdeck.demo_backends.errors import (
     UnsupportedNodeError,
 )
 from lowerdeck.demo_backends.named_weights import NamedWeights, read_weight
-from lowerdeck.demo_backends.program_inputs import (
-    constant_names,
-    constant_tensors,
-    output_nodes,
-    tag_constants,
-    user_inputs,
-)
+from lowerdeck.demo_backends.program_inputs import output_nodes, user_inputs
 from lowerdeck.demo_backends.sealed_text import seal, unseal
-from lowerdeck.demo_backends.source_line import describe
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -59,7 +52,11 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    constant_names,
+    constant_tensors,
+    tag_constant_data,
 )
+from lowerdeck.torch_base import describe_node
 
 NAME = "BackendWithDelegateMappingDemo"
 VERSION = 1
@@ -97,7 +94,7 @@ class DelegateMappingDemoPartitioner(Partitioner):
             tags[tag] = self._delegation
             for node in nodes:
                 node.meta["delegation_tag"] = tag
-        tag_constants(exported_program)
+        tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
 
@@ -227,8 +224,8 @@ class _Compiler:
             self._values[node] = self._emit("div_op", [node], {"x": sine, "y": cosine})
         else:
             raise UnsupportedNodeError(
-                f"{NAME} cannot compile {describe(node)}: it knows conv2d, convolution, relu and "
-                "tan; leave other nodes untagged"
+                f"{NAME} cannot compile {describe_node(node)}: it knows conv2d, convolution, relu "
+                "and tan; leave other nodes untagged"
             )
 
     def _convolution(self, node: Node) -> dict[str, str]:
@@ -236,7 +233,7 @@ class _Compiler:
             x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
             if transposed:
                 raise UnsupportedNodeError(
-                    f"{NAME} cannot compile the transposed {describe(node)}"
+                    f"{NAME} cannot compile the transposed {describe_node(node)}"
                 )
         else:
             defaults = (None, None, None, [1, 1], [0, 0], [1, 1], 1)

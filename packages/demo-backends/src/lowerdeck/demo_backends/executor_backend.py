@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 
 from lowerdeck.demo_backends._torch_private import OpOverload
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
-from lowerdeck.demo_backends.program_inputs import tag_constants
 from lowerdeck.emitter import emit
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
@@ -26,6 +25,7 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    tag_constant_data,
     to_backend,
 )
 from lowerdeck.runner import LoadedMethod, RunnerError, load
@@ -62,7 +62,7 @@ class ExecutorPartitioner(Partitioner):
             tags[tag] = self._delegation
             for node in nodes:
                 node.meta["delegation_tag"] = tag
-        tag_constants(exported_program)
+        tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
 

@@ -27,7 +27,6 @@ from lowerdeck.demo_backends._torch_private import (
     OpOverload,
     compile_package,
     load_package,
-    upper_bound,
 )
 from lowerdeck.demo_backends.errors import (
     BlobError,
@@ -36,7 +35,7 @@ from lowerdeck.demo_backends.errors import (
     DelegateRunError,
     NativeCodeError,
 )
-from lowerdeck.demo_backends.program_inputs import tag_constants, user_inputs
+from lowerdeck.demo_backends.program_inputs import user_inputs
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -45,8 +44,10 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    tag_constant_data,
 )
 from lowerdeck.serializer import CompileSpec as StoredSpec
+from lowerdeck.torch_base import upper_bound
 
 NAME = "InductorBackend"
 VERSION = 2
@@ -74,7 +75,7 @@ class InductorPartitioner(Partitioner):
             tags[tag] = DelegationSpec(NAME, [])
             for node in nodes:
                 node.meta["delegation_tag"] = tag
-        tag_constants(exported_program)
+        tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 import torch
 
 from lowerdeck.demo_backends.errors import BlobError
-from lowerdeck.demo_backends.tensor_data import view_tensor
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
-from lowerdeck.torch_base import bytes_of
+from lowerdeck.torch_base import bytes_of, view_tensor
 
 ALIGNMENT = 16
 DTYPES = {

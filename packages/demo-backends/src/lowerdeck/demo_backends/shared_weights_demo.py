@@ -15,12 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.demo_backends.named_weights import NamedWeights
-from lowerdeck.demo_backends.program_inputs import (
-    constant_tensors,
-    output_nodes,
-    tag_constants,
-    user_inputs,
-)
+from lowerdeck.demo_backends.program_inputs import output_nodes, user_inputs
 from lowerdeck.demo_backends.sealed_text import seal, unseal
 from lowerdeck.demo_backends.text_program import (
     Operators,
@@ -37,6 +32,8 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    constant_tensors,
+    tag_constant_data,
 )
 from lowerdeck.serializer import CompileSpec as StoredSpec
 
@@ -64,7 +61,7 @@ class SharedWeightsDemoPartitioner(Partitioner):
             tags[tag] = DelegationSpec(NAME, [])
             for node in nodes:
                 node.meta["delegation_tag"] = tag
-        tag_constants(exported_program)
+        tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
 

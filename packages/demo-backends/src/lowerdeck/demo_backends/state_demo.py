@@ -19,12 +19,7 @@ from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateRunError
 from lowerdeck.demo_backends.named_weights import NamedWeights, read_weight
-from lowerdeck.demo_backends.program_inputs import (
-    constant_tensors,
-    output_nodes,
-    tag_constants,
-    user_inputs,
-)
+from lowerdeck.demo_backends.program_inputs import output_nodes, user_inputs
 from lowerdeck.demo_backends.sealed_text import seal, unseal
 from lowerdeck.demo_backends.text_program import (
     Operators,
@@ -41,6 +36,8 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    constant_tensors,
+    tag_constant_data,
     tag_mutated_buffer,
 )
 from lowerdeck.serializer import CompileSpec as StoredSpec
@@ -98,7 +95,7 @@ class StateDemoPartitioner(Partitioner):
             tags[tag] = DelegationSpec(NAME, [])
             for node in nodes:
                 node.meta["delegation_tag"] = tag
-        tag_constants(exported_program)
+        tag_constant_data(exported_program)
         tag_mutated_buffer(exported_program)
         return PartitionResult(exported_program, tags)
 

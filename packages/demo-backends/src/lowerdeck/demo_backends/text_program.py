@@ -29,7 +29,7 @@ from lowerdeck.demo_backends.errors import (
     UnsupportedNodeError,
 )
 from lowerdeck.demo_backends.named_weights import NamedWeights, read_weight
-from lowerdeck.demo_backends.source_line import describe
+from lowerdeck.torch_base import describe_node
 
 Operators: TypeAlias = Mapping[object, tuple[str, Callable[..., torch.Tensor]]]
 """For each operator of torch its name in the text, and what computes it."""
@@ -108,10 +108,10 @@ class TextWriter:
         if known is None or node.kwargs:
             names = ", ".join(name for name, _ in self.operators.values())
             raise UnsupportedNodeError(
-                f"{self.backend} cannot compile {describe(node)}: it knows {names}; leave other "
-                "nodes untagged"
+                f"{self.backend} cannot compile {describe_node(node)}: it knows {names}; leave "
+                "other nodes untagged"
             )
-        place = describe(node)
+        place = describe_node(node)
         words = [known[0], *(self._word(argument, place) for argument in node.args)]
         self._steps.append(" ".join(words))
         self._names[node] = f"%{self._inputs + len(self._steps) - 1}"

@@ -4,6 +4,7 @@ from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.compile_spec import CompileSpec
+from lowerdeck.lowered_module.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.declarative import DeclarativeBackend, visits
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.errors import (
@@ -68,6 +69,8 @@ __all__ = [
     "CompileSpec",
     "DelegateMappingBuilder",
     "PreprocessResult",
+    "constant_names",
+    "constant_tensors",
     # The short way for a backend author
     "DeclarativeBackend",
     "PartitionView",

@@ -18,6 +18,8 @@ from lowerdeck.lowered_module.graphs import is_getitem
 from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import MUTATIONS
 from lowerdeck.torch_base import (
+    Behaviours,
+    Effect,
     Extent,
     MemoryMap,
     MemoryUse,
@@ -142,11 +144,15 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
     Args:
         program: Any program; only its outermost graph is looked at.
     """
-    memory = MemoryUse.of_program(program)
     placeholders = program.graph.find_nodes(op="placeholder")
     targets = {
         spec.target for spec in program.graph_signature.output_specs if spec.kind in MUTATIONS
     }
+    elsewhere = {node for node in placeholders if CHANGED_ELSEWHERE in node.meta}
+    if not targets and not _writes_in_place(program):
+        # Most programs and nearly all partitions: who shares memory with whom does not matter.
+        return elsewhere
+    memory = MemoryUse.of_program(program)
     mutated = {
         memory.group(node)
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
@@ -155,8 +161,16 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
     return {
         node
         for node in placeholders
-        if memory.group(node) in mutated or memory.writers(node) or CHANGED_ELSEWHERE in node.meta
+        if memory.group(node) in mutated or memory.writers(node) or node in elsewhere
     }
+
+
+def _writes_in_place(program: ExportedProgram) -> bool:
+    known = Behaviours(program.graph_module)
+    return any(
+        not known.is_plain(node) and known.effect(node) & Effect.WRITES
+        for node in program.graph.nodes
+    )
 
 
 def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:

@@ -6,6 +6,7 @@ graph and replaces nothing of torch.
 
 from __future__ import annotations
 
+from lowerdeck.torch_base._torch_private import upper_bound
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
@@ -21,7 +22,9 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError
+from lowerdeck.torch_base.source_line import describe_node
 from lowerdeck.torch_base.tensor_bytes import bytes_of
+from lowerdeck.torch_base.tensor_view import view_tensor
 
 __all__ = [
     # What a node does
@@ -41,6 +44,10 @@ __all__ = [
     "OwnCopies",
     "bytes_of",
     "lazy_clone",
+    "view_tensor",
+    # What a message and a compiler ask of a node
+    "describe_node",
+    "upper_bound",
     # What torch's functionalisation would lose, said explicitly
     "RepeatedMemoryError",
     "aliasing_parts",

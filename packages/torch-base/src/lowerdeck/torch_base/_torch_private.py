@@ -29,8 +29,11 @@ __all__ = [
     "shared_copy",
     "storage_address",
     "storage_identity",
+    "upper_bound",
     "with_graph_module",
 ]
+
+_LARGEST = 2**31 - 1
 
 NormBase: type[torch.nn.Module] = _NormBase
 """What batch and instance norms of all dimensions are made from."""
@@ -104,6 +107,26 @@ def shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     except (NotImplementedError, RuntimeError):
         # Memory that other processes share.
         return None
+
+
+def upper_bound(size: int | torch.SymInt) -> int:
+    """Return the largest number that a size can be, without a guard on it.
+
+    Args:
+        size: A number, or a symbol of an exported program.
+
+    Returns:
+        The number; the top of a symbol's range; or the symbol's value in the example inputs,
+        where the range has no top.
+    """
+    if isinstance(size, int):
+        return size
+    symbol = size.node
+    top = symbol.shape_env.bound_sympy(symbol.expr).upper
+    # is_Integer: a number; torch's infinity of integers is is_integer, and finite, too.
+    if top.is_Integer and int(top) <= _LARGEST:
+        return int(top)
+    return int(symbol.hint)
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -68,7 +68,7 @@ class BackendsCommand:
             say(*json.dumps([asdict(backend) for backend in found], indent=2).splitlines())
             return ExitStatus.DONE
         if not found:
-            say("no backends are installed; lowerdeck-demo-backends has some")
+            say("no backends are installed; lowerdeck-xnnpack brings one")
         for backend in found:
             for line in _lines(backend, with_operators=args.operators):
                 say(line)

@@ -1,1 +1,0 @@
-"""A real backend: files that the official runtime executes with its XNNPACK delegate."""

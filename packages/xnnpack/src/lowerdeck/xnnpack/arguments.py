@@ -1,0 +1,101 @@
+"""What an operator was called with, by the names of its schema, and whether XNNPACK takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack._torch_private import OpOverload, schema_of
+
+
+@cache
+def _defaults(op: OpOverload) -> tuple[tuple[str, Any], ...]:
+    # Reading a schema costs more than all the rest of a node; there are few operators.
+    return tuple((one.name, one.default_value) for one in schema_of(op).arguments)
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """Return a call's arguments by name, defaults filled in.
+
+    Args:
+        node: A call of an operator of torch.
+
+    Returns:
+        Names of the schema and their values, which hold nodes where the call does.
+    """
+    op = node.target
+    if not isinstance(op, OpOverload):
+        return {}
+    names = _defaults(op)
+    found = dict(names[len(node.args) :])
+    found.update(zip((name for name, _ in names), node.args, strict=False))
+    found.update(node.kwargs)
+    return found
+
+
+def fake(node: Node) -> torch.Tensor | None:
+    """Return the example value of a node, where it is one tensor."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def shape_of(node: Node) -> tuple[Dim, ...]:
+    """Return the sizes of a node's tensor; symbolic ones stay symbols."""
+    return tuple(node.meta["val"].shape)
+
+
+def is_fixed(size: object) -> bool:
+    """Return whether a size is a number, without a guard on it if it is not."""
+    return isinstance(size, int)
+
+
+def is_one(size: object) -> bool:
+    """Return whether a size is known to be 1, without a guard on it if it is not known."""
+    return isinstance(size, int) and size == 1
+
+
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return two numbers where torch takes one for both."""
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator, as the question whether XNNPACK can take it.
+
+    Attributes:
+        node: The call.
+        args: Its arguments by name.
+        constants: Names of the placeholders that are constants.
+    """
+
+    node: Node
+    args: Mapping[str, Any]
+    constants: Collection[str]
+
+    def shape(self, name: str) -> tuple[Dim, ...]:
+        """Return the sizes of a tensor argument."""
+        return shape_of(self.args[name])
+
+    def rank(self, name: str) -> int:
+        """Return the number of dimensions of a tensor argument."""
+        return len(self.shape(name))
+
+    def is_constant(self, name: str) -> bool:
+        """Return whether an argument is a placeholder for a constant, or None."""
+        value = self.args[name]
+        return value is None or (
+            isinstance(value, Node) and value.op == "placeholder" and value.name in self.constants
+        )
+
+    def axis(self, name: str = "dim", of: str = "self") -> int:
+        """Return an argument that counts dimensions, counted from the front."""
+        return int(self.args[name]) % max(self.rank(of), 1)

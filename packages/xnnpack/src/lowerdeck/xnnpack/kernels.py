@@ -1,0 +1,267 @@
+"""What each kind of node computes, said in torch: a reference for the payloads, not for speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (its usual name)
+
+from lowerdeck.xnnpack.errors import DelegateRunError
+from lowerdeck.xnnpack.schema import (
+    ALIGN_CORNERS,
+    CONCATENATE_KINDS,
+    KEEP_DIMS,
+    TRANSPOSE_WEIGHTS,
+    NodeKind,
+)
+
+Tensor = torch.Tensor
+Fields: TypeAlias = Mapping[str, Any]
+Kernel: TypeAlias = Callable[[Fields, Sequence[Tensor]], Tensor]
+MOST_ELEMENTS = 2**31
+
+
+def bounded(*sizes: int) -> None:
+    """Raise ``DelegateRunError`` for a result that no honest payload has, before it is made."""
+    if math.prod(max(size, 0) for size in sizes) > MOST_ELEMENTS:
+        raise DelegateRunError(f"a result of sizes {list(sizes)} is larger than any honest one")
+
+
+def _pixels(value: Tensor) -> Tensor:
+    """Return an image in torch's order."""
+    if value.dim() != 4:
+        raise DelegateRunError(f"4 dimensions are needed, found {value.dim()}")
+    return value.permute(0, 3, 1, 2)
+
+
+def _memory(value: Tensor) -> Tensor:
+    """Return an image in XNNPACK's order."""
+    return value.permute(0, 2, 3, 1).contiguous()
+
+
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def _two(fields: Fields, name: str) -> tuple[int, int]:
+    pair = (int(fields[f"{name}_height"]), int(fields[f"{name}_width"]))
+    bounded(*pair)
+    return pair
+
+
+def _sides(fields: Fields) -> tuple[int, int, int, int]:
+    """Return the padding in the order of ``torch.nn.functional.pad``."""
+    left, right, top, bottom = (
+        int(fields[f"padding_{side}"]) for side in ("left", "right", "top", "bottom")
+    )
+    return left, right, top, bottom
+
+
+def _padded(value: Tensor, fields: Fields, filler: float = 0.0) -> Tensor:
+    left, right, top, bottom = _sides(fields)
+    batch, channels, height, width = value.shape
+    bounded(batch, channels, height + top + bottom, width + left + right)
+    return F.pad(value, (left, right, top, bottom), value=filler)
+
+
+def _fully_connected(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    value, filters, *bias = inputs
+    bounded(*value.shape[:-1], *filters.shape)
+    matrix = filters.t() if fields["flags"] & TRANSPOSE_WEIGHTS else filters
+    return F.linear(value, matrix, bias[0].reshape(-1) if bias else None)
+
+
+def _convolution(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    value, filters, *bias = inputs
+    padded = _padded(_pixels(value), fields)
+    bounded(padded.shape[0], filters.shape[0], *padded.shape[2:])
+    return _memory(
+        torch.conv2d(
+            padded,
+            filters.permute(0, 3, 1, 2),
+            bias[0] if bias else None,
+            _two(fields, "subsampling"),
+            0,
+            _two(fields, "dilation"),
+            int(fields["groups"]),
+        )
+    )
+
+
+def _depthwise(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    value, filters, *bias = inputs
+    return _convolution(fields, [value, filters.permute(3, 1, 2, 0), *bias])
+
+
+def _transposed(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    value, filters, *bias = inputs
+    groups, stride = int(fields["groups"]), _two(fields, "subsampling")
+    channels, height, width, per_group = filters.shape
+    if not groups:
+        raise DelegateRunError("a convolution of no groups")
+    weight = filters.reshape(groups, channels // groups, height, width, per_group)
+    weight = weight.permute(0, 4, 1, 2, 3).reshape(-1, channels // groups, height, width)
+    pixels = _pixels(value)
+    dilation = _two(fields, "dilation")
+    bounded(
+        pixels.shape[0],
+        channels,
+        pixels.shape[2] * stride[0] + height * dilation[0],
+        pixels.shape[3] * stride[1] + width * dilation[1],
+    )
+    whole = F.conv_transpose2d(
+        *(pixels, weight, bias[0] if bias else None, stride, 0),
+        *(_two(fields, "adjustment"), groups, dilation),
+    )
+    left, right, top, bottom = _sides(fields)
+    return _memory(whole[:, :, top : whole.shape[2] - bottom, left : whole.shape[3] - right])
+
+
+def _max_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    padded = _padded(_pixels(inputs[0]), fields, -math.inf)
+    return _memory(
+        F.max_pool2d(
+            padded,
+            _two(fields, "pooling"),
+            _two(fields, "stride"),
+            dilation=_two(fields, "dilation"),
+        )
+    )
+
+
+def _avg_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    # The mean of the true elements: padding is counted out.
+    window, stride = _two(fields, "pooling"), _two(fields, "stride")
+    pixels = _pixels(inputs[0])
+    total = F.avg_pool2d(_padded(pixels, fields), window, stride)
+    share = F.avg_pool2d(_padded(torch.ones_like(pixels[:1, :1]), fields), window, stride)
+    return _memory(total / share)
+
+
+def _global_avg_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    return inputs[0].mean((-3, -2), keepdim=bool(fields["flags"] & KEEP_DIMS))
+
+
+def _resize(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    size = (int(fields["new_height"]), int(fields["new_width"]))
+    pixels = _pixels(inputs[0])
+    bounded(*pixels.shape[:2], *size)
+    return _memory(
+        F.interpolate(
+            pixels,
+            size,
+            mode="bilinear",
+            align_corners=bool(fields["flags"] & ALIGN_CORNERS),
+        )
+    )
+
+
+def _reshape(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    return inputs[0].reshape([size or -1 for size in fields["new_shape"]])
+
+
+def _transpose(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    return inputs[0].permute(*fields["perm"]).contiguous()
+
+
+def _slice(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    value, offsets, sizes = inputs[0], fields["offsets"], fields["sizes"]
+    if not value.dim() == len(offsets) == len(sizes):
+        raise DelegateRunError(
+            f"{len(offsets)} offsets and {len(sizes)} sizes for {value.dim()} dimensions"
+        )
+    for axis, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        value = value.narrow(axis, offset, size or value.shape[axis])
+    return value.contiguous()
+
+
+def _constant_pad(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    value, before, after = inputs[0], fields["pre_paddings"], fields["post_paddings"]
+    if not value.dim() == len(before) == len(after):
+        raise DelegateRunError(f"padding of {len(before)} dimensions, for {value.dim()}")
+    sides = list(zip(before, after, strict=True))
+    bounded(*(size + sum(pair) for size, pair in zip(value.shape, sides, strict=True)))
+    amounts = [amount for pair in reversed(sides) for amount in pair]
+    return F.pad(value, amounts, value=float(fields["padding_value"]))
+
+
+def _concatenate(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    axis = int(fields["axis"])
+    return torch.cat(list(inputs), dim=axis - 2**32 if axis >= 2**31 else axis)
+
+
+def _matrix_product(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
+    left, right = inputs
+    right = right.transpose(-1, -2) if fields["flags"] & TRANSPOSE_WEIGHTS else right
+    bounded(*_broadcast(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    return torch.matmul(left, right)
+
+
+def _unary(function: Callable[[Tensor], Tensor]) -> Kernel:
+    return lambda _, inputs: function(inputs[0])
+
+
+def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
+    def kernel(_: Fields, inputs: Sequence[Tensor]) -> Tensor:
+        left, right = inputs
+        bounded(*_broadcast(left.shape, right.shape))
+        return function(left, right)
+
+    return kernel
+
+
+KERNELS: Mapping[NodeKind, Kernel] = {
+    NodeKind.ABS: _unary(torch.abs),
+    NodeKind.ADD: _binary(torch.add),
+    NodeKind.AVG_POOLING_2D: _avg_pool,
+    NodeKind.BATCH_MATRIX_MULTIPLY: _matrix_product,
+    NodeKind.CEILING: _unary(torch.ceil),
+    NodeKind.CLAMP: _unary(torch.clone),
+    NodeKind.CONV2D: _convolution,
+    NodeKind.CONV_TRANSPOSE_2D: _transposed,
+    NodeKind.COPY: _unary(torch.clone),
+    NodeKind.COS: _unary(torch.cos),
+    NodeKind.DEPTHWISE_CONV2D: _depthwise,
+    NodeKind.DIV: _binary(torch.div),
+    NodeKind.ELU: lambda fields, inputs: F.elu(inputs[0], float(fields["alpha"])),
+    NodeKind.EXP: _unary(torch.exp),
+    NodeKind.FLOOR: _unary(torch.floor),
+    NodeKind.FULLY_CONNECTED: _fully_connected,
+    NodeKind.GELU: _unary(F.gelu),
+    NodeKind.GLOBAL_AVG_POOLING_2D: _global_avg_pool,
+    NodeKind.HARDSWISH: _unary(F.hardswish),
+    NodeKind.LEAKY_RELU: lambda fields, inputs: F.leaky_relu(
+        inputs[0], float(fields["negative_slope"])
+    ),
+    NodeKind.LOG: _unary(torch.log),
+    NodeKind.MAXIMUM: _binary(torch.maximum),
+    NodeKind.MAX_POOLING_2D: _max_pool,
+    NodeKind.MINIMUM: _binary(torch.minimum),
+    NodeKind.MULTIPLY: _binary(torch.mul),
+    NodeKind.NEGATE: _unary(torch.neg),
+    NodeKind.PRELU: _binary(lambda value, slope: torch.where(value > 0, value, value * slope)),
+    NodeKind.RECIPROCAL_SQUARE_ROOT: _unary(torch.rsqrt),
+    NodeKind.SIGMOID: _unary(torch.sigmoid),
+    NodeKind.SIN: _unary(torch.sin),
+    NodeKind.SOFTMAX: _unary(lambda value: torch.softmax(value, -1)),
+    NodeKind.SQUARE: _unary(torch.square),
+    NodeKind.SQUARE_ROOT: _unary(torch.sqrt),
+    NodeKind.STATIC_CONSTANT_PAD: _constant_pad,
+    NodeKind.STATIC_RESHAPE: _reshape,
+    NodeKind.STATIC_RESIZE_BILINEAR_2D: _resize,
+    NodeKind.STATIC_SLICE: _slice,
+    NodeKind.STATIC_TRANSPOSE: _transpose,
+    NodeKind.SUBTRACT: _binary(torch.sub),
+    NodeKind.TANH: _unary(torch.tanh),
+    **dict.fromkeys(CONCATENATE_KINDS, _concatenate),
+}
+IGNORE_RANGE = frozenset(KERNELS) - {
+    *(NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV, NodeKind.CLAMP),
+    *(NodeKind.FULLY_CONNECTED, NodeKind.MAX_POOLING_2D, NodeKind.AVG_POOLING_2D),
+    *(NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D, NodeKind.CONV_TRANSPOSE_2D),
+}
+"""The kinds whose range the official runtime does not look at."""

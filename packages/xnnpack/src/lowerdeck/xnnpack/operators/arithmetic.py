@@ -1,0 +1,81 @@
+"""Arithmetic on two tensors that broadcast, or on a tensor and a number."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.xnnpack.arguments import Call, shape_of
+from lowerdeck.xnnpack.emission import Emission, Tracked
+from lowerdeck.xnnpack.operators.clamps import following_clamp
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.schema import NodeKind
+
+_aten = torch.ops.aten
+_CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}
+
+
+def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
+    def emit(emission: Emission, call: Call) -> None:
+        left, right = (emission.of(call.args[name]) for name in ("self", "other"))
+        if swapped:
+            left, right = right, left
+        right = _scaled(emission, right, call.args.get("alpha", 1))
+        shape = shape_of(call.node)
+        layout = emission.common_layout(left, right, rank=len(shape))
+        last, limits = following_clamp(call.node) if kind in _CAN_CLAMP else (call.node, None)
+        value = emission.add(
+            kind,
+            shape,
+            layout,
+            limits,
+            input1_id=emission.aligned(left, len(shape), layout),
+            input2_id=emission.aligned(right, len(shape), layout),
+        )
+        emission.define_value(last, value, layout)
+
+    return Operator(emit, _refusal)
+
+
+def _scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
+    if factor == 1:
+        return tracked
+    if tracked.tensor is not None:
+        return Tracked(tracked.shape, tracked.tensor * factor)
+    layout = tracked.preferred
+    value = emission.add(
+        NodeKind.MULTIPLY,
+        tracked.shape,
+        layout,
+        input1_id=emission.id_of(tracked, layout),
+        input2_id=emission.id_of(emission.scalar(float(factor))),
+    )
+    return Tracked(tracked.shape, None, layout, {layout: value})
+
+
+def _refusal(call: Call) -> str | None:
+    for name in ("self", "other"):
+        operand = call.args[name]
+        if not isinstance(operand, (Node, int, float)):
+            return f"{name} is neither a tensor nor a plain number"
+        if isinstance(operand, Node) and not isinstance(operand.meta.get("val"), torch.Tensor):
+            return f"{name} is a number that is known only at run time"
+    if not isinstance(call.args.get("alpha", 1), (int, float)):
+        return "alpha is not a plain number"
+    return None
+
+
+_ADD = _binary(NodeKind.ADD)
+_SUB = _binary(NodeKind.SUBTRACT)
+_RSUB = _binary(NodeKind.SUBTRACT, swapped=True)
+_MUL = _binary(NodeKind.MULTIPLY)
+_DIV = _binary(NodeKind.DIV)
+ARITHMETIC: Table = {
+    **dict.fromkeys([_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor], _ADD),
+    **dict.fromkeys([_aten.sub.Tensor, _aten.sub.Scalar, _aten.sub_.Tensor], _SUB),
+    **dict.fromkeys([_aten.rsub.Tensor, _aten.rsub.Scalar], _RSUB),
+    **dict.fromkeys([_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor], _MUL),
+    **dict.fromkeys([_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor], _DIV),
+    _aten.maximum.default: _binary(NodeKind.MAXIMUM),
+    _aten.minimum.default: _binary(NodeKind.MINIMUM),
+}

@@ -1,0 +1,230 @@
+"""Convolutions: over two dimensions, over one, depthwise and transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.arguments import Call, is_fixed, pair, shape_of
+from lowerdeck.xnnpack.emission import Emission, Fields
+from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
+from lowerdeck.xnnpack.operators.clamps import following_clamp
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.schema import NONE, NodeKind
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution's settings, whichever operator it was written with.
+
+    Attributes:
+        stride: Steps in height and width.
+        padding: Zeros at top, right, bottom and left.
+        dilation: Steps between the elements of the kernel.
+        groups: Number of groups.
+        transposed: Whether it is a transposed convolution.
+        adjustment: Rows and columns to add to a transposed convolution's result.
+    """
+
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    transposed: bool = False
+    adjustment: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, call: Call) -> Convolution:
+        """Return the settings of a call; over one dimension they are those of width."""
+        args = call.args
+        one = call.rank("weight") == 3
+
+        def two(name: str, other: int) -> tuple[int, int]:
+            if name not in args:
+                return other, other
+            values = pair(args[name])
+            return (other, values[1]) if one else values
+
+        dilation = two("dilation", 1)
+        if isinstance(args["padding"], str):
+            sides = _named_padding(args["padding"], call.shape("weight")[2:], dilation)
+        else:
+            height, width = two("padding", 0)
+            sides = (height, width, height, width)
+        return cls(
+            stride=two("stride", 1),
+            padding=sides,
+            dilation=dilation,
+            groups=int(args["groups"]),
+            transposed=bool(args.get("transposed", "transpose" in str(call.node.target))),
+            adjustment=two("output_padding", 0),
+        )
+
+
+def _named_padding(
+    name: str, kernel: Sequence[Dim], dilation: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    if name == "valid":
+        return (0, 0, 0, 0)
+    sizes = [int(size) for size in kernel]
+    height, width = (
+        step * (size - 1)
+        for step, size in zip(dilation, [*[1] * (2 - len(sizes)), *sizes], strict=True)
+    )
+    # torch puts the odd row and column at the end
+    return (height // 2, width - width // 2, height - height // 2, width // 2)
+
+
+def _emit(emission: Emission, call: Call) -> None:
+    settings = Convolution.of(call)
+    source = emission.of(call.args["input"])
+    weight = emission.constant(call.args["weight"])
+    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"])
+    if weight.dim() == 3:
+        weight = weight.unsqueeze(2)
+    affine = following_batch_norm(call.node, emission)
+    last = call.node if affine is None else affine.last
+    last, limits = following_clamp(last)
+    filters, bias = _filters(weight, bias, settings, affine)
+    shape = shape_of(last)
+    value = emission.id_of(source, Layout.CHANNELS_LAST)
+    if len(shape) == 3:
+        batch, channels, length = source.shape
+        value = emission.reshaped(value, (batch, 1, length, channels))
+        shape = (*shape[:2], 1, *shape[2:])
+    if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
+        value = _scaled_pixels(emission, value, shape, filters, bias, limits)
+    else:
+        value = emission.add(
+            _kind(settings, filters),
+            shape,
+            Layout.CHANNELS_LAST,
+            limits,
+            input1_id=value,
+            filter_id=emission.constant_value(filters, packed=True),
+            bias_id=NONE if bias is None else emission.constant_value(bias, packed=True),
+            **_fields(settings, weight),
+        )
+    if len(shape_of(last)) == 3:
+        batch, channels, _, length = shape
+        value = emission.reshaped(value, (batch, length, channels))
+    emission.define_value(last, value, Layout.CHANNELS_LAST)
+
+
+_POINT = Convolution(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
+
+
+def _scaled_pixels(
+    emission: Emission,
+    value: int,
+    shape: Sequence[Dim],
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    limits: tuple[float, float] | None,
+) -> int:
+    # The runtime lets a pixel that is not finite leak into others when one channel makes one.
+    layout = Layout.CHANNELS_LAST
+    factor = emission.id_of(emission.scalar(float(filters)))
+    first = limits if bias is None else None
+    value = emission.add(
+        NodeKind.MULTIPLY, shape, layout, first, input1_id=value, input2_id=factor
+    )
+    if bias is None:
+        return value
+    summand = emission.id_of(emission.scalar(float(bias)))
+    return emission.add(NodeKind.ADD, shape, layout, limits, input1_id=value, input2_id=summand)
+
+
+def _kind(settings: Convolution, filters: torch.Tensor) -> NodeKind:
+    if settings.transposed:
+        return NodeKind.CONV_TRANSPOSE_2D
+    return NodeKind.DEPTHWISE_CONV2D if _is_depthwise(settings, filters) else NodeKind.CONV2D
+
+
+def _is_depthwise(settings: Convolution, filters: torch.Tensor) -> bool:
+    return settings.groups > 1 and filters.shape[0] == 1 and not settings.transposed
+
+
+def _filters(
+    weight: torch.Tensor, bias: torch.Tensor | None, settings: Convolution, affine: Affine | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return filters in XNNPACK's order, and the bias, with a batch norm folded into both."""
+    groups = settings.groups
+    if settings.transposed:
+        channels, per_group, height, width = weight.shape
+        parts = weight.reshape(groups, channels // groups, per_group, height, width)
+        filters = parts.permute(0, 2, 3, 4, 1).reshape(-1, height, width, channels // groups)
+    elif groups > 1 and weight.shape[1] == 1:
+        filters = weight.permute(1, 2, 3, 0)
+    else:
+        filters = weight.permute(0, 2, 3, 1)
+    if affine is None:
+        return filters, bias
+    depthwise = _is_depthwise(settings, filters)
+    scale = affine.scale if depthwise else affine.scale.reshape(-1, 1, 1, 1)
+    filters = (filters.double() * scale).float()
+    moved = affine.shift if bias is None else bias.double() * affine.scale + affine.shift
+    return filters, moved.float()
+
+
+def _fields(settings: Convolution, weight: torch.Tensor) -> dict[str, Fields]:
+    top, right, bottom, left = settings.padding
+    groups = settings.groups
+    if settings.transposed:
+        channels_in, channels_out = weight.shape[0] // groups, weight.shape[1]
+    else:
+        channels_in, channels_out = weight.shape[1], weight.shape[0] // groups
+    return {
+        "padding_top": top,
+        "padding_right": right,
+        "padding_bottom": bottom,
+        "padding_left": left,
+        "kernel_height": weight.shape[2],
+        "kernel_width": weight.shape[3],
+        "subsampling_height": settings.stride[0],
+        "subsampling_width": settings.stride[1],
+        "dilation_height": settings.dilation[0],
+        "dilation_width": settings.dilation[1],
+        "group_input_channels": channels_in,
+        "group_output_channels": channels_out,
+        "groups": groups,
+        "adjustment_height": settings.adjustment[0],
+        "adjustment_width": settings.adjustment[1],
+    }
+
+
+def _refusal(call: Call) -> str | None:
+    if not call.is_constant("weight") or not call.is_constant("bias"):
+        return "its weight or bias is not constant"
+    ranks = call.rank("input"), call.rank("weight")
+    if ranks not in ((4, 4), (3, 3)):
+        return f"an input of {ranks[0]} dimensions; with a batch, 3 or 4 are needed"
+    if ranks == (3, 3) and sum(not is_fixed(size) for size in call.shape("input")) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
+        return "negative padding"
+    return None
+
+
+def is_convolution(node: fx.Node) -> bool:
+    """Return whether a node is one of the convolutions of this module."""
+    return node.op == "call_function" and node.target in CONVOLUTIONS
+
+
+_CONVOLUTION = Operator(_emit, _refusal)
+CONVOLUTIONS: Table = {
+    _aten.conv1d.default: _CONVOLUTION,
+    _aten.conv1d.padding: _CONVOLUTION,
+    _aten.conv2d.default: _CONVOLUTION,
+    _aten.conv2d.padding: _CONVOLUTION,
+    _aten.conv_transpose1d.default: _CONVOLUTION,
+    _aten.conv_transpose2d.input: _CONVOLUTION,
+    _aten.convolution.default: _CONVOLUTION,
+}

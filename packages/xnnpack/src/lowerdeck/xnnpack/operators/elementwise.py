@@ -1,0 +1,192 @@
+"""Functions of one tensor, element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from lowerdeck.xnnpack.arguments import Call
+from lowerdeck.xnnpack.emission import Emission, Range, Tracked
+from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.schema import NodeKind
+
+_aten = torch.ops.aten
+
+
+class Elementwise:
+    """Adds nodes that all have the shape and the layout of one tensor.
+
+    Args:
+        emission: Where to add.
+        tracked: The tensor.
+    """
+
+    def __init__(self, emission: Emission, tracked: Tracked) -> None:
+        self.emission = emission
+        self.shape: tuple[int | torch.SymInt, ...] = tracked.shape
+        self.layout: Layout = tracked.preferred
+        self.input: int = emission.id_of(tracked, self.layout)
+
+    def unary(self, kind: NodeKind, value: int, **fields: float) -> int:
+        """Return the value of a function of ``value``."""
+        return self.emission.add(kind, self.shape, self.layout, None, input_id=value, **fields)
+
+    def binary(
+        self, kind: NodeKind, left: int, right: int | float, limits: Range | None = None
+    ) -> int:
+        """Return the value of two values, or of a value and a float."""
+        if isinstance(right, float):
+            right = self.emission.id_of(self.emission.scalar(right))
+        return self.emission.add(
+            kind, self.shape, self.layout, limits, input1_id=left, input2_id=right
+        )
+
+
+def _direct(kind: NodeKind) -> Operator:
+    return Operator(_composed(lambda x, _: x.unary(kind, x.input)))
+
+
+def _composed(build: Callable[[Elementwise, Call], int]) -> Callable[[Emission, Call], None]:
+    def emit(emission: Emission, call: Call) -> None:
+        name = "self" if "self" in call.args else "input"
+        tracked = emission.of(call.args[name])
+        value = build(Elementwise(emission, tracked), call)
+        emission.define_value(call.node, value, tracked.preferred)
+
+    return emit
+
+
+def _gelu(x: Elementwise, call: Call) -> int:
+    if call.args["approximate"] == "none":
+        return x.unary(NodeKind.GELU, x.input)
+    # XNNPACK's own is the exact one: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+    square = x.unary(NodeKind.SQUARE, x.input)
+    scale = math.sqrt(2 / math.pi)
+    slope = x.binary(NodeKind.ADD, x.binary(NodeKind.MULTIPLY, square, scale * 0.044715), scale)
+    tanh = x.unary(NodeKind.TANH, x.binary(NodeKind.MULTIPLY, x.input, slope))
+    half = x.binary(NodeKind.MULTIPLY, x.input, 0.5)
+    return x.binary(NodeKind.MULTIPLY, half, x.binary(NodeKind.ADD, tanh, 1.0))
+
+
+def _silu(x: Elementwise, _: Call) -> int:
+    return x.binary(NodeKind.MULTIPLY, x.input, x.unary(NodeKind.SIGMOID, x.input))
+
+
+def _hardsigmoid(x: Elementwise, _: Call) -> int:
+    scaled = x.binary(NodeKind.MULTIPLY, x.input, 1 / 6)
+    return x.binary(NodeKind.ADD, scaled, 0.5, (0.0, 1.0))
+
+
+def _leaky_relu(x: Elementwise, call: Call) -> int:
+    return x.unary(NodeKind.LEAKY_RELU, x.input, negative_slope=float(call.args["negative_slope"]))
+
+
+def _elu(x: Elementwise, call: Call) -> int:
+    return x.unary(NodeKind.ELU, x.input, alpha=float(call.args["alpha"]))
+
+
+def _elu_refusal(call: Call) -> str | None:
+    if call.args["scale"] != 1 or call.args["input_scale"] != 1:
+        return "XNNPACK's elu has no scales"
+    return None
+
+
+_POWERS: dict[float, Callable[[Elementwise], int]] = {
+    1.0: lambda x: x.unary(NodeKind.COPY, x.input),
+    2.0: lambda x: x.unary(NodeKind.SQUARE, x.input),
+    3.0: lambda x: x.binary(NodeKind.MULTIPLY, x.unary(NodeKind.SQUARE, x.input), x.input),
+    0.5: lambda x: x.unary(NodeKind.SQUARE_ROOT, x.input),
+    -0.5: lambda x: x.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x.input),
+}
+
+
+def _pow_refusal(call: Call) -> str | None:
+    exponent = call.args["exponent"]
+    if not isinstance(exponent, (int, float)) or float(exponent) not in _POWERS:
+        return f"the exponent must be one of {', '.join(map(str, sorted(_POWERS)))}"
+    return None
+
+
+def _reciprocal(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    layout = tracked.preferred
+    value = emission.add(
+        NodeKind.DIV,
+        tracked.shape,
+        layout,
+        input1_id=emission.id_of(emission.scalar(1.0)),
+        input2_id=emission.id_of(tracked, layout),
+    )
+    emission.define_value(call.node, value, layout)
+
+
+def _prelu(emission: Emission, call: Call) -> None:
+    tracked, slope = emission.of(call.args["self"]), emission.of(call.args["weight"])
+    rank = len(tracked.shape)
+    layout = Layout.CHANNELS_LAST if rank == 4 else tracked.preferred
+    data = emission.constant(call.args["weight"]) if slope.tensor is not None else None
+    if data is None:
+        slope_id = emission.id_of(slope)
+    elif data.numel() == 1 or rank < 2:
+        slope_id = emission.constant_value(data.reshape(1))
+    else:
+        wide = data.reshape(1, -1, *(1,) * (rank - 2))
+        slope_id = emission.constant_value(wide.permute(layout.permutation(rank)))
+    value = emission.add(
+        NodeKind.PRELU,
+        tracked.shape,
+        layout,
+        input1_id=emission.id_of(tracked, layout),
+        input2_id=slope_id,
+    )
+    emission.define_value(call.node, value, layout)
+
+
+def _prelu_refusal(call: Call) -> str | None:
+    return None if call.is_constant("weight") else "its slope is not constant"
+
+
+_KINDS = {
+    _aten.abs.default: NodeKind.ABS,
+    _aten.ceil.default: NodeKind.CEILING,
+    _aten.cos.default: NodeKind.COS,
+    _aten.exp.default: NodeKind.EXP,
+    _aten.floor.default: NodeKind.FLOOR,
+    _aten.hardswish.default: NodeKind.HARDSWISH,
+    _aten.hardswish_.default: NodeKind.HARDSWISH,
+    _aten.log.default: NodeKind.LOG,
+    _aten.neg.default: NodeKind.NEGATE,
+    _aten.rsqrt.default: NodeKind.RECIPROCAL_SQUARE_ROOT,
+    _aten.sigmoid.default: NodeKind.SIGMOID,
+    _aten.sigmoid_.default: NodeKind.SIGMOID,
+    _aten.sin.default: NodeKind.SIN,
+    _aten.sqrt.default: NodeKind.SQUARE_ROOT,
+    _aten.square.default: NodeKind.SQUARE,
+    _aten.tanh.default: NodeKind.TANH,
+    _aten.tanh_.default: NodeKind.TANH,
+}
+_LEAKY_RELU = Operator(_composed(_leaky_relu))
+_ELU = Operator(_composed(_elu), _elu_refusal)
+_SILU = Operator(_composed(_silu))
+_HARDSIGMOID = Operator(_composed(_hardsigmoid))
+ELEMENTWISE: Table = {
+    **{op: _direct(kind) for op, kind in _KINDS.items()},
+    _aten.elu.default: _ELU,
+    _aten.elu_.default: _ELU,
+    _aten.gelu.default: Operator(_composed(_gelu)),
+    _aten.hardsigmoid.default: _HARDSIGMOID,
+    _aten.hardsigmoid_.default: _HARDSIGMOID,
+    _aten.leaky_relu.default: _LEAKY_RELU,
+    _aten.leaky_relu_.default: _LEAKY_RELU,
+    _aten.pow.Tensor_Scalar: Operator(
+        _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x)), _pow_refusal
+    ),
+    _aten.prelu.default: Operator(_prelu, _prelu_refusal),
+    _aten._prelu_kernel.default: Operator(_prelu, _prelu_refusal),
+    _aten.reciprocal.default: Operator(_reciprocal),
+    _aten.silu.default: _SILU,
+    _aten.silu_.default: _SILU,
+}

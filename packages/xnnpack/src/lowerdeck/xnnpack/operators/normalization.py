@@ -1,0 +1,141 @@
+"""Layer and group normalisation, made of what the runtime has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.arguments import Call, is_fixed
+from lowerdeck.xnnpack.emission import Emission, Tracked
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.first_result import (
+    first_result,
+    first_result_refusal,
+)
+from lowerdeck.xnnpack.schema import NONE, NodeKind
+
+_aten = torch.ops.aten
+
+
+def row_mean(emission: Emission, value: int, shape: Sequence[Dim], offset: float = 0.0) -> int:
+    """Return the mean of ``value`` along its last dimension, which stays with size 1.
+
+    The runtime has no such reduction; a linear layer with one row of 1/K computes it.
+
+    Args:
+        emission: Where to add.
+        value: What to average, in the plain layout.
+        shape: Its sizes; the last is a number.
+        offset: What to add to the mean.
+
+    Returns:
+        The id of the mean.
+    """
+    count = int(shape[-1])
+    row = emission.constant_value(torch.full((1, count), 1 / count), packed=True)
+    bias = emission.constant_value(torch.tensor([offset]), packed=True) if offset else NONE
+    return emission.add(
+        NodeKind.FULLY_CONNECTED,
+        (*shape[:-1], 1),
+        input1_id=value,
+        filter_id=row,
+        bias_id=bias,
+    )
+
+
+def _standardized(emission: Emission, value: int, shape: Sequence[Dim], eps: float) -> int:
+    """Return ``value`` with mean 0 and variance 1 along its last dimension."""
+
+    def binary(kind: NodeKind, left: int, right: int) -> int:
+        return emission.add(kind, shape, input1_id=left, input2_id=right)
+
+    centred = binary(NodeKind.SUBTRACT, value, row_mean(emission, value, shape))
+    squares = emission.add(NodeKind.SQUARE, shape, input_id=centred)
+    variance = row_mean(emission, squares, shape, offset=eps)
+    factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*shape[:-1], 1), input_id=variance)
+    return binary(NodeKind.MULTIPLY, centred, factor)
+
+
+def _scaled_and_shifted(
+    emission: Emission,
+    value: int,
+    shape: Sequence[Dim],
+    scale: Tracked | None,
+    shift: Tracked | None,
+) -> int:
+    for kind, operand in ((NodeKind.MULTIPLY, scale), (NodeKind.ADD, shift)):
+        if operand is not None:
+            value = emission.add(kind, shape, input1_id=value, input2_id=emission.id_of(operand))
+    return value
+
+
+def _layer_norm(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["input"])
+    folded = len(call.args["normalized_shape"])
+    shape = tracked.shape
+    value = emission.id_of(tracked)
+    if folded > 1:
+        kept = shape[: len(shape) - folded]
+        flat = (*kept, math.prod(int(size) for size in shape[len(kept) :]))
+        value = _standardized(emission, emission.reshaped(value, flat), flat, call.args["eps"])
+        value = emission.reshaped(value, shape)
+    else:
+        value = _standardized(emission, value, shape, call.args["eps"])
+    scale, shift = (
+        None if call.args[name] is None else emission.of(call.args[name])
+        for name in ("weight", "bias")
+    )
+    value = _scaled_and_shifted(emission, value, shape, scale, shift)
+    emission.define_value(first_result(call.node), value)
+
+
+def _group_norm(emission: Emission, call: Call) -> None:
+    args = call.args
+    tracked = emission.of(args["input"])
+    groups = int(args["num_groups"] if "num_groups" in args else args["group"])
+    shape = tracked.shape
+    flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
+    value = emission.reshaped(emission.id_of(tracked), flat)
+    value = emission.reshaped(_standardized(emission, value, flat, args["eps"]), shape)
+    scale, shift = (
+        None
+        if args[name] is None
+        else Tracked(
+            (1, shape[1], *(1,) * (len(shape) - 2)),
+            emission.constant(args[name]).reshape(1, -1, *(1,) * (len(shape) - 2)),
+        )
+        for name in ("weight", "bias")
+    )
+    value = _scaled_and_shifted(emission, value, shape, scale, shift)
+    emission.define_value(first_result(call.node), value)
+
+
+def _layer_norm_refusal(call: Call) -> str | None:
+    folded = len(call.args["normalized_shape"])
+    shape = call.shape("input")
+    if not all(is_fixed(size) for size in shape[len(shape) - folded :]):
+        return "it normalises over a symbolic size"
+    if folded > 1 and sum(not is_fixed(size) for size in shape) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    return first_result_refusal(call)
+
+
+def _group_norm_refusal(call: Call) -> str | None:
+    if not all(is_fixed(size) for size in call.shape("input")[1:]):
+        return "it normalises over a symbolic size"
+    if not call.is_constant("weight") or not call.is_constant("bias"):
+        return "its weight or bias is not constant"
+    return first_result_refusal(call)
+
+
+_LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal)
+_GROUP_NORM = Operator(_group_norm, _group_norm_refusal)
+NORMALIZATION: Table = {
+    _aten.layer_norm.default: _LAYER_NORM,
+    _aten.native_layer_norm.default: _LAYER_NORM,
+    _aten.group_norm.default: _GROUP_NORM,
+    _aten.native_group_norm.default: _GROUP_NORM,
+}

@@ -1,0 +1,238 @@
+"""Slices, selections, splits, joins and padding."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.arguments import Call, is_fixed, shape_of
+from lowerdeck.xnnpack.emission import Emission, Fields, Tracked
+from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.schema import CONCATENATE_KINDS, NodeKind
+
+_aten = torch.ops.aten
+
+
+def _stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
+    layout = tracked.preferred
+    rank = len(tracked.shape)
+    shape = (*tracked.shape[:axis], size, *tracked.shape[axis + 1 :])
+    at = layout.position(axis, rank)
+    # Size 0 stands for all of a dimension, whatever its size is at run time.
+    value = emission.add(
+        NodeKind.STATIC_SLICE,
+        shape,
+        layout,
+        num_dims=rank,
+        offsets=tuple(start if one == at else 0 for one in range(rank)),
+        sizes=tuple(size if one == at else 0 for one in range(rank)),
+        input_id=emission.id_of(tracked, layout),
+    )
+    return Tracked(shape, None, layout, {layout: value})
+
+
+def _slice(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    axis = call.axis()
+    start, size = _bounds(call)
+    if size == tracked.shape[axis]:
+        emission.define(call.node, tracked)
+        return
+    emission.define(call.node, _stretch(emission, tracked, axis, start, size))
+
+
+def _bounds(call: Call) -> tuple[int, int]:
+    whole = int(call.shape("self")[call.axis()])
+    start, end = call.args["start"], call.args["end"]
+    first = 0 if start is None else int(start)
+    last = whole if end is None else int(end)
+    first, last = (min(max(one + whole if one < 0 else one, 0), whole) for one in (first, last))
+    return first, max(last - first, 0)
+
+
+def _slice_refusal(call: Call) -> str | None:
+    if call.args["step"] != 1:
+        return "it takes only every n-th element"
+    if not is_fixed(call.shape("self")[call.axis()]):
+        return "it cuts a symbolic size"
+    if not all(
+        one is None or isinstance(one, int) for one in (call.args["start"], call.args["end"])
+    ):
+        return "its bounds are symbolic"
+    return None
+
+
+def _select(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    axis = call.axis()
+    index = int(call.args["index"]) % int(tracked.shape[axis])
+    _define_selected(emission, call.node, tracked, axis, index)
+
+
+def _define_selected(
+    emission: Emission, node: fx.Node, tracked: Tracked, axis: int, index: int
+) -> None:
+    one = _stretch(emission, tracked, axis, index, 1)
+    value = emission.reshaped(emission.id_of(one), shape_of(node))
+    emission.define_value(node, value)
+
+
+def _select_refusal(call: Call) -> str | None:
+    if not isinstance(call.args["index"], int):
+        return "its index is symbolic"
+    if not is_fixed(call.shape("self")[call.axis()]):
+        return "it cuts a symbolic size"
+    return _one_symbol(shape_of(call.node))
+
+
+def _one_symbol(shape: Sequence[Dim]) -> str | None:
+    if sum(not is_fixed(size) for size in shape) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    return None
+
+
+def _split(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    axis = call.axis()
+    sizes = [int(piece.shape[axis]) for piece in call.node.meta["val"]]
+    for user in call.node.users:
+        number = int(user.args[1]) % len(sizes)  # type: ignore[arg-type]  # the index of a getitem
+        start = sum(sizes[:number])
+        emission.define(user, _stretch(emission, tracked, axis, start, sizes[number]))
+
+
+def _unbind(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    count = len(call.node.meta["val"])
+    for user in call.node.users:
+        index = int(user.args[1]) % count  # type: ignore[arg-type]  # the index of a getitem
+        _define_selected(emission, user, tracked, call.axis(), index)
+
+
+def _split_refusal(call: Call) -> str | None:
+    if any(user.target is not operator.getitem for user in call.node.users):
+        return "its pieces are used as a list"
+    if any(is_fixed(size) and not size for piece in call.node.meta["val"] for size in piece.shape):
+        return "a piece is empty"
+    if not is_fixed(call.shape("self")[call.axis()]):
+        return "it cuts a symbolic size"
+    return None
+
+
+def _unbind_refusal(call: Call) -> str | None:
+    return _split_refusal(call) or _one_symbol(call.node.meta["val"][0].shape)
+
+
+def _cat(emission: Emission, call: Call) -> None:
+    shape = shape_of(call.node)
+    rank, axis = len(shape), int(call.args["dim"]) % len(shape)
+    operands = [emission.of(one) for one in call.args["tensors"]]
+    _join(emission, call.node, operands, axis, emission.common_layout(*operands, rank=rank))
+
+
+def _join(
+    emission: Emission, node: fx.Node, operands: Sequence[Tracked], axis: int, layout: Layout
+) -> None:
+    shape = shape_of(node)
+    rank = len(shape)
+    queue = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
+    while len(queue) > 1:
+        group, queue = queue[:5], queue[5:]
+        size = sum(one[1] for one in group)
+        joined = (*shape[:axis], size, *shape[axis + 1 :])
+        inputs: dict[str, Fields] = {
+            f"input{number}_id": value for number, (value, _) in enumerate(group, start=1)
+        }
+        value = emission.add(
+            CONCATENATE_KINDS[len(group) - 2],
+            joined,
+            layout,
+            None,
+            axis=layout.position(axis, rank),
+            **inputs,
+        )
+        queue.insert(0, (value, size))
+    emission.define_value(node, queue[0][0], layout)
+
+
+def _cat_refusal(call: Call) -> str | None:
+    tensors = call.args["tensors"]
+    if not isinstance(tensors, (list, tuple)) or len(tensors) < 1:
+        return "it joins nothing"
+    if len({len(shape_of(one)) for one in tensors}) != 1:
+        return "its inputs differ in rank"
+    return None
+
+
+def _stack(emission: Emission, call: Call) -> None:
+    shape = shape_of(call.node)
+    rank = len(shape)
+    axis = int(call.args["dim"]) % rank
+    single = (*shape[:axis], 1, *shape[axis + 1 :])
+    operands = [emission.of(one) for one in call.args["tensors"]]
+    parts = [
+        Tracked(single, None, Layout.PLAIN, {Layout.PLAIN: emission.reshaped(value, single)})
+        for value in (emission.id_of(one) for one in operands)
+    ]
+    _join(emission, call.node, parts, axis, Layout.PLAIN)
+
+
+def _stack_refusal(call: Call) -> str | None:
+    return _cat_refusal(call) or _one_symbol(shape_of(call.node))
+
+
+def _pad(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    rank, layout = len(tracked.shape), tracked.preferred
+    before, after = [0] * rank, [0] * rank
+    amounts = call.args["pad"]
+    for number in range(len(amounts) // 2):
+        before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
+    value = emission.add(
+        NodeKind.STATIC_CONSTANT_PAD,
+        shape_of(call.node),
+        layout,
+        pre_paddings=layout.arrange(before),
+        post_paddings=layout.arrange(after),
+        padding_value=float(call.args["value"] or 0),
+        input_id=emission.id_of(tracked, layout),
+    )
+    emission.define_value(call.node, value, layout)
+
+
+def _pad_refusal(call: Call) -> str | None:
+    if call.args.get("mode", "constant") != "constant":
+        return f"padding of the mode {call.args['mode']!r}"
+    if not all(isinstance(amount, int) and amount >= 0 for amount in call.args["pad"]):
+        return "an amount of padding is negative or symbolic"
+    if not isinstance(call.args["value"], (int, float, type(None))):
+        return "its value is not a plain number"
+    return None
+
+
+_SPLIT = Operator(_split, _split_refusal, computes=False)
+_SELECT = Operator(_select, _select_refusal, computes=False)
+_SLICE = Operator(_slice, _slice_refusal, computes=False)
+_UNBIND = Operator(_unbind, _unbind_refusal, computes=False)
+_PAD = Operator(_pad, _pad_refusal)
+PIECES: Table = {
+    _aten.cat.default: Operator(_cat, _cat_refusal),
+    _aten.stack.default: Operator(_stack, _stack_refusal),
+    **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
+    **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
+    **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),
+    **dict.fromkeys(
+        [
+            *(_aten.split.Tensor, _aten.split_copy.Tensor, _aten.chunk.default),
+            *(_aten.split_with_sizes.default, _aten.split_with_sizes_copy.default),
+            _aten.split.sizes,
+        ],
+        _SPLIT,
+    ),
+    **dict.fromkeys([_aten.constant_pad_nd.default, _aten.pad.default], _PAD),
+}

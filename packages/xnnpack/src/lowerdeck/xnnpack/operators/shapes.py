@@ -1,0 +1,143 @@
+"""What moves elements or renames their dimensions, and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.arguments import Call, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emission import Emission
+from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.schema import NodeKind
+
+_aten = torch.ops.aten
+
+
+def _same(emission: Emission, call: Call) -> None:
+    source = next(value for value in call.args.values() if isinstance(value, fx.Node))
+    emission.define(call.node, emission.of(source))
+
+
+def _dropout_refusal(call: Call) -> str | None:
+    return "it is in training mode" if call.args["train"] else None
+
+
+def _to_copy_refusal(call: Call) -> str | None:
+    if call.args["dtype"] not in (None, torch.float32):
+        return "it changes the dtype"
+    if call.args["device"] not in (None, torch.device("cpu")):
+        return "it changes the device"
+    return None
+
+
+def _reshape(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    shape = shape_of(call.node)
+    if tuple(map(str, shape)) == tuple(map(str, tracked.shape)):
+        emission.define(call.node, tracked)
+        return
+    ids = tracked.ids
+    # One pixel: the plain order and the channels-last order are the same bytes.
+    if Layout.PLAIN not in ids and len(tracked.shape) >= 3 and all(map(is_one, tracked.shape[2:])):
+        source = ids[Layout.CHANNELS_LAST]
+    else:
+        source = emission.id_of(tracked)
+    emission.define_value(call.node, emission.reshaped(source, shape))
+
+
+def _reshape_refusal(call: Call) -> str | None:
+    if sum(not is_fixed(size) for size in shape_of(call.node)) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    return None
+
+
+def _permute_emitter(
+    permutation: Callable[[Call], Sequence[int]],
+) -> Callable[[Emission, Call], None]:
+    def emit(emission: Emission, call: Call) -> None:
+        tracked = emission.of(call.args["self"])
+        rank = len(tracked.shape)
+        order = [axis % rank for axis in permutation(call)] if rank else []
+        layout = tracked.preferred
+        memory = [layout.position(axis, rank) for axis in order]
+        value = emission.permuted(
+            emission.id_of(tracked, layout), memory, [tracked.shape[axis] for axis in order]
+        )
+        emission.define_value(call.node, value)
+
+    return emit
+
+
+def _swapped(call: Call) -> list[int]:
+    order = list(range(call.rank("self")))
+    if order:
+        first, second = (int(call.args[name]) for name in ("dim0", "dim1"))
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _expand(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    shape = shape_of(call.node)
+    repeats = _repeats(call)
+    if all(map(is_one, repeats)):
+        _reshape(emission, call)
+        return
+    # The runtime repeats elements only where arithmetic broadcasts them.
+    ones = emission.constant_value(torch.ones([int(size) for size in repeats]))
+    value = emission.add(
+        NodeKind.MULTIPLY, shape, input1_id=emission.id_of(tracked), input2_id=ones
+    )
+    emission.define_value(call.node, value)
+
+
+def _repeats(call: Call) -> list[Dim]:
+    """Return how often each dimension of the result is repeated."""
+    before, after = call.shape("self"), shape_of(call.node)
+    kept = [*[1] * (len(after) - len(before)), *before]
+    return [
+        new if is_one(old) and not is_one(new) else 1 for old, new in zip(kept, after, strict=True)
+    ]
+
+
+def _expand_refusal(call: Call) -> str | None:
+    if not all(map(is_fixed, _repeats(call))):
+        return "it repeats elements a symbolic number of times"
+    return _reshape_refusal(call)
+
+
+_SAME = Operator(_same, computes=False)
+_RESHAPE = Operator(_reshape, _reshape_refusal, computes=False)
+_PERMUTE = Operator(_permute_emitter(lambda call: call.args["dims"]), computes=False)
+_TRANSPOSE = Operator(_permute_emitter(_swapped), computes=False)
+_REVERSE = Operator(_permute_emitter(lambda call: range(call.rank("self"))[::-1]), computes=False)
+_EXPAND = Operator(_expand, _expand_refusal, computes=False)
+SHAPES: Table = {
+    **dict.fromkeys(
+        [
+            *(_aten.alias.default, _aten.alias_copy.default, _aten.clone.default),
+            *(_aten.contiguous.default, _aten.detach.default, _aten.detach_copy.default),
+        ],
+        _SAME,
+    ),
+    _aten.dropout.default: Operator(_same, _dropout_refusal, computes=False),
+    _aten._to_copy.default: Operator(_same, _to_copy_refusal, computes=False),
+    **dict.fromkeys(
+        [
+            *(_aten.view.default, _aten.view_copy.default, _aten.reshape.default),
+            *(_aten._unsafe_view.default, _aten.flatten.using_ints, _aten.unflatten.int),
+            *(_aten.unsqueeze.default, _aten.unsqueeze_copy.default),
+            *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
+            *(_aten.squeeze_copy.default, _aten.squeeze_copy.dim, _aten.squeeze_copy.dims),
+        ],
+        _RESHAPE,
+    ),
+    **dict.fromkeys([_aten.permute.default, _aten.permute_copy.default], _PERMUTE),
+    **dict.fromkeys([_aten.transpose.int, _aten.transpose_copy.int], _TRANSPOSE),
+    **dict.fromkeys([_aten.t.default, _aten.t_copy.default], _REVERSE),
+    **dict.fromkeys([_aten.expand.default, _aten.expand_copy.default], _EXPAND),
+}

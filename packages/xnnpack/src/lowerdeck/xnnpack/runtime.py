@@ -1,0 +1,259 @@
+"""The half of the XNNPACK backend that runs, in Python: a reference for the official one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lowerdeck.serializer import (
+    CompileSpec,
+    FormatError,
+    XnnConstant,
+    XnnDatatype,
+    XnnGraph,
+    XnnNode,
+    XnnValue,
+    decode_payload,
+    verify_payload,
+)
+from lowerdeck.torch_base import view_tensor
+from lowerdeck.xnnpack.encode import LAYOUT_MARK
+from lowerdeck.xnnpack.errors import BlobError, DelegateInputError, DelegateRunError
+from lowerdeck.xnnpack.image_order import images
+from lowerdeck.xnnpack.kernels import IGNORE_RANGE, KERNELS
+from lowerdeck.xnnpack.layout import Layout, conversion
+from lowerdeck.xnnpack.schema import EXTERNAL_INPUT, EXTERNAL_OUTPUT
+
+_FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPayload:
+    """A payload that was checked and is ready to run.
+
+    Attributes:
+        graph: Its graph.
+        constants: The tensors of its constant values, by id.
+        inputs: The values that the caller fills; ``external_id`` is their position.
+        outputs: The values that it returns, in order.
+        channels_last: Positions of the arguments that the program holds with channels last. The
+            official runtime sees it from the program's tensors; for us the compiler writes it
+            into the version's text.
+        images: Ids of the values that lie with channels last.
+    """
+
+    graph: XnnGraph
+    constants: Mapping[int, torch.Tensor]
+    inputs: tuple[XnnValue, ...]
+    outputs: tuple[XnnValue, ...]
+    channels_last: frozenset[int] = frozenset()
+    images: frozenset[int] = frozenset()
+
+    @property
+    def input_count(self) -> int:
+        """How many arguments of the call stand before the outputs, tensors or not."""
+        return self.graph.num_externs - len(self.outputs)
+
+
+class XnnpackRuntime:
+    """Executes payloads with torch's kernels, node by node: slowly, and with every check."""
+
+    def init(
+        self,
+        blob: memoryview,
+        compile_specs: Sequence[CompileSpec],  # noqa: ARG002  (the payload says all)
+        named_data: Mapping[str, memoryview],
+    ) -> LoadedPayload:
+        """Return the payload, read and checked.
+
+        Args:
+            blob: What ``preprocess`` made, ours or ExecuTorch's (float32 only).
+            compile_specs: Not needed.
+            named_data: The weights.
+
+        Returns:
+            The handle that ``execute`` wants.
+
+        Raises:
+            BlobError: The blob is truncated, damaged, of another version, inconsistent, or its
+                weights are not what it says.
+        """
+        graph = _checked(blob, {key: len(data) for key, data in named_data.items()})
+        constants = {
+            value.id: _tensor(graph, value, value.constant, named_data)
+            for value in graph.values
+            if value.constant
+        }
+        inputs = [value for value in graph.values if value.flags == EXTERNAL_INPUT]
+        outputs = [value for value in graph.values if value.flags == EXTERNAL_OUTPUT]
+        outputs.sort(key=_position)
+        _check_order(graph, {*constants, *(value.id for value in inputs)})
+        first = graph.num_externs - len(outputs)
+        if [value.external_id for value in outputs] != list(range(first, graph.num_externs)):
+            raise BlobError("the outputs are not the last arguments of the call")
+        if any(_position(value) >= first for value in inputs):
+            raise BlobError("an input stands among the outputs")
+        last = _channels_last(graph.version)
+        return LoadedPayload(
+            graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)
+        )
+
+    def input_count(self, handle: LoadedPayload) -> int:
+        """Return how many inputs a payload takes."""
+        return handle.input_count
+
+    def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the outputs for ``inputs``.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The arguments of the call; sizes among them are not looked at.
+
+        Returns:
+            New tensors, in order.
+
+        Raises:
+            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateRunError: A node cannot be computed on these inputs.
+        """
+        return self.execute_logged(handle, inputs, _no_log)
+
+    def execute_logged(
+        self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
+    ) -> list[torch.Tensor]:
+        """Return the outputs for ``inputs`` and report every node.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The arguments of the call.
+            log: Called with the debug identifier, the start and the end in nanoseconds and the
+                outputs of each node, their dimensions in torch's order.
+
+        Returns:
+            New tensors, in order.
+
+        Raises:
+            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateRunError: A node cannot be computed on these inputs.
+        """
+        if len(inputs) != handle.input_count:
+            raise DelegateInputError(
+                f"{handle.input_count} inputs are needed, found {len(inputs)}"
+            )
+        values = dict(handle.constants)
+        for value in handle.inputs:
+            given = inputs[_position(value)]
+            if not isinstance(given, torch.Tensor) or given.dtype != torch.float32:
+                raise DelegateInputError(
+                    f"input {value.external_id} must be a float32 tensor, found "
+                    f"{getattr(given, 'dtype', type(given).__name__)}"
+                )
+            last = value.external_id in handle.channels_last
+            values[value.id] = _arranged(given, Layout.CHANNELS_LAST) if last else given
+        for node in handle.graph.nodes:
+            start = time.perf_counter_ns()
+            result = _run(node, values)
+            (output,) = node.outputs
+            values[output] = result
+            end = time.perf_counter_ns()
+            shown = _arranged(result, Layout.PLAIN) if output in handle.images else result
+            log(node.debug_handle, start, end, (shown,))
+        return [
+            _arranged(values[value.id], Layout.PLAIN)
+            if value.external_id in handle.channels_last
+            else values[value.id]
+            for value in handle.outputs
+        ]
+
+
+def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a tensor with its dimensions permuted from the other layout to this one."""
+    return tensor.permute(conversion(tensor.dim(), layout)) if tensor.dim() > 2 else tensor
+
+
+def _no_log(*_: object) -> None:
+    """Drop a report."""
+
+
+def _run(node: XnnNode, values: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    try:
+        result = KERNELS[node.operator](node.parameters, [values[one] for one in node.inputs])
+        if node.output_range is not None and node.operator not in IGNORE_RANGE:
+            result = result.clamp(*node.output_range)
+    except _FAULTS as error:
+        raise DelegateRunError(
+            f"{node.operator.label} (debug identifier {node.debug_handle}): {error}"
+        ) from error
+    return result
+
+
+def _position(value: XnnValue) -> int:
+    return -1 if value.external_id is None else value.external_id
+
+
+def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
+    """Return a payload's graph, which the official runtime survives and this one can compute."""
+    try:
+        graph = decode_payload(blob)
+        _check_computable(graph)
+        verify_payload(graph, named)
+    except FormatError as error:
+        raise BlobError(str(error)) from error
+    return graph
+
+
+def _check_computable(graph: XnnGraph) -> None:
+    for value in graph.values:
+        quantised = value.quantization is not None or value.dynamic_dtype
+        if value.dtype is not XnnDatatype.FP32 or quantised:
+            raise BlobError(
+                f"value {value.id} is {value.dtype.name}{', quantised' * bool(quantised)}, which "
+                "this runtime does not compute: it is a reference for float32 graphs. Run the "
+                "file in the official runtime"
+            )
+    for node in graph.nodes:
+        if node.operator not in KERNELS:
+            raise BlobError(
+                f"this runtime does not compute {node.operator.label}: it is a reference for the "
+                "payloads of this package. Run the file in the official runtime"
+            )
+
+
+def _channels_last(version: str) -> frozenset[int]:
+    _, mark, positions = version.partition(LAYOUT_MARK)
+    words = positions.split(" ")[1:] if mark else []
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise BlobError(f"the version's text {version[:60]!r} does not list positions")
+    return frozenset(map(int, words))
+
+
+def _check_order(graph: XnnGraph, known: set[int]) -> None:
+    """Refuse a graph whose nodes do not stand in an order in which they can run."""
+    for node in graph.nodes:
+        missing = [one for one in node.inputs if one not in known]
+        if missing:
+            raise BlobError(
+                f"{node.operator.label} reads value {missing[0]}, which nothing has written"
+            )
+        known.update(node.outputs)
+
+
+def _tensor(
+    graph: XnnGraph, value: XnnValue, constant: XnnConstant, named_data: Mapping[str, memoryview]
+) -> torch.Tensor:
+    if constant.key is not None:
+        if constant.key not in named_data:
+            raise BlobError(
+                f"the named data has no entry {constant.key}: was the blob taken out of its file, "
+                "or is the .ptd missing that it came with?"
+            )
+        data = named_data[constant.key]
+    else:
+        data = graph.constant_data[constant.offset : constant.offset + constant.size]
+    try:
+        return view_tensor(data, torch.float32, value.shape)
+    except ValueError as error:
+        raise BlobError(f"the constant {value.id}: {error}") from error

@@ -1,0 +1,46 @@
+"""What importing a part of this package makes known to others."""
+
+import subprocess
+import sys
+
+import pytest
+
+import lowerdeck.serializer
+import lowerdeck.xnnpack
+
+KNOWN = """
+from importlib.metadata import entry_points
+from lowerdeck.lowered_module import BackendDetails
+{}
+print(sorted(cls.__name__ for cls in BackendDetails.__subclasses__()))
+"""
+
+
+def known_after(code: str) -> str:
+    words = [sys.executable, "-W", "ignore", "-c", KNOWN.format(code)]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_runtime_half_makes_no_backend_known() -> None:
+    entry = "next(iter(entry_points(group='lowerdeck.runtimes', name='XnnpackBackend')))"
+    before = known_after("")
+    assert "XnnpackBackend" not in before
+    assert known_after(f"{entry}.load()()") == before
+    assert known_after("from lowerdeck.xnnpack import XnnpackRuntime") == before
+
+
+@pytest.mark.parametrize("name", ["XnnpackPartitioner", "XnnpackBackend"])
+def test_the_half_that_compiles_makes_the_backend_known(name: str) -> None:
+    assert "'XnnpackBackend'" in known_after(f"from lowerdeck.xnnpack import {name}")
+
+
+def test_every_offered_name_is_there_and_no_other() -> None:
+    for name in lowerdeck.xnnpack.__all__:
+        assert getattr(lowerdeck.xnnpack, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = lowerdeck.xnnpack.Nothing
+
+
+def test_payloads_are_read_by_the_serializer() -> None:
+    assert lowerdeck.xnnpack.decode_payload is lowerdeck.serializer.decode_payload
+    assert lowerdeck.xnnpack.XnnGraph is lowerdeck.serializer.XnnGraph

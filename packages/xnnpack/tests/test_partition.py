@@ -1,0 +1,209 @@
+"""What the XNNPACK partitioner takes, what it leaves and why."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from xnnpack_cases import Case, Function, cases  # type: ignore[import-not-found]
+from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
+
+from lowerdeck.lowered_module import (
+    MethodProgramsPartitionerSpec,
+    PreprocessError,
+    get_lowered_backend_modules,
+    to_backend,
+)
+from lowerdeck.xnnpack import XnnpackBackend, XnnpackPartitioner
+from lowerdeck.xnnpack.errors import UnsupportedNodeError
+
+# torch's own, from copying a tree spec inside run_decompositions
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
+]
+
+
+def refused(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
+    """Return why nodes of a function were refused."""
+    partitioner = XnnpackPartitioner()
+    lower(Function(function), inputs, partitioner)
+    return "; ".join(partitioner.refused.values())
+
+
+X = torch.randn(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.cumsum(x, 0), "no such operator"),
+        (lambda x: torch.relu(x.double()), "float64"),
+        (lambda x: x * (x > 0), "bool"),
+        (lambda x: torch.relu(x[:0]), "empty"),
+        (lambda x: x[:, :, ::2], "n-th element"),
+        (lambda x: F.pad(x, (-1, 0)), "negative"),
+        (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "reflect|no such"),
+        (lambda x: x.repeat(2, 1, 1, 1), "no such operator"),
+        (lambda x: torch.pow(x, 1.7), "exponent"),
+        (lambda x: F.avg_pool2d(x, 3, ceil_mode=True), "ceil_mode"),
+        (lambda x: F.adaptive_avg_pool2d(x, 3), "not all of one size"),
+        (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), "whole number"),
+        (lambda x: F.conv2d(x, x[:, :, :2, :2]), "not constant"),
+        (lambda x: F.max_pool2d(x[0], 2), "4 dimensions"),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=x[..., :4]), "mask"),
+        (lambda x: x.reshape(1, 1, 1, 2, 3, 4, 5) * 2, "6 are allowed"),
+        (lambda x: torch.addmm(x[0, 0], x[0, 1, :, :4], x[0, 2]), "not one row"),
+        (lambda x: F.elu(x) + F.celu(x, 0.5), "no scales|no such operator"),
+    ],
+)
+def test_what_the_runtime_lacks_or_computes_otherwise_is_left_with_a_reason(
+    function: Callable[..., Any], reason: str
+) -> None:
+    assert any(part in refused(function, X) for part in reason.split("|"))
+
+
+def test_a_write_in_place_that_others_would_see_is_not_lost() -> None:
+    def aliased(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        y.view(-1).add_(1)
+        return y
+
+    program = torch.export.export(Function(aliased), (X,))
+    lowered = to_backend(program, XnnpackPartitioner())
+    assert get_lowered_backend_modules(lowered.graph_module)
+    torch.testing.assert_close(lowered.module()(X), aliased(X))
+
+
+class TwoWays(nn.Module):
+    """Something unsupported between two parts that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(torch.cumsum(self.layer(x), 0))
+        return y
+
+
+def test_a_weight_of_two_partitions_is_constant_in_both_under_one_key() -> None:
+    first, second = delegates(lower(TwoWays(), (X,), XnnpackPartitioner()))
+    assert set(named_data(first)) == set(named_data(second))
+    assert len(named_data(first)) == 2
+
+
+def test_a_partition_that_computes_nothing_is_left() -> None:
+    program = lower(Function(lambda x: torch.cumsum(x, 0).view(-1)), (X,), XnnpackPartitioner())
+    assert not delegates(program)
+
+
+# torch divides these into operators that XNNPACK lacks; in one piece it takes them
+DIVIDED = {"prelu", "attention"}
+SOME = [one for one in cases() if one.dynamic is None and one.name.split("_")[0] not in DIVIDED]
+
+
+@pytest.mark.parametrize("case", SOME[::5], ids=lambda case: case.name)
+def test_a_decomposed_program_is_taken_whole_too(case: Case) -> None:
+    program = torch.export.export(case.model, case.inputs).run_decompositions()
+    lowered = to_backend(program, XnnpackPartitioner())
+    left = [node for node in lowered.graph.nodes if node.op == "call_function"]
+    left = [node for node in left if node.target is not operator.getitem]
+    assert [str(node.target) for node in left] == ["executorch_call_delegate"]
+
+
+def test_an_unsupported_node_in_preprocess_is_named() -> None:
+    program = torch.export.export(Function(lambda x: torch.cumsum(x, 0)), (X,))
+    with pytest.raises(UnsupportedNodeError, match=r"aten\.cumsum\.default.*'cumsum'.*\.py:\d+"):
+        XnnpackBackend.preprocess(program, [])
+    with pytest.raises(PreprocessError, match="cumsum"):
+        to_backend("XnnpackBackend", program, [])
+
+
+def test_a_batch_norm_in_training_mode_is_not_folded_into_what_stands_before() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
+    program = torch.export.export(Function(lambda x, net: net(x), layers), (X,))
+    with pytest.raises(UnsupportedNodeError, match="training mode"):
+        XnnpackBackend.preprocess(program, [])
+
+
+def test_each_node_of_the_payload_maps_to_the_nodes_it_came_from() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    (delegate,) = delegates(
+        lower(Function(lambda x, net: net(x), layers), (X,), XnnpackPartitioner())
+    )
+    handles = delegate.meta["debug_handle_map"]
+    assert any(len(one) == 3 for one in handles.values())
+
+
+def test_a_number_that_is_known_only_at_run_time_is_left_to_the_portable_kernels() -> None:
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(
+        Function(lambda x: (x * 2).relu() / x.shape[0]), (X,), dynamic_shapes=(({0: batch},),)
+    ).run_decompositions()
+    partitioner = XnnpackPartitioner()
+    lowered = to_backend(program, partitioner)
+    assert any("only at run time" in reason for reason in partitioner.refused.values())
+    other = torch.randn(5, 3, 4, 5)
+    torch.testing.assert_close(lowered.module()(other), (other * 2).relu() / 5)
+
+
+def test_branches_are_left_with_the_reason() -> None:
+    class Branching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.cond(x.sum() > 0, torch.tanh, torch.neg, (x + 1,))
+            return result
+
+    partitioner = XnnpackPartitioner()
+    to_backend(torch.export.export(Branching(), (torch.ones(3),)), partitioner)
+    assert "graphs of its own" in partitioner.refused["cond"]
+
+
+class Owner(nn.Module):
+    """Holds the weights that two methods use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.rand(4, 3, 3, 3))
+
+
+class Convolve(nn.Module):
+    """Reads the weights where XNNPACK needs constants."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a convolution and something else."""
+        return F.conv2d(x, self.owner.get_buffer("weight")) * 2
+
+
+class Train(Convolve):
+    """Changes the weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the changed weights."""
+        self.owner.get_buffer("weight").add_(x)
+        return self.owner.get_buffer("weight") * 2
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_weights_that_another_method_changes_are_no_constants(functional: bool) -> None:
+    owner = Owner()
+    programs = {
+        "run": torch.export.export(Convolve(owner), (torch.rand(1, 3, 8, 8),)),
+        "train": torch.export.export(Train(owner), (torch.rand(1),)),
+    }
+    if functional:
+        programs = {name: each.run_decompositions({}) for name, each in programs.items()}
+    partitioners = {name: XnnpackPartitioner() for name in programs}
+    lowered: Any = to_backend(MethodProgramsPartitionerSpec(programs, partitioners))
+    assert ["not constant" in why for why in partitioners["run"].refused.values()] == [True]
+    for name in programs:
+        assert len(delegates(lowered[name])) == 1

@@ -1,0 +1,295 @@
+"""XNNPACK payloads read back, run by the reference runtime, and damaged in every way."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import flatbuffers
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xnnpack_cases import Case, cases  # type: ignore[import-not-found]
+from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
+
+from lowerdeck.lowered_module import LoweredBackendModule
+from lowerdeck.serializer import XnnGraph, decode_payload
+from lowerdeck.xnnpack import (
+    BlobError,
+    DelegateInputError,
+    DelegateRunError,
+    XnnpackPartitioner,
+    XnnpackRuntime,
+)
+from lowerdeck.xnnpack.encode import encode
+from lowerdeck.xnnpack.schema import (
+    EXTERNAL_OUTPUT,
+    NONE,
+    Constant,
+    Graph,
+    Node,
+    NodeKind,
+    Value,
+)
+
+# torch says of even kernels that it copies the input
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning")
+RUNTIME = XnnpackRuntime()
+ALL = list(cases())
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+def test_the_reference_runtime_equals_eager(case: Case) -> None:
+    options = {} if case.dynamic is None else {"dynamic_shapes": case.dynamic}
+    (delegate,) = delegates(lower(case.model, case.inputs, XnnpackPartitioner(), **options))
+    handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    outputs = RUNTIME.execute(handle, case.inputs[: RUNTIME.input_count(handle)])
+    with torch.no_grad():
+        expected = case.model(*case.inputs)
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    for found, right in zip(outputs, wanted, strict=True):
+        torch.testing.assert_close(found, right, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def lowered() -> LoweredBackendModule:
+    case = next(one for one in ALL if one.name == "dynamic_cnn")
+    delegate: LoweredBackendModule
+    (delegate,) = delegates(lower(case.model, case.inputs, XnnpackPartitioner()))
+    return delegate
+
+
+def written_again(graph: XnnGraph) -> bytes:
+    """Return the payload that our writer makes of what the serializer read."""
+    last = graph.version.partition("channels_last")[2].split()
+    numbers = {id(constant): number for number, constant in enumerate(graph.constants)}
+    values = [
+        Value(
+            *(value.id, value.shape, numbers.get(id(value.constant), 0)),
+            *(NONE if value.external_id is None else value.external_id, value.flags),
+        )
+        for value in graph.values
+    ]
+    nodes = []
+    for node in graph.nodes:
+        read, made = iter(node.inputs), iter(node.outputs)
+        fields: dict[str, int | float | tuple[int, ...]] = {
+            name: next(made if name.startswith("output") else read, NONE)
+            for name, _ in node.operator.fields
+            if name.endswith("_id")
+        }
+        if node.operator.joined:
+            fields = {name: 0 if number == NONE else number for name, number in fields.items()}
+        fields |= node.parameters
+        nodes.append(Node(node.operator, fields, node.output_range, node.debug_handle))
+    constants = [Constant(one.key or "", one.size, one.offset) for one in graph.constants]
+    inputs, outputs = list(graph.input_ids), list(graph.output_ids)
+    positions = set(map(int, last))
+    return encode(Graph(values, nodes, constants, inputs, outputs, graph.num_externs, positions))
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+def test_a_payload_reads_back_to_the_same_bytes(case: Case) -> None:
+    options = {} if case.dynamic is None else {"dynamic_shapes": case.dynamic}
+    (delegate,) = delegates(lower(case.model, case.inputs, XnnpackPartitioner(), **options))
+    graph = decode_payload(delegate.processed_bytes)
+    assert len(graph.constant_data) == 0
+    assert written_again(graph) == delegate.processed_bytes
+
+
+def test_each_node_is_logged_under_its_identifier(lowered: LoweredBackendModule) -> None:
+    handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
+    seen: list[int] = []
+
+    def log(identifier: int, start: int, end: int, outputs: object) -> None:
+        assert end >= start
+        seen.append(identifier)
+
+    RUNTIME.execute_logged(handle, [torch.randn(2, 3, 6, 5)], log)
+    assert seen == list(range(len(handle.graph.nodes)))
+    assert set(lowered.meta["debug_handle_map"]) <= set(seen)
+
+
+def test_images_are_logged_as_torch_counts_their_dimensions() -> None:
+    torch.manual_seed(0)
+    conv, pool = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.MaxPool2d(2)
+    last = torch.nn.Conv2d(8, 8, 1)
+    model = torch.nn.Sequential(conv, pool, torch.nn.ReLU(), last).eval()
+    x = torch.randn(1, 3, 16, 16)
+    (delegate,) = delegates(lower(model, (x,), XnnpackPartitioner()))
+    handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    seen: dict[int, torch.Tensor] = {}
+    RUNTIME.execute_logged(
+        handle, [x], lambda name, start, end, values: seen.update({name: values[0]})
+    )
+    made = {node.operator: seen[node.debug_handle] for node in handle.graph.nodes}
+    with torch.no_grad():
+        pooled = pool(conv(x))
+        torch.testing.assert_close(made[NodeKind.MAX_POOLING_2D].clamp(min=0), pooled.relu())
+        torch.testing.assert_close(made[NodeKind.STATIC_TRANSPOSE], last(pooled.relu()))
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_payload_is_refused_or_runs_within_bounds(
+    lowered: LoweredBackendModule, data: st.DataObject
+) -> None:
+    blob = bytearray(lowered.processed_bytes)
+    if data.draw(st.booleans()):
+        blob = blob[: data.draw(st.integers(0, len(blob) - 1))]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if blob:
+            at = data.draw(st.integers(0, len(blob) - 1))
+            blob[at] = data.draw(st.integers(0, 255))
+    try:
+        handle = RUNTIME.init(memoryview(bytes(blob)), [], named_data(lowered))
+        RUNTIME.execute(handle, [torch.ones(2, 3, 6, 5)] * handle.input_count)
+    except (BlobError, DelegateRunError, DelegateInputError):
+        return  # a clear refusal; anything else would fail the test
+
+
+def test_another_magic_and_another_version_are_refused(lowered: LoweredBackendModule) -> None:
+    blob = lowered.processed_bytes
+    for damaged, message in (
+        (blob.replace(b"XH00", b"XH01", 1), "found b'XH01', expected b'XH00'"),
+        (blob.replace(b"XN01", b"XN99", 1), "found b'XN99', .* XN00 or XN01"),
+        (b"", "found 0 bytes"),
+        (blob[:100], "found 100 bytes, expected the graph"),
+    ):
+        with pytest.raises(BlobError, match=message):
+            RUNTIME.init(memoryview(damaged), [], named_data(lowered))
+
+
+def relu() -> Graph:
+    """Return the graph of one relu."""
+    values = [Value(0, (2,), 0, 0, 1), Value(1, (2,), 0, 1, 2)]
+    node = Node(NodeKind.CLAMP, {"input_id": 0, "output_id": 1}, (0.0, float("inf")))
+    return Graph(values, [node], input_ids=[0], output_ids=[1], num_externs=2)
+
+
+def changed(change: Callable[[Graph], object]) -> bytes:
+    graph = relu()
+    change(graph)
+    return encode(graph)
+
+
+def test_a_graph_made_by_hand_runs() -> None:
+    handle = RUNTIME.init(memoryview(encode(relu())), [], {})
+    (output,) = RUNTIME.execute(handle, [torch.tensor([-1.0, 2.0])])
+    assert output.tolist() == [0.0, 2.0]
+
+
+FORGERIES: dict[str, tuple[Callable[[Graph], object], str]] = {
+    "unwritten": (lambda g: g.nodes.clear(), "the output 1, which no node makes"),
+    "unknown value": (lambda g: g.nodes[0].fields.update(input_id=7), "not there"),  # type: ignore[attr-defined]
+    "read before": (lambda g: g.nodes[0].fields.update(input_id=1), "wait for each other"),  # type: ignore[attr-defined]
+    "written twice": (lambda g: g.nodes.append(g.nodes[0]), "given already"),
+    "argument": (lambda g: setattr(g.values[0], "external_id", 5), "argument 5"),
+    "flags": (lambda g: setattr(g.values[0], "flags", 9), "flags 9"),
+    "twins": (lambda g: setattr(g.values[0], "id", 1), "two of XNNPACK value 1"),
+    "externs": (lambda g: setattr(g, "num_externs", 5000), "4096"),
+    "rank": (lambda g: setattr(g.values[0], "dims", (1,) * 7), "7 dimensions"),
+    "constant": (lambda g: setattr(g.values[0], "constant", 3), "constant 3"),
+    "outputs": (lambda g: setattr(g, "num_externs", 3), "last arguments"),
+    "both": (lambda g: setattr(g.values[0], "external_id", 1), "two XNNPACK values for the arg"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_an_inconsistent_graph_is_refused_with_what_is_wrong(name: str) -> None:
+    change, message = FORGERIES[name]
+    with pytest.raises(BlobError, match=message):
+        RUNTIME.init(memoryview(changed(change)), [], {})
+
+
+def test_a_node_that_this_runtime_does_not_compute_is_refused() -> None:
+    graph = relu()
+    graph.nodes[0] = replace(graph.nodes[0], kind=NodeKind.CONVERT)
+    with pytest.raises(BlobError, match="does not compute Convert"):
+        RUNTIME.init(memoryview(encode(graph)), [], {})
+
+
+def test_nodes_out_of_order_are_refused() -> None:
+    graph = relu()
+    graph.values.append(Value(2, (2,)))
+    second = Node(NodeKind.CLAMP, {"input_id": 0, "output_id": 2})
+    graph.nodes[0] = Node(NodeKind.CLAMP, {"input_id": 2, "output_id": 1})
+    graph.nodes.append(second)
+    with pytest.raises(BlobError, match="Clamp reads value 2, which nothing has written"):
+        RUNTIME.init(memoryview(encode(graph)), [], {})
+
+
+def test_an_input_behind_an_output_is_refused() -> None:
+    graph = relu()
+    graph.values[0].external_id, graph.values[1].external_id = 1, 0
+    with pytest.raises(BlobError, match="last arguments"):
+        RUNTIME.init(memoryview(encode(graph)), [], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "datatype", "message"),
+    [
+        (2, 3, "value 0 is QINT8, quantised, which this runtime does not compute"),
+        (2, 9, "value 0 is QDINT8, quantised, which"),
+        (1, 2, "value 0 is FP16, which"),
+        (1, 77, "unknown datatype 77 of value 0"),
+        (3, 1, "a value of the unknown kind 3"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, kind: int, datatype: int, message: str
+) -> None:
+    def stored(builder: flatbuffers.Builder, value: Value) -> int:
+        builder.StartObject(8)
+        builder.PrependInt16Slot(0, datatype, 0)
+        builder.PrependUint32Slot(6, value.id, 0)
+        table = builder.EndObject()
+        if kind == 2:  # a table with the plain one, and its scale
+            builder.StartObject(2)
+            builder.PrependFloat32Slot(0, 0.5, 0.0)
+            scale = builder.EndObject()
+            builder.StartObject(3)
+            builder.PrependUOffsetTRelativeSlot(0, table, 0)
+            builder.PrependUint8Slot(1, 2, 0)
+            builder.PrependUOffsetTRelativeSlot(2, scale, 0)
+            table = builder.EndObject()
+        builder.StartObject(2)
+        builder.PrependUint8Slot(0, kind, 0)
+        builder.PrependUOffsetTRelativeSlot(1, table, 0)
+        return int(builder.EndObject())
+
+    monkeypatch.setattr("lowerdeck.xnnpack.encode._value", stored)
+    with pytest.raises(BlobError, match=message):
+        RUNTIME.init(memoryview(encode(relu())), [], {})
+
+
+def test_weights_that_are_missing_or_short_are_refused(lowered: LoweredBackendModule) -> None:
+    blob, data = memoryview(lowered.processed_bytes), named_data(lowered)
+    with pytest.raises(BlobError, match="no entry"):
+        RUNTIME.init(blob, [], {})
+    with pytest.raises(BlobError, match="bytes of named data"):
+        RUNTIME.init(blob, [], {key: value[:-4] for key, value in data.items()})
+
+
+def test_constants_inside_the_blob_are_read() -> None:
+    graph = relu()
+    node = Node(NodeKind.ADD, {"input1_id": 0, "input2_id": 2, "output_id": 1})
+    graph.nodes[0] = node
+    graph.values.append(Value(2, (2,), 1))
+    graph.constants.append(replace(graph.constants[0], size=8, offset=4))
+    blob = encode(graph, bytes(4) + struct.pack("<2f", 10.0, 20.0))
+    handle = RUNTIME.init(memoryview(blob), [], {})
+    assert RUNTIME.execute(handle, [torch.tensor([1.0, 2.0])])[0].tolist() == [11.0, 22.0]
+    assert graph.values[1].flags == EXTERNAL_OUTPUT
+
+
+def test_wrong_inputs_are_refused_by_position(lowered: LoweredBackendModule) -> None:
+    handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
+    with pytest.raises(DelegateInputError, match="1 inputs are needed, found 0"):
+        RUNTIME.execute(handle, [])
+    with pytest.raises(DelegateInputError, match=r"input 0 .* found torch\.int64"):
+        RUNTIME.execute(handle, [torch.ones(2, 3, 6, 5, dtype=torch.int64)])
+    with pytest.raises(DelegateRunError, match=r"Conv2d \(debug identifier"):
+        RUNTIME.execute(handle, [torch.ones(2, 7, 6, 5)])

@@ -1,0 +1,122 @@
+"""The same program gives the same bytes, whoever compiles it, wherever and however often."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, to_backend
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+from test_same_bytes import digest
+print(digest())
+"""
+
+
+class Model(nn.Module):
+    """Two branches with weights alike, state, and what XNNPACK does not take between."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def weights(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(sizes, generator=generator))
+
+        self.first, self.second = weights(8, 8), weights(8, 8)
+        self.third = nn.Parameter(self.first.detach().clone())
+        self.kernel = weights(4, 2, 3, 3)
+        self.register_buffer("state", torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a value and change the state."""
+        self.state.add_(x)
+        one = torch.relu(nn.functional.linear(x, self.first)).cumsum(0)
+        other = torch.sigmoid(nn.functional.linear(x, self.second)).cumsum(0)
+        image = nn.functional.conv2d(one.reshape(1, 2, 4, 4), self.kernel)
+        return image.sum() + nn.functional.linear(one + other, self.third) + self.state
+
+
+def lowered_bytes(executor: Executor | None = None, cache: Path | None = None) -> bytes:
+    """Return the file of the model, lowered for XNNPACK."""
+    program = torch.export.export(Model(), (torch.ones(4, 8),))
+    partitioned: Any = to_backend(program, XnnpackPartitioner(), executor=executor, cache=cache)
+    return emit(partitioned).to_bytes()
+
+
+def digest() -> str:
+    """Return a digest of the file, for another process to compare."""
+    return hashlib.sha256(lowered_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def expected() -> bytes:
+    return lowered_bytes()
+
+
+@contextmanager
+def pools() -> Iterator[list[Executor]]:
+    with (
+        ThreadPoolExecutor(3) as threads,
+        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes,
+    ):
+        yield [threads, processes]
+
+
+def test_twice_in_one_process_and_in_every_executor(expected: bytes) -> None:
+    assert lowered_bytes() == expected
+    with pools() as executors:
+        for executor in executors:
+            assert lowered_bytes(executor) == expected
+
+
+def test_with_a_cold_and_a_warm_cache(expected: bytes, tmp_path: Path) -> None:
+    assert lowered_bytes(cache=tmp_path) == expected
+    assert list(tmp_path.glob("*.result"))
+    assert lowered_bytes(cache=tmp_path) == expected
+
+
+def test_in_processes_with_other_hash_seeds(expected: bytes) -> None:
+    script = SCRIPT.format(folder=str(Path(__file__).parent))
+    wanted = hashlib.sha256(expected).hexdigest()
+    for seed in ("0", "1", "4711"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert done.stdout.split()[-1] == wanted
+
+
+def test_methods_in_any_order_of_the_mapping() -> None:
+    def methods(*names: str) -> bytes:
+        state = Model()
+        programs = {
+            name: torch.export.export(state, (torch.ones(4, 8),)) for name in sorted(names)
+        }
+        ordered = {name: programs[name] for name in names}
+        partitioners = {name: XnnpackPartitioner() for name in names}
+        lowered: Any = to_backend(MethodProgramsPartitionerSpec(ordered, partitioners))
+        return emit({name: lowered[name] for name in names}).to_bytes()
+
+    assert methods("one", "two") == methods("two", "one")

@@ -1,0 +1,66 @@
+"""XNNPACK payloads of this project in the official runtime, with eager as the judge."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.interop import official
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
+from xnnpack_cases import Case, cases
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import to_backend
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    # torch's own, from copying a tree spec inside run_decompositions
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
+    # and of even kernels
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
+]
+
+
+def lowered(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], dynamic: object = None
+) -> tuple[bytes, int, int]:
+    """Return the file, the number of delegates, and the number of calls left to others."""
+    exported = torch.export.export(model, inputs, dynamic_shapes=dynamic)
+    program = to_backend(exported, XnnpackPartitioner())
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    delegates = sum("executorch_call_delegate" in call for call in calls)
+    others = sum("getitem" not in call and "sym_size" not in call for call in calls) - delegates
+    return emit(program).to_bytes(), delegates, others
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def test_each_operator_runs_there_as_one_delegate_and_equals_eager(case: Case) -> None:
+    file, delegates, others = lowered(case.model, case.inputs, case.dynamic)
+    assert (delegates, others) == (1, 0)
+    inputs = [case.inputs, *case.others]
+    outcome = official.run(file, [official.Call(one) for one in inputs])
+    assert isinstance(outcome, official.Ran), outcome
+    for given, outputs in zip(inputs, outcome.outputs, strict=True):
+        with torch.no_grad():
+            expected = case.model(*given)
+        wanted = expected if isinstance(expected, tuple) else (expected,)
+        assert len(outputs) == len(wanted)
+        for found, right in zip(outputs, wanted, strict=True):
+            torch.testing.assert_close(found, right, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit"])
+def test_whole_models_are_one_delegate_and_equal_eager(name: str) -> None:
+    model, inputs = importlib.import_module(f"examples.{name}").example()
+    file, delegates, others = lowered(model, inputs)
+    assert (delegates, others) == (1, 0)
+    outcome = official.run(file, [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    with torch.no_grad():
+        torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), rtol=0, atol=1e-4)
