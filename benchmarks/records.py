@@ -78,7 +78,12 @@ def state_of(package: str) -> str:
     used = {package, *re.findall(r"lowerdeck\.(\w+)", bench.read_text())}
     names = {each for each in PACKAGES if import_name(each) in used}
     names |= {sibling for name in names for sibling in siblings(name)}
-    paths = [bench, here / "harness.py", *sorted((ROOT / "examples").glob("*.py"))]
+    paths = [
+        bench,
+        here / "harness.py",
+        here / "workers.py",
+        *sorted((ROOT / "examples").glob("*.py")),
+    ]
     for name in sorted(names):
         paths += sorted((ROOT / "packages" / name / "src").rglob("*.py"))
     digest = hashlib.sha256()
