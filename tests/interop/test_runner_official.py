@@ -99,7 +99,7 @@ def test_files_that_users_have_are_read_and_verified(name: str) -> None:
 @pytest.mark.parametrize("name", ["int8_conv", "int8_dynamic_linear", "half_linear"])
 def test_what_our_xnnpack_in_python_does_not_compute_is_refused_by_name(name: str) -> None:
     case, _ = corpus_case(name)
-    with pytest.raises(RunnerError, match=r"quantised|float16") as caught:
+    with pytest.raises(RunnerError, match=r"quantised|FP16") as caught:
         load(case.program).method("forward")
     assert "Run the file in the official runtime" in str(caught.value)
 

@@ -77,7 +77,7 @@ def test_a_delegate_inside_of_one_layer_stands_in_that_layer(strict):
     _, _, program = lowered(DelegateMappingDemoPartitioner(), strict=strict)
     module = unflatten(program)
     calls = [node.target for node in module.graph.find_nodes(op="call_module")]
-    assert [target.partition("._call")[0] for target in calls] == [
+    assert [target.partition("..")[0] for target in calls] == [
         "layers.0",
         "layers.1",
         "layers.0",

@@ -377,8 +377,9 @@ def test_a_constant_that_shares_memory_with_changing_state_is_no_constant() -> N
 
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("whole", torch.zeros(4))
-            self.register_buffer("part", self.whole[:2])
+            memory = torch.zeros(4)
+            self.register_buffer("whole", memory[:3])
+            self.register_buffer("part", memory[2:])
 
         def forward(self, x: Tensor) -> Tensor:
             self.whole.add_(1)

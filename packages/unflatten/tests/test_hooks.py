@@ -183,6 +183,8 @@ def _hooked(module: nn.Module, register: Register) -> Iterator[Log]:
     finally:
         for handle in handles:
             handle.remove()
+        # torch leaves the marks of these behind, and warns of them when something is compiled.
+        registries._global_forward_hooks_with_kwargs.clear()
 
 
 def _log(module: nn.Module, register: Register) -> Log:
