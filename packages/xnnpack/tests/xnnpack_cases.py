@@ -125,6 +125,14 @@ def elementwise() -> Iterator[Case]:
         "pow_minus_half": lambda x: x**-0.5,
     }.items():
         yield Case(name, Function(function), (torch.rand(2, 9) + 0.01,))
+    # A node without neighbours has degree 0.
+    edges = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    for name, function in {
+        "rsqrt_of_zero": lambda a: a.sum(1).rsqrt(),
+        "pow_minus_half_of_zero": lambda a: a.sum(1) ** -0.5,
+        "rms_norm": lambda a: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + 1e-6),
+    }.items():
+        yield Case(name, Function(function), (edges,))
     yield module("prelu", nn.PReLU(3, init=0.3), (2, 3, 4, 5))
     yield module("prelu_one", nn.PReLU(), (2, 3, 4, 5))
     yield module("prelu_2d", nn.PReLU(4), (3, 4))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.fx import Node
 
 from lowerdeck.xnnpack.arguments import Call
 from lowerdeck.xnnpack.emission import Emission, Range, Tracked
@@ -94,12 +95,47 @@ def _elu_refusal(call: Call) -> str | None:
     return None
 
 
-_POWERS: dict[float, Callable[[Elementwise], int]] = {
-    1.0: lambda x: x.unary(NodeKind.COPY, x.input),
-    2.0: lambda x: x.unary(NodeKind.SQUARE, x.input),
-    3.0: lambda x: x.binary(NodeKind.MULTIPLY, x.unary(NodeKind.SQUARE, x.input), x.input),
-    0.5: lambda x: x.unary(NodeKind.SQUARE_ROOT, x.input),
-    -0.5: lambda x: x.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x.input),
+def _rsqrt(x: Elementwise, call: Call) -> int:
+    # XNNPACK's own gives NaN for 0, of which models take the infinity out again (a node of a
+    # graph without neighbours); norms keep 0 away by a small number, and the one node.
+    if _is_above_zero(call.node.args[0]):
+        return x.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x.input)
+    one = x.emission.id_of(x.emission.scalar(1.0))
+    return x.binary(NodeKind.DIV, one, x.unary(NodeKind.SQUARE_ROOT, x.input))
+
+
+def _is_above_zero(node: object) -> bool:
+    """Return whether a node adds a positive number to what is never negative."""
+    if not isinstance(node, Node) or node.target not in _ADDITIONS or len(node.args) < 2:
+        return False
+    source, number = node.args[:2]
+    while isinstance(source, Node) and source.target in _MEANS:
+        source = source.args[0]
+    return bool(
+        isinstance(number, (int, float))
+        and number > 0
+        and node.kwargs.get("alpha", 1) == 1
+        and isinstance(source, Node)
+        and _is_square(source)
+    )
+
+
+def _is_square(node: Node) -> bool:
+    if node.target is _aten.pow.Tensor_Scalar:
+        return bool(node.args[1] == 2)
+    if node.target in (_aten.square.default, _aten.abs.default):
+        return True
+    return node.target is _aten.mul.Tensor and node.args[0] is node.args[1]
+
+
+_ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor, _aten.add_.Scalar})
+_MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
+_POWERS: dict[float, Callable[[Elementwise, Call], int]] = {
+    1.0: lambda x, _: x.unary(NodeKind.COPY, x.input),
+    2.0: lambda x, _: x.unary(NodeKind.SQUARE, x.input),
+    3.0: lambda x, _: x.binary(NodeKind.MULTIPLY, x.unary(NodeKind.SQUARE, x.input), x.input),
+    0.5: lambda x, _: x.unary(NodeKind.SQUARE_ROOT, x.input),
+    -0.5: _rsqrt,
 }
 
 
@@ -159,7 +195,6 @@ _KINDS = {
     _aten.hardswish_.default: NodeKind.HARDSWISH,
     _aten.log.default: NodeKind.LOG,
     _aten.neg.default: NodeKind.NEGATE,
-    _aten.rsqrt.default: NodeKind.RECIPROCAL_SQUARE_ROOT,
     _aten.sigmoid.default: NodeKind.SIGMOID,
     _aten.sigmoid_.default: NodeKind.SIGMOID,
     _aten.sin.default: NodeKind.SIN,
@@ -182,11 +217,12 @@ ELEMENTWISE: Table = {
     _aten.leaky_relu.default: _LEAKY_RELU,
     _aten.leaky_relu_.default: _LEAKY_RELU,
     _aten.pow.Tensor_Scalar: Operator(
-        _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x)), _pow_refusal
+        _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x, call)), _pow_refusal
     ),
     _aten.prelu.default: Operator(_prelu, _prelu_refusal),
     _aten._prelu_kernel.default: Operator(_prelu, _prelu_refusal),
     _aten.reciprocal.default: Operator(_reciprocal),
+    _aten.rsqrt.default: Operator(_composed(_rsqrt)),
     _aten.silu.default: _SILU,
     _aten.silu_.default: _SILU,
 }
