@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,42 @@ def test_a_missing_kernel_and_a_full_disk_are_failures_here(
     (tmp_path / "file").write_text("")
     assert lowerdeck("lower", model, "-o", str(tmp_path / "file" / "m.pte")) == 4
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["-o", "a", "--html", "./a"], ("--html a is", "--output a names")),
+        (["-o", "command_model.py"], ("--output command_model.py", "command_model:example")),
+        (["--html", "source", "-o", "m"], ("--html source", "command_model:example")),
+        (
+            ["--backend", "part:Everything", "-o", "part.py"],
+            ("--output part.py", "part:Everything"),
+        ),
+    ],
+    ids=str,
+)
+def test_an_output_that_is_another_file_of_the_command_is_refused(
+    model: str,
+    words: list[str],
+    named: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "part.py").write_text(MODEL)
+    (tmp_path / "source").hardlink_to(tmp_path / "command_model.py")
+    # Another test's module of that name lies elsewhere.
+    monkeypatch.delitem(sys.modules, "command_model", raising=False)
+    monkeypatch.delitem(sys.modules, "part", raising=False)
+    assert lowerdeck("lower", model, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(name in line for name in named)
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"command_model.py", "part.py", "source"}
+    assert (tmp_path / "command_model.py").read_text() == MODEL
+    assert (tmp_path / "part.py").read_text() == MODEL
 
 
 def test_an_unknown_backend_is_a_wrong_argument(

@@ -101,6 +101,39 @@ def test_errors_are_one_line_with_the_status_of_their_kind(
 
 
 @pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--output", "model.pte"], ("--output model.pte", "FILE model.pte")),
+        (["--trace", "hard.pte"], ("--trace hard.pte", "FILE model.pte")),
+        (["--data", "w.ptd", "--trace", "./w.ptd"], ("--trace w.ptd", "--data w.ptd")),
+        (
+            ["--input", "ones", "--input", "x.pt", "--output", "soft.pt"],
+            ("--output soft.pt", "--input x.pt"),
+        ),
+        (["--trace", "new", "--output", "./new"], ("--trace new", "--output new")),
+    ],
+    ids=str,
+)
+def test_an_output_that_is_another_file_of_the_command_is_refused(
+    file: Path,
+    words: list[str],
+    named: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(file.parent)
+    Path("hard.pte").hardlink_to("model.pte")
+    Path("w.ptd").write_bytes(b"data")
+    torch.save(torch.ones(2, 2), "x.pt")
+    Path("soft.pt").symlink_to("x.pt")
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    assert lowerdeck("run", "model.pte", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(name in line for name in named)
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["--repeat", "-1"],

@@ -30,6 +30,7 @@ from lowerdeck.serializer import (
     NamedData,
     Operator,
     command_line,
+    keep_apart,
     printable,
     write_ptd,
     write_pte,
@@ -111,6 +112,57 @@ def test_bad_input_gets_one_line_that_names_it(
     assert shown.count("\n") == 1
     assert named in shown
     assert sorted(folder.rglob("*")) == before
+
+
+_NAMES = ("model.pte", "./model.pte", "folder/../model.pte", "hard.pte", "soft.pte", "chain.pte")
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "model.pte", "--html", "OUT"],
+        ["inspect", "OUT", "--html", "model.pte"],
+        ["diff", "model.pte", "good.pte", "--html", "OUT"],
+        ["diff", "good.pte", "model.pte", "--html", "OUT"],
+        ["extract", "model.pte", "--output", "OUT"],
+    ],
+    ids=str,
+)
+def test_an_output_that_is_an_input_is_refused_under_every_name(
+    arguments: list[str],
+    name: str,
+    files: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = files["no"].parent
+    monkeypatch.chdir(folder)
+    model = Path("model.pte")
+    model.write_bytes(files["good.pte"].read_bytes())
+    Path("hard.pte").hardlink_to(model)
+    Path("soft.pte").symlink_to(model)
+    Path("chain.pte").symlink_to(folder / "soft.pte")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main([name if word == "OUT" else word for word in arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    path = Path(name if arguments[-1] == "OUT" else "model.pte")
+    assert f"{arguments[-2]} {path} is the file that " in shown.err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_outputs_at_one_place_are_refused_but_for_devices(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "not_there_yet")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for one, other in (("a", "./a"), ("not_there_yet", "link"), ("loop", "loop")):
+        places = [("--one", f"{tmp_path}/{one}"), ("--other", f"{tmp_path}/{other}")]
+        with pytest.raises(CommandError, match=r"--other .* is the file that --one .* names") as e:
+            keep_apart(read=[], written=places)
+        assert e.value.exit_status == ExitStatus.USAGE
+    keep_apart(read=[("FILE", os.devnull)], written=[("--a", os.devnull), ("--b", os.devnull)])
+    keep_apart(read=[("FILE", None)], written=[("--a", None), ("--b", tmp_path / "b")])
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

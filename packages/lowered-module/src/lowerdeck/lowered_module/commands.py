@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from lowerdeck.lowered_module.graph_page import graph_html
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.registry import find_partitioner
 from lowerdeck.lowered_module.report import LoweringFigures, figures_of, report_lines
-from lowerdeck.serializer import CommandError, ExitStatus, say, writing
+from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
 
 STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 
@@ -120,8 +120,11 @@ def lower_model(
     Raises:
         LoweringError: The factory cannot be used, or its model cannot be exported or lowered.
         lowerdeck.emitter.EmitterError: It cannot be emitted.
-        lowerdeck.serializer.CommandError: A file cannot be written, or not be compared here.
+        lowerdeck.serializer.CommandError: A file cannot be written, or not be compared here, or
+            two outputs are one file, or one is the source of what was named.
     """
+    written = [("--output", output), ("--html", html)]
+    keep_apart(read=[], written=written)
     seconds: dict[str, float] = {}
     with _torch_quiet(), tqdm(total=len(STAGES), unit="stage", disable=None, leave=False) as bar:
         with _stage(bar, seconds, "build"):
@@ -129,6 +132,7 @@ def lower_model(
         with _stage(bar, seconds, "export"):
             program = _exported(factory, module, inputs, named)
         partitioners = [_partitioner(name) for name in backends]
+        keep_apart(read=_sources([factory, *backends]), written=written)
         with _stage(bar, seconds, "decompose"):
             program = _decomposed(program, partitioners)
         before = program
@@ -237,6 +241,13 @@ def _partitioner(name: str) -> Any:
             f"{name!r} cannot be made without arguments: {_told(error)}; name a partitioner that "
             "is made already"
         ) from error
+
+
+def _sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the files of the modules that ``"package.module:path"`` names."""
+    for name in names:
+        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+        yield name, getattr(module, "__file__", None)
 
 
 def _exported(

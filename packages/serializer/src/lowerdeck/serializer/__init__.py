@@ -7,6 +7,7 @@ from lowerdeck.serializer.commands.answers import (
     say,
     writing,
 )
+from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.enums import (
     DataLocation,
     DeviceType,
@@ -145,6 +146,7 @@ __all__ = [
     "say",
     "reading",
     "writing",
+    "keep_apart",
     "ExitStatus",
     "CommandError",
     # What is installed

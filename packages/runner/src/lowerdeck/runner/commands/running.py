@@ -14,7 +14,7 @@ from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import Memory
 from lowerdeck.runner.program import LoadedProgram
-from lowerdeck.serializer import ExitStatus, reading, say, writing
+from lowerdeck.serializer import ExitStatus, keep_apart, reading, say, writing
 
 
 class RunCommand:
@@ -59,8 +59,17 @@ class RunCommand:
 
         Raises:
             RunnerError: The file cannot be run, or not with these inputs.
-            lowerdeck.serializer.CommandError: A file cannot be read or written.
+            lowerdeck.serializer.CommandError: A file cannot be read or written, or an output is
+                an input or the other output.
         """
+        keep_apart(
+            read=[
+                ("FILE", args.file),
+                ("--data", args.data),
+                *(("--input", text) for text in args.input),
+            ],
+            written=[("--output", args.output), ("--trace", args.trace)],
+        )
         _run(args)
         return ExitStatus.DONE
 

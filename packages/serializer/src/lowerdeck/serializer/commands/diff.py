@@ -11,6 +11,7 @@ from typing import Any
 
 from lowerdeck.serializer.commands.answers import ExitStatus, reading, say
 from lowerdeck.serializer.commands.inspect import write_page
+from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.read import PteFile, open_pte
@@ -47,8 +48,10 @@ class DiffCommand:
             0 if the files mean the same, else 1.
 
         Raises:
-            CommandError: A file is malformed or cannot be opened, or the page cannot be written.
+            CommandError: A file is malformed or cannot be opened, or the page cannot be written
+                or would replace one of them.
         """
+        keep_apart(read=[("A", args.old), ("B", args.new)], written=[("--html", args.html)])
         with ExitStack() as stack:
             old, new = (_open(path, stack) for path in (args.old, args.new))
             lines = list(difference_lines(old, new))

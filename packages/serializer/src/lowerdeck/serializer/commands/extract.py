@@ -21,6 +21,7 @@ from lowerdeck.serializer.commands.answers import (
     writing,
 )
 from lowerdeck.serializer.commands.npy import npy_header
+from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.read import PteFile, open_pte
 from lowerdeck.serializer.report.values import dtype_name
@@ -80,6 +81,7 @@ class ExtractCommand:
             CommandError: The folder exists already or cannot be written, or the file is malformed
                 or cannot be opened.
         """
+        keep_apart(read=[("FILE", args.file)], written=[("--output", args.output)])
         target = args.output or args.file.with_name(f"{args.file.stem}_parts")
         with ExitStack() as stack:
             with reading(args.file):

@@ -21,6 +21,7 @@ from lowerdeck.serializer.commands.external import (
     is_external,
     summarise_external,
 )
+from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.external_read import open_ptd
@@ -62,8 +63,9 @@ class InspectCommand:
 
         Raises:
             CommandError: The file is malformed or cannot be opened, a page was asked for of a
-                `.ptd`, or the page cannot be written.
+                `.ptd`, or the page cannot be written or would replace the file.
         """
+        keep_apart(read=[("FILE", args.file)], written=[("--html", args.html)])
         with reading(args.file):
             external = is_external(args.file)
         if external:
