@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import logging
+import os
 import re
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 import torch
 
 from lowerdeck.lowered_module.commands import load_example, lower
+from lowerdeck.lowered_module.held_messages import held_messages
 from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import CommandError, open_pte
 
@@ -51,6 +56,16 @@ class Determinant(torch.nn.Module):
 def no_kernel():
     return Determinant(), (torch.eye(2),)
 
+def leaves():
+    raise SystemExit(7)
+
+class Leaves(torch.nn.Module):
+    def forward(self, x):
+        raise SystemExit(0)
+
+def leaves_forward():
+    return Leaves(), (torch.ones(1),)
+
 class Add(torch.nn.Module):
     def forward(self, x, y):
         return x + y
@@ -63,6 +78,25 @@ from lowerdeck.lowered_module.testing import RunPartitioner
 class Everything(RunPartitioner):
     def __init__(self):
         super().__init__(lambda node: True)
+
+class NoPartitioner:
+    pass
+
+class LeavesToo(Everything):
+    def __init__(self):
+        raise SystemExit(0)
+
+class LeavesLate(Everything):
+    def partition(self, program):
+        raise SystemExit
+
+class LeavesEarly(Everything):
+    def ops_to_not_decompose(self, program):
+        raise SystemExit(5)
+
+class SaysTooLittle(Everything):
+    def ops_to_not_decompose(self, program):
+        return None
 
 class Demanding(RunPartitioner):
     def __init__(self, wanted):
@@ -154,15 +188,15 @@ def test_check_compares_with_eager(
         ("command_model:fails", "raised ZeroDivisionError: division by zero"),
         ("command_model:no_module", r"returned \(int, tuple\)"),
         ("command_model:cannot_be_exported", "torch.export cannot export"),
+        ("command_model:leaves", "'command_model:leaves' raised SystemExit: 7"),
+        ("command_model:leaves_forward", "'command_model:leaves_forward' returned: SystemExit: 0"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_one_line_of_error(
     model: str, factory: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert lowerdeck("lower", factory, "-o", str(tmp_path / "m.pte")) == 3
-    told = capsys.readouterr().err.splitlines()
-    # torch may log a line of its own.
-    (line,) = [line for line in told if line.startswith("lowerdeck")]
+    (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
     assert not list(tmp_path.glob("*.pte"))
 
@@ -173,6 +207,87 @@ def test_a_module_that_fails_is_one_line_of_error(
     (tmp_path / "broken_model.py").write_text("1 / 0\n")
     assert lowerdeck("lower", "broken_model:f", "-o", str(tmp_path / "m.pte")) == 3
     assert "cannot be imported: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_module_that_ends_the_process_is_one_line_of_error(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaving_model.py").write_text("import sys; sys.exit(0)\n")
+    assert lowerdeck("lower", "leaving_model:f", "-o", str(tmp_path / "m.pte")) == 3
+    told = "'leaving_model' of 'leaving_model:f' cannot be imported: SystemExit: 0\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoPartitioner", "is a NoPartitioner without __call__ and ops_to_not_decompose"),
+        ("example", "is a function without ops_to_not_decompose, expected a partitioner"),
+        ("LeavesToo", "'command_model:LeavesToo' cannot be made .* SystemExit: 0"),
+        ("LeavesLate", "'command_model:example' runs ended with SystemExit;"),
+        ("LeavesEarly", "'command_model:example' runs ended with SystemExit: 5;"),
+        ("SaysTooLittle", "ops_to_not_decompose of SaysTooLittle failed: TypeError"),
+    ],
+)
+def test_a_partitioner_that_is_none_is_one_line_of_error(
+    model: str, tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "m.pte")
+    assert lowerdeck("lower", model, "--backend", f"command_model:{name}", "-o", output) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+    assert not list(tmp_path.glob("*.pte"))
+
+
+def test_a_device_may_be_the_output(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lowerdeck("lower", model, "-o", os.devnull) == 0
+    assert "file size      0 B\n" in capsys.readouterr().out
+
+
+_SCRIPT = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_failed_export_is_one_line_without_debug(
+    model: str, tmp_path: Path, debug: bool
+) -> None:
+    words = ["lower", "command_model:cannot_be_exported", *(["--debug"] if debug else [])]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SCRIPT, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == (1 if debug else 3)
+    lines = done.stderr.splitlines()
+    # The graph that torch prints on its own, and the traceback.
+    assert any("def forward" in line for line in lines) == debug
+    assert ("Traceback (most recent call last):" in lines) == debug
+    assert debug or len(lines) == 1
+
+
+def test_held_messages_are_told_unless_something_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("torch.held_messages_test")
+    logger.propagate = False
+    before = logging.StreamHandler(sys.stderr)
+    logger.addHandler(before)
+    try:
+        with held_messages():
+            within = logging.StreamHandler(sys.stderr)
+            logger.warning("of a success")
+            logger.addHandler(within)
+            assert capsys.readouterr().err == ""
+        assert capsys.readouterr().err == "of a success\n"
+        with suppress(KeyError), held_messages():
+            logger.warning("of a failure")
+            raise KeyError
+        assert capsys.readouterr().err == ""
+        assert before.stream is within.stream is sys.stderr
+        logger.warning("later")
+        assert capsys.readouterr().err == "later\n" * 2
+    finally:
+        logger.handlers.clear()
 
 
 def test_a_missing_kernel_and_a_full_disk_are_failures_here(

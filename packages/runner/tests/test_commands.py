@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from lowerdeck.runner import ProgramError
 from lowerdeck.runner.commands import BackendsCommand, RunCommand
+from lowerdeck.runner.delegates import find_runtime
 from lowerdeck.serializer import write_pte
 
 
@@ -258,6 +260,22 @@ def test_backends_lists_halves_and_operators(
     assert "cannot be used: ahead of time: ModuleNotFoundError" in out
     assert call(BackendsCommand(), "--json") == 0
     assert [item["name"] for item in json.loads(capsys.readouterr().out)] == ["Broken", "Whole"]
+
+
+def test_a_backend_that_ends_the_process_ends_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaving_backend.py").write_text("import sys; sys.exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entries = [EntryPoint("Leaving", "leaving_backend:Runtime", "lowerdeck.runtimes")]
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda **wanted: EntryPoints(entries).select(**wanted),
+    )
+    assert call(BackendsCommand()) == 0
+    assert "cannot be used: runtime: SystemExit: 0" in capsys.readouterr().out
+    with pytest.raises(ProgramError, match=r"'Leaving' .* cannot be made: SystemExit: 0"):
+        find_runtime("Leaving", {})
 
 
 def test_no_backends_are_told(

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +21,13 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.graph_page import graph_html
+from lowerdeck.lowered_module.held_messages import held_messages
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.registry import find_partitioner
 from lowerdeck.lowered_module.report import LoweringFigures, figures_of, report_lines
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
 
+_OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
 STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 
 
@@ -83,7 +85,12 @@ class LowerCommand:
             lowerdeck.serializer.CommandError: The file cannot be written.
         """
         figures = lower_model(
-            args.factory, args.backend, args.output, check=args.check or None, html=args.html
+            args.factory,
+            args.backend,
+            args.output,
+            check=args.check or None,
+            html=args.html,
+            debug=getattr(args, "debug", False),
         )
         say(*report_lines(figures))
         if not args.check or (
@@ -106,6 +113,7 @@ def lower_model(
     *,
     check: bool | None = None,
     html: Path | None = None,
+    debug: bool = False,
 ) -> LoweringFigures:
     """Lower the model that ``factory`` makes into the file ``output`` and return the figures.
 
@@ -116,6 +124,7 @@ def lower_model(
         check: Compare with eager: True demands ``lowerdeck.runner``, None compares if it is
             installed, False does not.
         html: Where a page with the lowered graph goes, if wanted.
+        debug: Whether torch's own messages are shown also where it fails.
 
     Raises:
         LoweringError: The factory cannot be used, or its model cannot be exported or lowered.
@@ -126,14 +135,14 @@ def lower_model(
     written = [("--output", output), ("--html", html)]
     keep_apart(read=[], written=written)
     seconds: dict[str, float] = {}
-    with _torch_quiet(), tqdm(total=len(STAGES), unit="stage", disable=None, leave=False) as bar:
+    with _torch_quiet(), _outlived(factory), _progress_bar() as bar:
         with _stage(bar, seconds, "build"):
             module, inputs, named = load_example(factory)
-        with _stage(bar, seconds, "export"):
+        with _stage(bar, seconds, "export"), nullcontext() if debug else held_messages():
             program = _exported(factory, module, inputs, named)
         partitioners = [_partitioner(name) for name in backends]
         keep_apart(read=_sources([factory, *backends]), written=written)
-        with _stage(bar, seconds, "decompose"):
+        with _stage(bar, seconds, "decompose"), nullcontext() if debug else held_messages():
             program = _decomposed(program, partitioners)
         before = program
         with _stage(bar, seconds, "lower"):
@@ -158,7 +167,7 @@ def lower_model(
             with _stage(bar, seconds, "check"):
                 try:
                     difference = _difference(module, inputs, named, output)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     # The file may well run elsewhere: a backend can lack a runtime half here.
                     if check:
                         raise CommandError(
@@ -185,7 +194,7 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
         )
     try:
         found = made()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoweringError(
             f"{factory!r} raised {_told(error)}; it is called without arguments, and must return "
             "(module, example_args) or (module, example_args, example_kwargs)"
@@ -219,9 +228,13 @@ def _named(text: str, expected: str) -> Any:
         cure = "install it, or start the command in the folder that holds it"
         if place == f"{stem}.py":
             cure = f"give the module without .py: {stem}:{path}"
-        raise LoweringError(f"module {place!r} cannot be imported ({error}): {cure}") from error
-    except Exception as error:
-        raise LoweringError(f"module {place!r} cannot be imported: {_told(error)}") from error
+        raise LoweringError(
+            f"module {place!r} of {text!r} cannot be imported ({error}): {cure}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise LoweringError(
+            f"module {place!r} of {text!r} cannot be imported: {_told(error)}"
+        ) from error
     for name in path.split("."):
         if not hasattr(made, name):
             raise LoweringError(f"{text!r}: {made!r} has no {name!r}")
@@ -231,16 +244,27 @@ def _named(text: str, expected: str) -> Any:
 
 def _partitioner(name: str) -> Any:
     """Return the installed partitioner of this name, or one made of ``"package.module:Class"``."""
-    if ":" not in name:
-        return find_partitioner(name)
-    found = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
+    made: Any
     try:
-        return found() if isinstance(found, type) else found
-    except Exception as error:
+        if ":" not in name:
+            made = find_partitioner(name)
+        else:
+            made = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
+            made = made() if isinstance(made, type) else made
+    except LoweringError:
+        raise
+    except (Exception, SystemExit) as error:
         raise LoweringError(
             f"{name!r} cannot be made without arguments: {_told(error)}; name a partitioner that "
             "is made already"
         ) from error
+    missing = [part for part in _OF_PARTITIONERS if not callable(getattr(made, part, None))]
+    if missing:
+        raise LoweringError(
+            f"{name!r} is a {type(made).__name__} without {' and '.join(missing)}, expected a "
+            "partitioner: derive it from lowerdeck.lowered_module.Partitioner"
+        )
+    return made
 
 
 def _sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
@@ -255,7 +279,7 @@ def _exported(
 ) -> ExportedProgram:
     try:
         return torch.export.export(module, inputs, dict(named))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoweringError(
             f"torch.export cannot export what {factory!r} returned: {_told(error)}; --debug shows "
             "where"
@@ -279,6 +303,23 @@ def _torch_quiet() -> Iterator[None]:
 
 
 @contextmanager
+def _outlived(factory: str) -> Iterator[None]:
+    """Let no code of a model, a partitioner or a backend end the process."""
+    try:
+        yield
+    except SystemExit as error:
+        raise LoweringError(
+            f"code that lowering {factory!r} runs ended with {_told(error)}; --debug shows where"
+        ) from error
+
+
+def _progress_bar() -> Any:
+    # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
+    disable = None if sys.stderr is not None else True
+    return tqdm(total=len(STAGES), unit="stage", disable=disable, leave=False)
+
+
+@contextmanager
 def _stage(bar: Any, seconds: dict[str, float], name: str) -> Iterator[None]:
     bar.set_description(name)
     start = time.perf_counter()
@@ -298,7 +339,13 @@ def _shown_on(bar: Any) -> Callable[[int, int, str], None]:
 def _decomposed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
     table: Any = torch.export.default_decompositions()
     for partitioner in partitioners:
-        kept, wanted = partitioner.ops_to_not_decompose(program)
+        try:
+            kept, wanted = partitioner.ops_to_not_decompose(program)
+        except Exception as error:
+            raise LoweringError(
+                f"ops_to_not_decompose of {type(partitioner).__name__} failed: {_told(error)}; "
+                "expected a list of operators, and a predicate on nodes or None"
+            ) from error
         if wanted is None:
             for operator in kept:
                 table.pop(operator, None)

@@ -133,7 +133,7 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
     for entry in installed_entries(RUNTIMES, backend_id):
         try:
             runtime: BackendRuntime = entry.load()()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ProgramError(
                 f"the runtime half of backend {backend_id!r} ({entry.value}) cannot be made: "
                 f"{type(error).__name__}: {error}"

@@ -89,7 +89,7 @@ def _examined(name: str, halves: dict[str, EntryPoint]) -> InstalledBackend:
     for half, entry in halves.items():
         try:
             parts.append(entry.load())
-        except Exception as error:  # a broken backend must not hide the others
+        except (Exception, SystemExit) as error:  # a broken backend must not hide the others
             problems.append(f"{half}: {type(error).__name__}: {error}")
     return InstalledBackend(
         name,
