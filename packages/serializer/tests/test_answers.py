@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,68 @@ def test_a_full_disk_under_the_output_is_status_4_and_names_it(
     assert done.returncode == 4
     line = f"lowerdeck {words[0]}: cannot write stdout: No space left on device\n"
     assert done.stderr == line.encode()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["inspect", "good.pte"], 4),
+        (["inspect", "good.ptd", "--json"], 4),
+        (["verify", "good.pte"], 4),
+        (["diff", "good.pte", "good.pte"], 4),
+        (["diff", "good.pte", "hostile"], 4),
+        (["extract", "good.pte", "-o", "no"], 4),
+        (["--version"], 4),
+        (["--help"], 4),
+        (["inspect", "--help"], 4),
+        (["inspect", "--version"], 4),
+        ([], 4),
+        (["verify", "-q", "good.pte"], 0),
+        (["inspect", "good.pte", "--html", "new.html"], 4),
+        (["inspect", "cut.pte"], 3),
+        (["inspect"], 2),
+        (["no_such_command"], 2),
+    ],
+    ids=str,
+)
+def test_closed_streams_are_told_where_they_can_be(
+    words: list[str], status: int, files: dict[str, Path]
+) -> None:
+    words = [str(files.get(word, word)) for word in words]
+    name = " ".join(("lowerdeck", *words[:1]))
+    code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+    for closed in (">&-", ">&- 2>&-", "2>&-"):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", code, *words],
+            capture_output=True,
+            check=False,
+            cwd=files["no"].parent,
+        )
+        assert not done.stdout or closed == "2>&-"
+        if closed == "2>&-" and status == 4:
+            assert done.returncode == (1 if str(files["hostile"]) in words else 0)
+            assert done.stdout
+            assert not done.stderr
+        else:
+            assert done.returncode == status
+            assert not done.stdout
+        if closed == ">&-" and status in (0, 4):
+            told = f"{name}: stdout is closed\n" if status else ""
+            assert done.stderr.decode() == told
+        if files["no"].is_dir():
+            shutil.rmtree(files["no"])
+
+
+def test_a_command_that_cannot_be_loaded_is_told_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "leaving_command.py").write_text("import sys; sys.exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = EntryPoint("leave", "leaving_command:leave", command_line.GROUP)
+    monkeypatch.setattr(command_line, "installed_entries", lambda group: [entry])
+    assert main(["leave"]) == 4
+    told = "this command (leaving_command:leave) cannot be loaded: SystemExit: 0"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])

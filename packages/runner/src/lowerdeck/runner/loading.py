@@ -135,10 +135,11 @@ def _external(
         return {}
     if isinstance(data, Mapping):
         return {key: ExternalTensor(as_view(value)) for key, value in data.items()}
+    name = f" {os.fspath(data)}" if isinstance(data, str | os.PathLike) else ""
     try:
         entries = deserialize_ptd(_mapped(data)).entries
     except SerializerError as error:
-        raise ProgramError(f"the external data cannot be used: {error}") from error
+        raise ProgramError(f"the external data{name} cannot be used: {error}") from error
     return {
         key: ExternalTensor(as_view(entry.data), entry.tensor_layout, from_file=True)
         for key, entry in entries.items()

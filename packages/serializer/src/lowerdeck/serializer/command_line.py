@@ -13,11 +13,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, distributions
+from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.serializer.commands.answers import (
     EXIT_STATUS_HELP,
+    CommandError,
     ExitStatus,
     complain,
+    flush_stdout,
+    is_closed,
     printing,
     say,
     status_of,
@@ -28,6 +32,9 @@ from lowerdeck.serializer.commands.inspect import InspectCommand
 from lowerdeck.serializer.commands.protocol import Command
 from lowerdeck.serializer.commands.verify import VerifyCommand
 from lowerdeck.serializer.installed import installed_entries
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 GROUP = "lowerdeck.commands"
 _OWN: Mapping[str, Command] = {
@@ -65,9 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _any_encoding():
         try:
             status = _run(arguments)
-            # What cannot be written shows here, and not when Python ends.
-            with printing():
-                sys.stdout.flush()
+            flush_stdout()
         except BrokenPipeError:
             # The reader of our output (``| head``) went away; that is no error of ours.
             _let_go_of_stdout()
@@ -94,9 +99,7 @@ def _run(arguments: list[str]) -> int:
         return ExitStatus.DONE
     name = arguments[0]
     command = _OWN.get(name) or _load(name, found)
-    parser = argparse.ArgumentParser(
-        prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP
-    )
+    parser = _Parser(prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP)
     command.configure(parser)
     # A command that has an option of that name keeps its own.
     with suppress(argparse.ArgumentError):
@@ -106,11 +109,27 @@ def _run(arguments: list[str]) -> int:
     return command.run(parser.parse_args(arguments[1:]))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Does not take help that nobody gets for told, and keeps usage errors off stdout."""
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        with printing():
+            super().print_help(file)
+        flush_stdout()
+
+    def error(self, message: str) -> NoReturn:
+        if is_closed("stderr"):
+            # argparse would print to stdout instead.
+            raise SystemExit(ExitStatus.USAGE)
+        super().error(message)
+
+
 class _VersionAction(argparse.Action):
     """Prints one package in a line, where argparse would fill one line with all."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         say(*_versions().splitlines())
+        flush_stdout()
         parser.exit()
 
 
@@ -162,7 +181,14 @@ def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
             "(`lowerdeck-lowered-module`: lower, `lowerdeck-runner`: run).",
         )
         raise SystemExit(ExitStatus.USAGE)
-    command: Command = found[name].load()
+    try:
+        command: Command = found[name].load()
+    except (Exception, SystemExit) as error:
+        raise CommandError(
+            f"this command ({found[name].value}) cannot be loaded: {type(error).__name__}: "
+            f"{error}; --debug shows where",
+            ExitStatus.FAILED,
+        ) from error
     return command
 
 

@@ -63,10 +63,14 @@ def say(*lines: str) -> None:
 def printing() -> Iterator[None]:
     """Name the output where it cannot be written, as a full disk under it: it has no path.
 
+    Without an output (``>&-``) Python has no ``sys.stdout``, and prints into nothing.
+
     Raises:
-        CommandError: It cannot be written.
+        CommandError: It cannot be written, or is closed.
         BrokenPipeError: Its reader went away, which is no error.
     """
+    if is_closed("stdout"):
+        raise CommandError("stdout is closed", ExitStatus.FAILED)
     try:
         yield
     except BrokenPipeError:
@@ -79,13 +83,15 @@ def complain(name: str, message: str) -> None:
     """Print one line of error.
 
     Args:
-        name: Name of the command.
+        name: Name of the command; empty without one.
         message: What is wrong; shortened, and on one line whatever it quotes.
     """
+    if is_closed("stderr"):
+        return  # print would take stdout instead
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     shown = " ".join(printable(part) for part in message.splitlines())
-    print(f"lowerdeck {name}: {shown}".rstrip(), file=sys.stderr)
+    print(f"{' '.join(('lowerdeck', name)).rstrip()}: {shown}".rstrip(), file=sys.stderr)
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Let an error of a file say which file it is of.
 
     Args:
-        path: The file that is read inside.
+        path: The file that is read inside; an error of the system names its own.
 
     Raises:
         CommandError: The file is wrong or cannot be opened; ends with ``BAD_INPUT``.
@@ -103,7 +109,9 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except FormatError as error:
         raise CommandError(f"{os.fspath(path)}: {type(error).__name__}: {error}") from error
     except OSError as error:
-        raise CommandError(_told(path, error)) from error
+        # What is read may lead to another file, which is then the one to name.
+        other = error.filename if isinstance(error.filename, str) else path
+        raise CommandError(_told(other, error)) from error
 
 
 @contextmanager
@@ -139,6 +147,28 @@ def status_of(error: BaseException) -> ExitStatus | None:
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
         return ExitStatus.BAD_INPUT
     return ExitStatus.FAILED if isinstance(error, OSError | MemoryError) else None
+
+
+def flush_stdout() -> None:
+    """Write what is still held back, so that an error shows now, and not when Python ends.
+
+    Raises:
+        CommandError: It cannot be written.
+        BrokenPipeError: Its reader went away, which is no error.
+    """
+    if is_closed("stdout"):
+        return  # who printed was told already
+    with printing():
+        sys.stdout.flush()
+
+
+def is_closed(name: str) -> bool:
+    """Return whether Python was started without an open stream (``>&-``) and has None for it.
+
+    Args:
+        name: ``"stdout"`` or ``"stderr"``.
+    """
+    return getattr(sys, name) is None
 
 
 def _told(path: str | os.PathLike[str], error: OSError) -> str:
