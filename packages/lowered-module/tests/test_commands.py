@@ -267,6 +267,22 @@ def test_a_failed_export_is_one_line_without_debug(
     assert debug or len(lines) == 1
 
 
+@pytest.mark.parametrize(("closed", "status"), [("2>&-", 0), (">&- 2>&-", 4)])
+def test_closed_streams_do_not_stop_the_lowering(
+    model: str, tmp_path: Path, closed: str, status: int
+) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", _SCRIPT, "lower", model],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == status
+    assert (b"from eager" in done.stdout) == (status == 0)
+    with open_pte(tmp_path / "model.pte") as file:
+        assert file.method_names == ("forward",)
+
+
 def test_held_messages_are_told_unless_something_fails(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("torch.held_messages_test")
     logger.propagate = False

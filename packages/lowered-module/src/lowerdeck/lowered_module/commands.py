@@ -25,7 +25,7 @@ from lowerdeck.lowered_module.held_messages import held_messages
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.registry import find_partitioner
 from lowerdeck.lowered_module.report import LoweringFigures, figures_of, report_lines
-from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
+from lowerdeck.serializer import CommandError, ExitStatus, is_closed, keep_apart, say, writing
 
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
 STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
@@ -315,7 +315,7 @@ def _outlived(factory: str) -> Iterator[None]:
 
 def _progress_bar() -> Any:
     # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
-    disable = None if sys.stderr is not None else True
+    disable = True if is_closed("stderr") else None
     return tqdm(total=len(STAGES), unit="stage", disable=disable, leave=False)
 
 

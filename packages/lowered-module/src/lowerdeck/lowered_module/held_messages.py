@@ -7,6 +7,9 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from typing import TextIO
+
+from lowerdeck.serializer import is_closed
 
 
 @contextmanager
@@ -21,18 +24,19 @@ def held_messages() -> Iterator[None]:
         ...     _ = sys.stderr.write("")
     """
     real, held = sys.stderr, io.StringIO()
-    _move(real, held)
+    if not is_closed("stderr"):
+        _move(real, held)
     try:
         with redirect_stderr(held):
             yield
     finally:
         # Also those that were made inside, which took the stream that they found.
         _move(held, real)
-    if real is not None:
+    if not is_closed("stderr"):
         real.write(held.getvalue())
 
 
-def _move(old: object, new: io.TextIOBase | None) -> None:
+def _move(old: TextIO, new: TextIO) -> None:
     """Let torch's loggers that write to one stream write to another one."""
     names = [name for name in logging.root.manager.loggerDict if f"{name}.".startswith("torch.")]
     for logger in map(logging.getLogger, names):

@@ -109,8 +109,8 @@ def report_lines(figures: LoweringFigures) -> Iterator[str]:
     for name, count in sorted(figures.contents.items(), key=lambda item: -item[1]):
         if count:
             # A device that was written to has no size.
-            share = f" {count / figures.file_bytes:>5.0%}" if figures.file_bytes else ""
-            yield f"  {name:<20} {_size(count):>12}{share}"
+            part = f" {count / figures.file_bytes:>5.0%}" if figures.file_bytes else ""
+            yield f"  {name:<20} {_size(count):>12}{part}"
     yield f"planned memory {_size(figures.planned_bytes)}"
     yield "time           " + ", ".join(
         f"{stage} {spent:.2f} s" for stage, spent in figures.seconds.items()

@@ -3,6 +3,7 @@
 from lowerdeck.serializer.commands.answers import (
     CommandError,
     ExitStatus,
+    is_closed,
     reading,
     say,
     writing,
@@ -147,6 +148,7 @@ __all__ = [
     "reading",
     "writing",
     "keep_apart",
+    "is_closed",
     "ExitStatus",
     "CommandError",
     # What is installed
