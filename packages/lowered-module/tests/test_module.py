@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
@@ -262,3 +264,68 @@ def test_where_executorch_is_imported_its_passes_take_a_delegate_for_their_own(
         assert type(delegate).__name__ == "LoweredBackendModule"
         assert delegate.backend_id == "VerbatimBackend"
         delegate({"x": x})
+
+
+class Viewed(torch.nn.Module):
+    """Returns what ``view`` makes of a parameter, and changes a buffer."""
+
+    count: torch.Tensor
+
+    def __init__(self, view: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.p = torch.nn.Parameter(torch.randn(3, 4))
+        self.q = self.p
+        self.register_buffer("count", torch.zeros(1))
+        self.view = view
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count.add_(1)
+        return self.p + x, self.view(self.p, x), x * self.q
+
+
+VIEWS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "a row": lambda p, _: p[0],
+    "turned": lambda p, _: p.t(),
+    "expanded": lambda p, _: p.unsqueeze(0).expand(2, 3, 4),
+    "itself, under two names": lambda p, _: (p.view(3, 4), p.view(12)),
+    "of an input": lambda _, x: x[1],
+    "of what is computed": lambda p, x: ((p * x).t(), (p * x)[0]),
+    "an embedding": lambda p, x: (torch.nn.functional.embedding(x[:, :3].argmax(1), p), p[1]),
+}
+_LOOKS = ("select", "t", "unsqueeze", "expand", "view", "embedding", "permute")
+
+
+def memory_of(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("owns", [False, True])
+def test_a_delegate_returns_views_as_copies(name: str, owns: bool) -> None:
+    module, x = Viewed(VIEWS[name]), torch.randn(3, 4)
+    program = torch.export.export(module, (x,))
+    chosen = lambda n: "a" if n.name.rstrip("_0123456789") in _LOOKS else None  # noqa: E731
+    lowered = to_backend(program, TaggingPartitioner(chosen, constants=owns, state=owns))
+    emitted = emit(lowered).program.execution_plan[0]
+    assert len(emitted.delegates) == len(get_lowered_backend_modules(lowered.graph_module)) == 1
+    same(lowered.run_decompositions().module()(x), module(x))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_whole_program_as_a_delegate_returns_views_as_copies(name: str) -> None:
+    module, x = Viewed(VIEWS[name]), torch.randn(3, 4)
+    delegate = to_backend("VerbatimBackend", torch.export.export(module, (x,)), [])
+    found = pytree.tree_leaves(delegate(x))
+    same(found, pytree.tree_leaves(module(x)))
+    held = {memory_of(x), *map(memory_of, delegate.original_module.state_dict.values())}
+    places = [memory_of(value) for value in found]
+    assert len(set(places)) == len(places)
+    assert not held & set(places)
+
+
+def test_a_delegate_whose_outputs_alias_nothing_copies_nothing() -> None:
+    linear, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    delegate = to_backend("VerbatimBackend", torch.export.export(linear, (x,)), [])
+    with torch.profiler.profile() as profile, torch.no_grad():
+        delegate(x)
+    assert "aten::clone" not in {event.name for event in profile.events()}

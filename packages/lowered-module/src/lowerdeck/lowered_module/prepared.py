@@ -105,7 +105,10 @@ class PreparedModule(torch.nn.Module):
         return self._source == (program.graph_module, program.graph_signature)
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
-        """Return the program's outputs for flat arguments.
+        """Return the program's outputs for flat arguments, each in memory of its own.
+
+        A runtime's delegate writes its outputs into memory that the caller plans, so none is a
+        view of an input, of state, or of another output; torch that traces a call relies on it.
 
         Args:
             *args: One per input of the user.
@@ -115,12 +118,9 @@ class PreparedModule(torch.nn.Module):
         for place, value in zip(self._user_inputs, args, strict=True):
             values[place] = value
         outputs = self._source[0](*values)
-        returned = [
-            outputs[source].clone() if aliased else outputs[source]
-            for source, aliased in self._plan.returned
-        ]
+        returned = [_own(outputs[source], aliased) for source, aliased in self._plan.returned]
         changes = [
-            (place, outputs[source].clone() if aliased else outputs[source])
+            (place, _own(outputs[source], aliased))
             for source, aliased, place in self._plan.changed
         ]
         for place, value in changes:
@@ -140,13 +140,18 @@ class PreparedModule(torch.nn.Module):
         return state
 
 
+def _own(value: Any, aliased: bool) -> Any:
+    return value.clone() if aliased and isinstance(value, torch.Tensor) else value
+
+
 class _Plan:
     """Which outputs are returned, and which go back into which input.
 
     Attributes:
         returned: For each output of the user its index, and whether it must be cloned because it
-            may be a view of state that is about to change.
-        changed: For each mutation the same, and the index of the input that takes the value.
+            may be a view of an input, of state, or of an output before it.
+        changed: For each mutation its index, whether it must be cloned because it may be a view of
+            state that is about to change, and the index of the input that takes the value.
     """
 
     def __init__(
@@ -168,13 +173,15 @@ def _plan(program: ExportedProgram) -> _Plan:
         for spec in signature.output_specs
         if spec.kind in MUTATIONS
     }
+    taken = {memory.group(placeholder) for placeholder in placeholders}
     returned, changed = [], []
     for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
-        aliased = isinstance(value, Node) and memory.group(value) in changing
+        group = memory.group(value) if isinstance(value, Node) else None
         if spec.kind in MUTATIONS:
-            changed.append((index, aliased, names[spec.target]))
+            changed.append((index, group in changing, names[spec.target]))
         else:
-            returned.append((index, aliased))
+            returned.append((index, group in taken))
+            taken |= {group} - {None}
     return _Plan(returned, changed)
 
 
