@@ -181,7 +181,8 @@ def _plan(program: ExportedProgram) -> _Plan:
             changed.append((index, group in changing, names[spec.target]))
         else:
             returned.append((index, group in taken))
-            taken |= {group} - {None}
+            if group is not None:
+                taken.add(group)
     return _Plan(returned, changed)
 
 
