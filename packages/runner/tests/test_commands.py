@@ -68,6 +68,41 @@ def test_inputs_come_from_files(
     assert "[8, 8, 8, 8]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello, no pickle", "bad.pt holds no tensors: found b'hello, n' at its start, expected"),
+        (b"i", "bad.pt holds no tensors: found b'i' at its start, expected"),
+        (b"", "bad.pt holds no tensors: found nothing, expected what torch.save wrote"),
+        (torch.nn.Identity(), "found an object of torch.nn.modules.linear.Identity, expected"),
+        ({"a": 1}, "--input bad.pt holds a dict; a tensor was expected"),
+        ("text", "--input bad.pt holds a str; a tensor was expected"),
+        (torch.ones(2, 2).int(), "--input bad.pt holds torch.int32; torch.float32 was expected"),
+        (torch.ones(3, 3), "--input bad.pt holds shape [3, 3]; at most [2, 2] was expected"),
+        ([torch.ones(2, 2)] * 3, "--input bad.pt holds 3 inputs; the method takes 2"),
+        ([torch.ones(2, 2), 7], "--input bad.pt: input 1 holds a int; a tensor was expected"),
+        ([torch.ones(2), torch.ones(2, 2)], "--input bad.pt: input 0 holds shape [2]; at most"),
+        (torch.ones(1, 2), "[2, 2] was expected (inputs were read from bad.pt)"),
+    ],
+    ids=repr,
+)
+def test_a_file_of_inputs_that_does_not_fit_is_named_with_what_it_holds(
+    file: Path,
+    content: object,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(file.parent)
+    if isinstance(content, bytes):
+        Path("bad.pt").write_bytes(content)
+    else:
+        torch.save(content, "bad.pt")
+    assert lowerdeck("run", str(file), "--input", "bad.pt") == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
 def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
     assert call(RunCommand(), str(file), "--profile", "--trace", str(trace)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ HELP = (
     "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "
     "or a file that torch.save wrote (a tensor, or a list of all inputs); random without any"
 )
+_FOREIGN = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
 _FILLS = {"zeros", "ones", "rand"}
 
 
@@ -38,7 +40,7 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
     if len(texts) == 1 and files:
         loaded = _load(texts[0])
         if isinstance(loaded, (list, tuple)):
-            return list(loaded)
+            return _all_of(values, loaded, texts[0])
     if len(texts) > len(values):
         raise InputError(f"{len(texts)} inputs are given; the method takes {len(values)}")
     generator = torch.Generator().manual_seed(seed)
@@ -56,7 +58,7 @@ def _one(value: object, text: str, name: str, generator: torch.Generator) -> Any
     if fill in _FILLS:
         return _filled(value, fill, shape, name, generator)
     if Path(text).is_file():
-        return _load(text)
+        return _fitting(value, _load(text), name)
     dtype = DTYPES[value.scalar_type]
     number = _number(text, name)
     try:
@@ -122,10 +124,47 @@ def _number(text: str, name: str) -> float | int | bool:
     raise InputError(f"{name} is neither a file nor an input: {HELP}", argument=name)
 
 
+def _all_of(values: Sequence[object], loaded: Sequence[Any], path: str) -> list[Any]:
+    """Return all inputs, as one file holds them."""
+    if len(loaded) != len(values):
+        raise InputError(
+            f"--input {path} holds {len(loaded)} inputs; the method takes {len(values)}"
+        )
+    return [
+        _fitting(value, one, f"--input {path}: input {number}")
+        for number, (value, one) in enumerate(zip(values, loaded, strict=True))
+    ]
+
+
+def _fitting(value: object, loaded: Any, name: str) -> Any:
+    """Return what a file holds, if the method takes it: only here the file's name is known."""
+    if not isinstance(value, Tensor):
+        return loaded
+    if not isinstance(loaded, torch.Tensor):
+        raise InputError(
+            f"{name} holds a {type(loaded).__name__}; a tensor was expected", argument=name
+        )
+    dtype, most = DTYPES[value.scalar_type], list(value.sizes)
+    if loaded.dtype != dtype:
+        raise InputError(f"{name} holds {loaded.dtype}; {dtype} was expected", argument=name)
+    found = list(loaded.shape)
+    if len(found) != len(most) or any(a > b for a, b in zip(found, most, strict=True)):
+        raise InputError(f"{name} holds shape {found}; at most {most} was expected", argument=name)
+    return loaded
+
+
 def _load(path: str | os.PathLike[str]) -> Any:
     try:
         return torch.load(path, weights_only=True)
     except OSError:
         raise
     except Exception as error:
-        raise InputError(f"{path} holds no tensors that torch.save wrote: {error}") from error
+        # torch's own message is a number, nothing, or a page of advice to trust the file.
+        foreign = _FOREIGN.search(str(error))
+        with Path(path).open("rb") as file:
+            start = file.read(8)
+        found = f"an object of {foreign[1]}" if foreign else f"{start!r} at its start"
+        raise InputError(
+            f"--input {path} holds no tensors: found {'nothing' if not start else found}, "
+            "expected what torch.save wrote of a tensor, or of a list of all inputs"
+        ) from error

@@ -11,8 +11,9 @@ import torch
 
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
+from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.loading import load
-from lowerdeck.runner.method import Memory
+from lowerdeck.runner.method import LoadedMethod, Memory
 from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.serializer import ExitStatus, keep_apart, reading, say, writing
 
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace) -> None:
     result: Any = None
     start = time.perf_counter()
     for _ in range(args.repeat):
-        result = method.signature.unflatten(method.run_flat(inputs))
+        result = method.signature.unflatten(_called(method, inputs, args.input))
     seconds = (time.perf_counter() - start) / args.repeat
     for number, value in enumerate(leaves(result)):
         say(f"output {number}: {_described(value)}")
@@ -119,6 +120,17 @@ def _run(args: argparse.Namespace) -> None:
         with writing(args.trace):
             profile.save_trace(args.trace)
         say(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
+
+
+def _called(method: LoadedMethod, inputs: list[Any], texts: list[str]) -> list[Any]:
+    try:
+        return method.run_flat(inputs)
+    except InputError as error:
+        files = [text for text in texts if Path(text).is_file()]
+        if not files:
+            raise
+        told = f"{error} (inputs were read from {', '.join(files)})"
+        raise InputError(told, argument=error.argument) from error
 
 
 def _method_name(program: LoadedProgram, wanted: str | None) -> str:
