@@ -60,9 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Example:
         >>> import contextlib, io
         >>> with contextlib.redirect_stdout(io.StringIO()) as shown:
-        ...     main([])
-        0
-        >>> "inspect" in shown.getvalue()
+        ...     status = main([])
+        >>> status == 0 and "inspect" in shown.getvalue()
         True
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
