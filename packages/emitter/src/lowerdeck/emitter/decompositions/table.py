@@ -31,6 +31,7 @@ from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.indexing import INDEXING
+from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
@@ -95,6 +96,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **INDEXING,
     **GRIDS,
     **ELEMENTWISE,
+    **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,
 }

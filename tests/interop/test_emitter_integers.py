@@ -1,0 +1,189 @@
+"""Integers are computed as in eager: beyond 2^53, where a type ends, and where it wraps around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lowerdeck.emitter import emit
+from tests.interop import official
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+]
+
+DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+# The first integer that float64 does not know.
+BIG = 2**53 + 1
+Function = Callable[[Tensor], Any]
+Pair = Callable[[Tensor, Tensor], Tensor]
+
+
+class Of(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, values: Tensor) -> Any:
+        return self.function(values)
+
+
+def edges(dtype: torch.dtype) -> Tensor:
+    """Return the least and largest of a type, and what lies around the ends of others."""
+    known = torch.iinfo(dtype)
+    around = (2**31, 2**53, 46341, 65536, 94906267, 3000000, 2**24 + 1, 2**62 + 1, 3037000500)
+    small = (0, 1, 2, 3, 7, 10)
+    found = {sign * (n + step) for n in (*around, *small) for step in (0, 1) for sign in (1, -1)}
+    found |= {known.min, known.min + 1, known.max, known.max - 1}
+    held = sorted(n for n in found if known.min <= n <= known.max)
+    return torch.tensor(held[-(len(held) // 4 * 4) :], dtype=dtype)
+
+
+def divisors(values: Tensor) -> Tensor:
+    """Return the values with nothing that cannot divide the least one."""
+    turned = values.flip(0)
+    return torch.where((turned == 0) | (turned == -1), torch.full_like(turned, 5), turned)
+
+
+def pairs(function: Pair) -> Function:
+    return lambda k: function(k.unsqueeze(1), divisors(k))
+
+
+def square(k: Tensor) -> Tensor:
+    return k[-4:].view(2, 2)
+
+
+def held(number: int) -> Callable[[Tensor], int]:
+    """Return a number as each type holds it."""
+    return lambda k: max(min(number, torch.iinfo(k.dtype).max), torch.iinfo(k.dtype).min)
+
+
+TWO: dict[str, Pair] = {
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "fmod", "remainder")},
+    **{name: getattr(torch, name) for name in ("floor_divide", "true_divide", "maximum")},
+    **{name: getattr(torch, name) for name in ("minimum", "eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: getattr(torch, f"bitwise_{name}") for name in ("and", "or", "xor")},
+    **{name: getattr(torch, name) for name in ("logical_and", "logical_or", "logical_xor")},
+    "div, trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "div, floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "add, alpha": lambda a, b: torch.add(a, b, alpha=3),
+    "sub, alpha": lambda a, b: torch.sub(a, b, alpha=3),
+    "where": lambda a, b: torch.where(a > b, a, b),
+    "shift": lambda a, b: (a << (b & 7)) + (a >> (b & 7)),
+}
+ONE = ("abs", "neg", "sign", "sgn", "bitwise_not", "logical_not", "relu", "floor", "ceil")
+ONE += ("round", "trunc", "square", "sum", "prod", "max", "min", "amax", "amin", "argmax")
+ONE += ("argmin", "aminmax", "median", "diff", "nonzero", "count_nonzero", "any", "all")
+RULES: dict[str, Function] = {
+    **{name: getattr(torch, name) for name in ONE},
+    **{name: pairs(function) for name, function in TWO.items()},
+    **{f"** {n}": lambda k, n=n: k**n for n in (0, 1, 2, 3, 4, 5, 7, 8, 63)},
+    **{f"fmod {n}": lambda k, n=n: torch.fmod(k, n) for n in (10, -10, 2)},
+    **{f"remainder {n}": lambda k, n=n: k % n for n in (10, -10, 2)},
+    **{f"// {n}": lambda k, n=n: k // n for n in (10, -10, 2)},
+    **{
+        f"div {n}, trunc": lambda k, n=n: torch.div(k, n, rounding_mode="trunc")
+        for n in (10, -10, 2)
+    },
+    **{
+        f"{name} {n}": lambda k, n=n, name=name: getattr(torch, name)(k, held(n)(k))
+        for n in (BIG, -BIG, 2**63 - 1)
+        for name in ("fmod", "remainder", "floor_divide", "add", "sub", "mul", "eq", "lt", "ge")
+    },
+    "fmod by a negative one": lambda k: torch.fmod(k[2:], -1),
+    "a number's remainder": lambda k: 100 % divisors(k),
+    "a number divided": lambda k: 100 // divisors(k),
+    "a number minus": lambda k: torch.rsub(k, 7, alpha=3),
+    "clamp": lambda k: k.clamp(held(-BIG)(k), held(BIG)(k)),
+    "clamp by tensors": lambda k: torch.clamp(k, k[2], k[-2]),
+    "masked_fill": lambda k: k.masked_fill(k > 2, held(BIG)(k)),
+    "full": lambda k: k + torch.full_like(k, held(BIG)(k)),
+    "arange": lambda k: torch.arange(BIG, BIG + 5) + k[:1],
+    "pad": lambda k: nn.functional.pad(k, (1, 1), value=held(BIG)(k)),
+    "sum over a dimension": lambda k: k.view(2, -1).sum(0),
+    "sum over the last, kept": lambda k: k.view(2, -1).sum(-1, keepdim=True),
+    "sum over two": lambda k: k.view(2, 2, -1).sum((0, 2)),
+    "sum in the same type": lambda k: k.view(2, -1).sum(1, dtype=k.dtype),
+    "cumsum": lambda k: k.cumsum(0),
+    "cumprod": lambda k: k[-5:].cumprod(0),
+    "prod over a dimension": lambda k: k.view(2, -1).prod(0),
+    "cummax": lambda k: k.cummax(0).values,
+    "sort": lambda k: k.flip(0).sort().values,
+    "topk": lambda k: k.topk(3).values,
+    "gather": lambda k: k.gather(0, torch.tensor([1, 0])),
+    "scatter_add": lambda k: k.scatter_add(0, torch.tensor([1, 1]), k[-2:]),
+    "index_add": lambda k: k.index_add(0, torch.tensor([1, 1]), k[-2:]),
+    "index_put": lambda k: k.index_put((torch.tensor([1, 1]),), k[-2:], accumulate=True),
+    "scatter_reduce": lambda k: k.scatter_reduce(0, torch.tensor([1, 1]), k[-2:], "prod"),
+    "mm": lambda k: square(k) @ square(k),
+    "mv": lambda k: square(k) @ k[-2:],
+    "dot": lambda k: torch.dot(k, k),
+    "addmm": lambda k: torch.addmm(square(k), square(k), square(k), beta=3, alpha=5),
+    "addmv": lambda k: torch.addmv(k[-2:], square(k), k[-2:]),
+    "linear": lambda k: nn.functional.linear(square(k), square(k)),
+    "addcmul": lambda k: torch.addcmul(k, k, k, value=3),
+    "to other types": lambda k: [k.to(dtype) for dtype in (*DTYPES, torch.float64, torch.bool)],
+    "max_pool2d": lambda k: nn.functional.max_pool2d(k[-4:].view(1, 1, 2, 2), 2),
+}
+
+
+def agrees(function: Function, values: Tensor, folder: Path | None = None) -> None:
+    wanted = pytree.tree_leaves(function(values.clone()))
+    content = emit(torch.export.export(Of(function), (values,))).to_bytes()
+    program: bytes | Path = content
+    if folder is not None:
+        program = folder / "integers.pte"
+        program.write_bytes(content)
+    outcome = official.run(program, [official.Call((values,))])
+    assert isinstance(outcome, official.Ran), outcome
+    for found, want in zip(outcome.outputs[0], wanted, strict=True):
+        tolerance = 1e-6 if want.is_floating_point() else 0
+        torch.testing.assert_close(found, want, atol=0, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", RULES)
+def test_integers_are_those_of_eager(name: str, dtype: torch.dtype) -> None:
+    values = edges(dtype)
+    try:
+        RULES[name](values.clone())
+    except RuntimeError:
+        pytest.skip("torch computes no such thing in this type")
+    agrees(RULES[name], values)
+
+
+@pytest.mark.parametrize("name", ["** 3", "fmod", "div, trunc", "sum over a dimension", "floor"])
+def test_integers_are_those_of_eager_from_a_path(name: str, tmp_path: Path) -> None:
+    agrees(RULES[name], edges(torch.int64), tmp_path)
+
+
+@pytest.mark.parametrize("number", [-10, 300, BIG])
+def test_numbers_that_a_type_does_not_hold_wrap_around_as_in_eager(number: int) -> None:
+    for dtype in DTYPES:
+        k = edges(dtype)
+        agrees(lambda k: (torch.fmod(k, number), torch.floor_divide(k, number)), k)
+        agrees(lambda k: torch.div(k, number, rounding_mode="trunc"), k)
+
+
+def test_sums_over_one_dimension_of_a_size_that_varies() -> None:
+    rows = torch.export.Dim("rows", min=0, max=8)
+
+    class Sums(nn.Module):
+        def forward(self, k: Tensor) -> Any:
+            count = k.shape[0]
+            return k.sum(0), k.sum(1), torch.arange(BIG, BIG + count), torch.full((count,), BIG)
+
+    given = torch.full((3, 4), BIG)
+    program = emit(torch.export.export(Sums(), (given,), dynamic_shapes=({0: rows},))).to_bytes()
+    for count in (0, 1, 5, 8):
+        values = torch.full((count, 4), BIG)
+        outcome = official.run(program, [official.Call((values,))])
+        assert isinstance(outcome, official.Ran), outcome
+        official.assert_outputs_close(outcome.outputs[0], Sums()(values), atol=0, rtol=0)
