@@ -55,7 +55,8 @@ class Finding:
         seed: The program.
         way: How it was lowered and run.
         outcome: ``right``, ``wrong``, ``failed``, ``crashed``, ``refused``; ``torch`` if that is
-            wrong itself.
+            wrong itself, ``rounding`` if eager differs as much when its inputs change by a
+            rounding (the sign of what sums to 0, say).
         detail: The refusal's reason, or what is wrong.
     """
 
@@ -128,11 +129,19 @@ def findings(seed: int, lib: Any, ways: Iterable[str] = ALL) -> Iterator[Finding
         try:
             for where, results in runs[way]():
                 wrong = _difference(results, expected)
-                yield Finding(seed, f"{way}, {where}", "wrong" if wrong else "right", wrong)
+                outcome = "right" if not wrong else "rounding" if _rounds(program) else "wrong"
+                yield Finding(seed, f"{way}, {where}", outcome, wrong)
         except REFUSALS as error:
             yield Finding(seed, way, "refused", f"{type(error).__name__}: {_first(error)}")
         except Exception as error:
             yield Finding(seed, way, "failed", f"{type(error).__name__}: {_first(error)}")
+
+
+def _rounds(program: RawProgram) -> bool:
+    """Return whether roundings of what a program is given change what eager returns."""
+    torch.manual_seed(program.seed)
+    expected = program.expected()
+    return any(_difference(program.expected(noise=1e-6), expected) for _ in range(8))
 
 
 def _exported(program: RawProgram) -> dict[str, ExportedProgram]:

@@ -262,12 +262,19 @@ class RawProgram:
         """Return inputs to export ``method`` with."""
         return _inputs(random.Random(self.seed + 1), 5 if self.dynamic else 4)
 
-    def expected(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-        """Return the outputs of each call in eager, and its inputs afterwards."""
+    def expected(self, *, noise: float = 0.0) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Return the outputs of each call in eager, and its inputs afterwards.
+
+        Args:
+            noise: By how much of itself each number of the state and the inputs is changed before,
+                to see what rounding may do.
+        """
         models = self.models()
+        for value in next(iter(models.values())).state.state_dict().values():
+            value.mul_(1 + noise * torch.randn(value.shape))
         found = []
         for name, inputs in self.calls:
-            own = tuple(value.clone() for value in inputs)
+            own = tuple(value * (1 + noise * torch.randn(value.shape)) for value in inputs)
             with torch.no_grad():
                 outputs = [value.clone() for value in models[name](*own)]
             found.append((outputs, list(own)))

@@ -109,7 +109,7 @@ def shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def upper_bound(size: int | torch.SymInt) -> int:
+def upper_bound(size: Any) -> int:
     """Return the largest number that a size can be, without a guard on it.
 
     Args:
