@@ -189,6 +189,7 @@ def test_control_flow_and_delegates_give_values_of_their_own() -> None:
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")
 def test_operators_whose_schemas_hide_that_they_return_their_argument(
     operator: object, args: tuple[object, ...]
 ) -> None:
