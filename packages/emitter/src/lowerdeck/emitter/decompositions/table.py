@@ -129,6 +129,9 @@ def decompositions(
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
     special = {**_RULES, **quantization_rules(), **expert_rules()}
+    for target, rule in INTEGERS.items():
+        if target in rules:
+            special[target] = _first_of(rule, rules[target])
     if complex_numbers:
         for target, rule in COMPLEX_NUMBERS.items():
             other = special.get(target, rules.get(target))
