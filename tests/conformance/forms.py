@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import random
-import select
 import signal
 import time
 import warnings
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 from lowerdeck.emitter import EmitterError, emit
 from tests.conformance.samples import TENSOR, Call, contiguous
 from tests.interop import official
+from tests.interop.forks import read_until
 
 SECONDS = 120.0
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -85,7 +85,7 @@ def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int) -> list[tuple
         os.close(reader)
         _run_here(info, dtype, seed, count, lib, writer)
     os.close(writer)
-    data, ended = _read(reader, time.monotonic() + SECONDS)
+    data, ended = read_until(reader, time.monotonic() + SECONDS)
     os.close(reader)
     if not ended:
         os.kill(child, signal.SIGKILL)
@@ -110,18 +110,6 @@ def _run_here(info: Any, dtype: torch.dtype, seed: int, count: int, lib: Any, wr
             print(json.dumps([told]), file=out, flush=True)
             print(json.dumps([told, _verdict(module, inputs, dtype, lib)]), file=out, flush=True)
     os._exit(0)
-
-
-def _read(reader: int, deadline: float) -> tuple[bytes, bool]:
-    data = b""
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([reader], [], [], left)[0]:
-            break
-        part = os.read(reader, 1 << 16)
-        if not part:
-            return data, True
-        data += part
-    return data, False
 
 
 def _cases(

@@ -14,7 +14,6 @@ import argparse
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from tests.interop import official
+from tests.interop.forks import read_until
 from tests.soak.check import ALL, Finding, findings
 
 SECONDS = 180.0
@@ -62,7 +62,7 @@ def run_seed(seed: int, ways: Iterable[str] = ALL, *, seconds: float = SECONDS) 
         os.close(reader)
         _run_here(seed, tuple(ways), lib, writer)
     os.close(writer)
-    data, ended = _read(reader, time.monotonic() + seconds)
+    data, ended = read_until(reader, time.monotonic() + seconds)
     os.close(reader)
     if not ended:
         os.kill(child, signal.SIGKILL)
@@ -87,18 +87,6 @@ def _run_here(seed: int, ways: Sequence[str], lib: Any, writer: int) -> None:
             out.flush()
     # Past Python's own end, which would run what the parent registered.
     os._exit(0)
-
-
-def _read(reader: int, deadline: float) -> tuple[bytes, bool]:
-    data = b""
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([reader], [], [], left)[0]:
-            break
-        part = os.read(reader, 1 << 16)
-        if not part:
-            return data, True
-        data += part
-    return data, False
 
 
 def summary(found: Iterable[Finding]) -> str:

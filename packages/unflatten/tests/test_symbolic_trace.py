@@ -155,12 +155,7 @@ def test_a_constant_that_a_trace_would_ignore_is_refused() -> None:
 
 class Takes(FlatArgsAdapter):
     def adapt(
-        self,
-        target_spec: pytree.TreeSpec,
-        input_spec: pytree.TreeSpec,
-        input_args: list[Any],
-        metadata: dict[str, Any] | None = None,
-        obj: Any | None = None,
+        self, target_spec: Any, input_spec: Any, input_args: list[Any], *_: Any, **__: Any
     ) -> list[Any]:
         return input_args[: target_spec.num_leaves]
 
