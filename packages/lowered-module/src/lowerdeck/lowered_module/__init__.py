@@ -33,7 +33,6 @@ from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_
 from lowerdeck.lowered_module.module import LoweredBackendModule
 from lowerdeck.lowered_module.partition_view import PartitionView
 from lowerdeck.lowered_module.partitioner import (
-    DELEGATION_TAG,
     DelegationSpec,
     Partitioner,
     PartitionResult,
@@ -56,6 +55,7 @@ from lowerdeck.lowered_module.summary import DelegationSummary, delegation_summa
 from lowerdeck.lowered_module.supported import SupportedOp
 from lowerdeck.lowered_module.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 
 __all__ = [
     # Lowering

@@ -14,8 +14,8 @@ from lowerdeck.lowered_module._executorch import is_peers
 from lowerdeck.lowered_module.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.ownership import settle_ownership
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import SignatureIndex, SubProgram, sub_program
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 from lowerdeck.torch_base import nested_graphs
 
 

@@ -15,8 +15,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.graphs import is_getitem
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import MUTATIONS
+from lowerdeck.lowered_module.tags import CHANGED_ELSEWHERE, DELEGATION_TAG, USED_ELSEWHERE
 from lowerdeck.torch_base import (
     Behaviours,
     Effect,
@@ -31,12 +31,6 @@ from lowerdeck.torch_base import (
     shared_inputs,
     written_overlap,
 )
-
-CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
-"""Key of a placeholder's meta: another method of the same file changes what it holds."""
-
-USED_ELSEWHERE = "lowerdeck_used_elsewhere"
-"""Key of a placeholder's meta: another method of the same file uses what it holds."""
 
 _OUTSIDE = frozenset({"placeholder", "get_attr"})
 

@@ -14,8 +14,8 @@ from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.graph_layout import place_nodes
 from lowerdeck.lowered_module.graphs import is_getitem
 from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.rejects import REJECT
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of
 
 _LONGEST = 300

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.graphs import computing_nodes, is_getitem
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of, graphs_of
 
 Groups = dict[str, list[Node]]

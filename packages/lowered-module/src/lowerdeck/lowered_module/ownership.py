@@ -13,10 +13,10 @@ from torch.fx import Node
 from lowerdeck.lowered_module._executorch import clone_operator
 from lowerdeck.lowered_module._torch_private import schema_of
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
-from lowerdeck.lowered_module.functional import USED_ELSEWHERE, changing_inputs
+from lowerdeck.lowered_module.functional import changing_inputs
 from lowerdeck.lowered_module.grouping import Groups
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
 from lowerdeck.lowered_module.signature import OWNABLE_KINDS, STATE_MUTATIONS
+from lowerdeck.lowered_module.tags import DELEGATION_TAG, USED_ELSEWHERE
 from lowerdeck.torch_base import MemoryUse
 
 Owned = dict[str, list[Node]]

@@ -14,9 +14,6 @@ from torch.export import ExportedProgram
 from lowerdeck.lowered_module._torch_private import OpOverload
 from lowerdeck.lowered_module.compile_spec import CompileSpec
 
-DELEGATION_TAG = "delegation_tag"
-"""Key of ``node.meta`` under which a partitioner writes the name of a node's partition."""
-
 
 class DelegationSpec(NamedTuple):
     """Where one partition goes.

@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module._torch_private import bare_program, pytree
 from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 
 OWNABLE_KINDS = (
     InputKind.PARAMETER,

@@ -12,7 +12,6 @@ from lowerdeck.lowered_module._torch_private import OpOverload
 from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.partitioner import (
-    DELEGATION_TAG,
     DelegationSpec,
     Partitioner,
     PartitionResult,
@@ -20,6 +19,7 @@ from lowerdeck.lowered_module.partitioner import (
 from lowerdeck.lowered_module.rejects import WhyNoPartitionReporter
 from lowerdeck.lowered_module.supported import SupportedOp, objection_of, overload_of
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 from lowerdeck.torch_base import graphs_of
 
 

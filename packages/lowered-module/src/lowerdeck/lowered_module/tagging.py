@@ -8,9 +8,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
 
-from lowerdeck.lowered_module.functional import USED_ELSEWHERE, changing_inputs
-from lowerdeck.lowered_module.partitioner import DELEGATION_TAG
+from lowerdeck.lowered_module.functional import changing_inputs
 from lowerdeck.lowered_module.prepared import mutated_targets
+from lowerdeck.lowered_module.tags import DELEGATION_TAG, USED_ELSEWHERE
 
 
 def tag_constant_data(edge_program: ExportedProgram) -> None:

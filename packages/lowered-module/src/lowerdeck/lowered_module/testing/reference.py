@@ -13,12 +13,12 @@ from lowerdeck.lowered_module.compile_spec import CompileSpec
 from lowerdeck.lowered_module.debug_handles import HANDLE
 from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.partitioner import (
-    DELEGATION_TAG,
     DelegationSpec,
     Partitioner,
     PartitionResult,
 )
 from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.tags import DELEGATION_TAG
 from lowerdeck.torch_base import graphs_of
 
 

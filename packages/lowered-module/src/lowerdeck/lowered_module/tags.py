@@ -1,0 +1,12 @@
+"""Keys of ``node.meta`` under which partitioning keeps what it says of a node."""
+
+from __future__ import annotations
+
+DELEGATION_TAG = "delegation_tag"
+"""Under it a partitioner writes the name of a node's partition."""
+
+CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
+"""Of a placeholder: another method of the same file changes what it holds."""
+
+USED_ELSEWHERE = "lowerdeck_used_elsewhere"
+"""Of a placeholder: another method of the same file uses what it holds."""
