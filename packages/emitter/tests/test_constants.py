@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from lowerdeck.emitter.constants import ConstantPool
+from lowerdeck.emitter.frontend.constants import ConstantPool
 
 
 def stored(pool: ConstantPool, tensor: torch.Tensor, order: tuple[int, ...]) -> int:

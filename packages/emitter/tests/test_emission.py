@@ -25,7 +25,7 @@ from lowerdeck.emitter import (
     emit,
     one_memory,
 )
-from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
+from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
 from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, Tensor, deserialize_pte
 
 

@@ -15,11 +15,14 @@ from torch.export import Dim, export
 
 import lowerdeck.emitter
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
+from lowerdeck.emitter.backend.instructions import KernelStep
+from lowerdeck.emitter.backend.linearize import linearize
 from lowerdeck.emitter.decompositions.table import decompose
-from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks, values_in
-from lowerdeck.emitter.instructions import KernelStep
-from lowerdeck.emitter.lifetimes import spans
-from lowerdeck.emitter.linearize import linearize
+from lowerdeck.emitter.frontend.read_graph import read_method
+from lowerdeck.emitter.ir.graph import Call, Kernel, Method, all_blocks, values_in
+from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
+from lowerdeck.emitter.ir.values import Role, TensorValue, channels_last_order
+from lowerdeck.emitter.memory.lifetimes import spans
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions, is_assertion
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.fold_constants import fold_constants, is_repeatable
@@ -31,9 +34,6 @@ from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import needs_no_kernel, select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
 from lowerdeck.emitter.passes.write_in_place import write_in_place
-from lowerdeck.emitter.read_graph import read_method
-from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
-from lowerdeck.emitter.values import Role, TensorValue, channels_last_order
 from lowerdeck.serializer import runtime_kernels
 
 

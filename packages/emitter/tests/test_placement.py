@@ -15,9 +15,9 @@ from lowerdeck.emitter import (
     fast_and_large,
     one_memory,
 )
-from lowerdeck.emitter.lifetimes import most_live_bytes
-from lowerdeck.emitter.placement import best_fit
-from lowerdeck.emitter.values import Role, Storage
+from lowerdeck.emitter.ir.values import Role, Storage
+from lowerdeck.emitter.memory.lifetimes import most_live_bytes
+from lowerdeck.emitter.memory.placement import best_fit
 
 
 def life(name: str, nbytes: int, first: int, last: int, accesses: int = 1) -> Lifetime:

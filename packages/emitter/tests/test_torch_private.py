@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.emitter import _torch_private as private
-from lowerdeck.emitter.kernels import OFFICIAL_KERNELS
-from lowerdeck.emitter.overloads import copying_name, out_variant
+from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS
+from lowerdeck.emitter.ir.overloads import copying_name, out_variant
 
 ATEN = torch.ops.aten
 

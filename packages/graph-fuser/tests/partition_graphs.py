@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.order.hazards import order_hazards
 
 aten = torch.ops.aten
 CONSTANT = torch.linspace(-1.0, 1.0, 4)

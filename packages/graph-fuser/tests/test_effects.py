@@ -14,7 +14,7 @@ from lowerdeck.graph_fuser import (
     propose_partitions,
     validate_partition,
 )
-from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.order.hazards import order_hazards
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from partition_graphs import node_lists, results, tied_graph
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.graph_fuser import CycleError, fuse_partitions
-from lowerdeck.graph_fuser.anchors import anchored, stride
-from lowerdeck.graph_fuser.boundary import find_boundary
-from lowerdeck.graph_fuser.hazards import order_hazards
+from lowerdeck.graph_fuser.order.hazards import order_hazards
+from lowerdeck.graph_fuser.outliner.anchors import anchored, stride
+from lowerdeck.graph_fuser.outliner.boundary import find_boundary
 from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
 
 SHARDS = int(os.environ.get("LOWERDECK_FUSER_SHARDS", "1"))

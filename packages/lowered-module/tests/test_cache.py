@@ -20,8 +20,8 @@ from lowerdeck.lowered_module import (
     PreprocessResult,
     to_backend,
 )
-from lowerdeck.lowered_module.cache import MAGIC, ResultCache
-from lowerdeck.lowered_module.content_key import content_key
+from lowerdeck.lowered_module.preprocess.cache import MAGIC, ResultCache
+from lowerdeck.lowered_module.preprocess.content_key import content_key
 from lowerdeck.lowered_module.testing import TaggingPartitioner, VerbatimBackend
 from lowerdeck.serializer import NamedDataStore
 

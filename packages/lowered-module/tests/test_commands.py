@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from lowerdeck.lowered_module.commands import load_example, lower
-from lowerdeck.lowered_module.held_messages import held_messages
+from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import CommandError, open_pte
 

@@ -25,7 +25,7 @@ from lowerdeck.lowered_module import (
     tag_mutated_buffer,
     to_backend,
 )
-from lowerdeck.lowered_module.functional import first_harm, functional, writes_outside
+from lowerdeck.lowered_module.program.functional import first_harm, functional, writes_outside
 from lowerdeck.lowered_module.testing import RunPartitioner, VerbatimBackend
 
 aten = torch.ops.aten

@@ -25,8 +25,8 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.graph_layout import place_nodes
-from lowerdeck.lowered_module.graph_page import graph_html
+from lowerdeck.lowered_module.inspect.graph_layout import place_nodes
+from lowerdeck.lowered_module.inspect.graph_page import graph_html
 
 HOSTILE = "</script><script>alert(1)</script>"
 

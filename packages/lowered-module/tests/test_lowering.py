@@ -34,7 +34,7 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.graphs import computing_nodes, is_getitem
+from lowerdeck.lowered_module.program.graphs import computing_nodes, is_getitem
 from lowerdeck.lowered_module.testing import (
     RunPartitioner,
     Sample,

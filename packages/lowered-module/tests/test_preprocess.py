@@ -26,9 +26,9 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.cache import ResultCache
+from lowerdeck.lowered_module.preprocess.cache import ResultCache
+from lowerdeck.lowered_module.preprocess.transport import pack, preprocess_parcel
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
-from lowerdeck.lowered_module.transport import pack, preprocess_parcel
 from lowerdeck.serializer import NamedDataStore
 
 

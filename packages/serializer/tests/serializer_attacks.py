@@ -38,7 +38,7 @@ from lowerdeck.serializer import (
     TensorList,
     serialize_pte,
 )
-from lowerdeck.serializer.wire import PROGRAM_TABLES
+from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
 
 Construction = Callable[[int], bytes]
 _Change = Callable[[Program, ExecutionPlan, int], object]

@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 
-from lowerdeck.serializer.assembly import Assembly
-from lowerdeck.serializer.external_write import HEADER_LENGTH, HEADER_MAGIC, HEADER_STRUCT
-from lowerdeck.serializer.packing import (
+from lowerdeck.serializer.flatbuffer.assembly import Assembly
+from lowerdeck.serializer.flatbuffer.packing import (
     bool_vector,
     byte_vector,
     double_vector,
@@ -21,8 +20,8 @@ from lowerdeck.serializer.packing import (
     long_vector,
     unsigned_long_vector,
 )
-from lowerdeck.serializer.skeleton import SLOT
-from lowerdeck.serializer.wire import (
+from lowerdeck.serializer.flatbuffer.skeleton import SLOT
+from lowerdeck.serializer.flatbuffer.wire import (
     EXTERNAL_TABLES,
     INSTRUCTION_ARGUMENTS,
     KERNEL_TYPES,
@@ -30,6 +29,7 @@ from lowerdeck.serializer.wire import (
     SCALAR_CODES,
     Field,
 )
+from lowerdeck.serializer.ptd.external_write import HEADER_LENGTH, HEADER_MAGIC, HEADER_STRUCT
 
 Construction = Callable[[int], bytes]
 FORMS = ("long", "shared", "common")

@@ -23,8 +23,8 @@ from lowerdeck.serializer import (
     XnnDatatype,
     XnnOperator,
 )
-from lowerdeck.serializer.schema import AllocationDetails
-from lowerdeck.serializer.wire import SCALAR_CODES, SCALAR_SIZES
+from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES
+from lowerdeck.serializer.pte.schema import AllocationDetails
 from lowerdeck.serializer.xnnpack.operators import PAYLOAD_TABLES
 
 NONE = 0xFFFFFFFF

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-from lowerdeck.serializer import blobs
+from lowerdeck.serializer.flatbuffer import blobs
 from lowerdeck.serializer.report import changes
 
 _WALKS = {

@@ -50,10 +50,10 @@ from lowerdeck.serializer import (
     TensorList,
     deserialize_ptd,
     deserialize_pte,
-    schema,
     serialize_ptd,
     serialize_pte,
 )
+from lowerdeck.serializer.pte import schema
 
 
 class _Nothing:

@@ -36,10 +36,10 @@ from lowerdeck.serializer import (
     verify_pte,
     write_pte,
 )
-from lowerdeck.serializer.assembly import Assembly
-from lowerdeck.serializer.packing import int_vector
-from lowerdeck.serializer.skeleton import SLOT
-from lowerdeck.serializer.wire import PROGRAM_TABLES
+from lowerdeck.serializer.flatbuffer.assembly import Assembly
+from lowerdeck.serializer.flatbuffer.packing import int_vector
+from lowerdeck.serializer.flatbuffer.skeleton import SLOT
+from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
 
 WEIGHT = bytes(range(24))
 

@@ -10,8 +10,9 @@ from importlib import resources
 import pytest
 
 import lowerdeck.serializer as front
-from lowerdeck.serializer import schema, wire
-from lowerdeck.serializer.named_data import TensorLayout
+from lowerdeck.serializer.flatbuffer import wire
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.named_data import TensorLayout
 
 _KINDS = {
     "ubyte": "u8",

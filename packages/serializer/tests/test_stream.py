@@ -23,11 +23,11 @@ from lowerdeck.serializer import (
     Program,
     ProgramError,
     serialize_pte,
-    stream,
     write_model,
     write_ptd,
     write_pte,
 )
+from lowerdeck.serializer.flatbuffer import stream
 
 _WANTED = serialize_pte(add_program())
 

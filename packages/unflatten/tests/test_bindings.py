@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lowerdeck.unflatten.bindings import FAST, KEYWORDS, METHODS, callable_for
+from lowerdeck.unflatten.code.bindings import FAST, KEYWORDS, METHODS, callable_for
 
 X = torch.rand(2, 4) / 2 + 0.25
 IMAGE = torch.rand(1, 2, 5, 5)

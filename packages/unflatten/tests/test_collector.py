@@ -12,9 +12,9 @@ from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import Region
 from lowerdeck.unflatten import InterpreterModule, collector, unflatten
-from lowerdeck.unflatten.call_tree import Frame
-from lowerdeck.unflatten.flat_items import Item, Scope
-from lowerdeck.unflatten.generated_module import PRIVATE
+from lowerdeck.unflatten.modules.generated_module import PRIVATE
+from lowerdeck.unflatten.trace.call_tree import Frame
+from lowerdeck.unflatten.trace.flat_items import Item, Scope
 
 
 @pytest.fixture(scope="module", name="program")

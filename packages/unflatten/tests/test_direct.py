@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from unflatten_comparison import compare  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import build, unflatten
-from lowerdeck.unflatten.direct import direct_graph
+from lowerdeck.unflatten.cut.direct import direct_graph
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ from hostile_files import WORD, arguments, hostile_file, program  # type: ignore
 from torch.export import load
 
 from lowerdeck.unflatten import unflatten
-from lowerdeck.unflatten.code import write_source
+from lowerdeck.unflatten.code.code import write_source
 
 RUN = "setattr(*[__import__('builtins')] + ['attacked'] + [1])"
 TEXTS = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from lowerdeck.unflatten.code import Itself, Source, write_source
+from lowerdeck.unflatten.code.code import Itself, Source, write_source
 
 
 def test_an_object_that_cannot_be_hashed_is_a_key_that_is_equal_to_itself_alone() -> None:

@@ -18,8 +18,8 @@ from unflatten_comparison import (  # type: ignore[import-not-found]
 )
 
 from lowerdeck.unflatten import InterpreterModuleDispatcher, UnflattenedModule, unflatten
-from lowerdeck.unflatten.call_targets import OWN_NAMES, form_name
-from lowerdeck.unflatten.carrying import CARRIED
+from lowerdeck.unflatten.calls.carrying import CARRIED
+from lowerdeck.unflatten.code.call_targets import OWN_NAMES, form_name
 
 if TYPE_CHECKING:
 

@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, plan_outline
 from lowerdeck.unflatten import unflatten
-from lowerdeck.unflatten.code import write_source
-from lowerdeck.unflatten.structure import region_structure
+from lowerdeck.unflatten.code.code import write_source
+from lowerdeck.unflatten.trace.structure import region_structure
 
 BORDER = {"placeholder", "output"}
 

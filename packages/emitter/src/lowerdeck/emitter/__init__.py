@@ -12,9 +12,9 @@ from lowerdeck.emitter.errors import (
     UnboundedSizeError,
     UnsupportedError,
 )
-from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.lifetimes import Lifetime
-from lowerdeck.emitter.memory_plan import (
+from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
+from lowerdeck.emitter.memory.lifetimes import Lifetime
+from lowerdeck.emitter.memory.memory_plan import (
     MemoryPlan,
     MemoryPlanner,
     Place,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowerdeck.emitter._torch_private import OpOverload
-from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.memory_plan import MemoryPlanner, one_memory
+from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
+from lowerdeck.emitter.memory.memory_plan import MemoryPlanner, one_memory
 
 
 @dataclass(frozen=True, slots=True)

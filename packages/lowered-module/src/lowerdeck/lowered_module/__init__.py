@@ -2,11 +2,28 @@
 
 from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.lowered_module._torch_private import executorch_call_delegate
-from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.compile_spec import CompileSpec
-from lowerdeck.lowered_module.constants import constant_names, constant_tensors
-from lowerdeck.lowered_module.declarative import DeclarativeBackend, visits
-from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
+from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.declarative import DeclarativeBackend, visits
+from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.authoring.partition_view import PartitionView
+from lowerdeck.lowered_module.authoring.partitioner import (
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
+from lowerdeck.lowered_module.authoring.registry import (
+    backend_names,
+    find_backend,
+    find_partitioner,
+    register_backend,
+    unregister_backend,
+)
+from lowerdeck.lowered_module.authoring.rejects import WhyNoPartition, WhyNoPartitionReporter
+from lowerdeck.lowered_module.authoring.supported import SupportedOp
+from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
+from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
     AliasingError,
     AmbiguousBackendError,
@@ -20,8 +37,8 @@ from lowerdeck.lowered_module.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
-from lowerdeck.lowered_module.graph_page import graph_html
-from lowerdeck.lowered_module.inspection import (
+from lowerdeck.lowered_module.inspect.graph_page import graph_html
+from lowerdeck.lowered_module.inspect.inspection import (
     format_delegated_graph,
     get_delegates,
     get_lowered_backend_modules,
@@ -29,33 +46,16 @@ from lowerdeck.lowered_module.inspection import (
     get_non_lowered_nodes,
     print_delegated_graph,
 )
+from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
-from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.partition_view import PartitionView
-from lowerdeck.lowered_module.partitioner import (
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-)
-from lowerdeck.lowered_module.progress import Progress
-from lowerdeck.lowered_module.registry import (
-    backend_names,
-    find_backend,
-    find_partitioner,
-    register_backend,
-    unregister_backend,
-)
-from lowerdeck.lowered_module.rejects import WhyNoPartition, WhyNoPartitionReporter
-from lowerdeck.lowered_module.signature import (
+from lowerdeck.lowered_module.preprocess.progress import Progress
+from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
+from lowerdeck.lowered_module.program.signature import (
     arrange_graph_outputs,
     arrange_graph_placeholders,
     create_exported_program_from_submodule,
 )
-from lowerdeck.lowered_module.summary import DelegationSummary, delegation_summary
-from lowerdeck.lowered_module.supported import SupportedOp
-from lowerdeck.lowered_module.table_partitioner import TablePartitioner
-from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
-from lowerdeck.lowered_module.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 
 __all__ = [
     # Lowering

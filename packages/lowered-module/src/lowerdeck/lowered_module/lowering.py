@@ -15,16 +15,23 @@ from torch.export import ExportedProgram
 from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._executorch import is_peers
 from lowerdeck.lowered_module._torch_private import set_program_parts
-from lowerdeck.lowered_module.cache import ResultCache
-from lowerdeck.lowered_module.calling_convention import flatten_program
+from lowerdeck.lowered_module.authoring.partitioner import Partitioner
+from lowerdeck.lowered_module.authoring.rejects import keep_reasons
 from lowerdeck.lowered_module.collector import collector_held
-from lowerdeck.lowered_module.copies import partitioner_copy, shared_copy
-from lowerdeck.lowered_module.cut import Cut, CutProgram, cut_program
-from lowerdeck.lowered_module.debug_handles import assign_debug_handles, handles_taken
-from lowerdeck.lowered_module.delegate import make_delegate
-from lowerdeck.lowered_module.edits import first_edit
+from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import AliasingError, PartitionError
-from lowerdeck.lowered_module.functional import (
+from lowerdeck.lowered_module.partition.cut import Cut, CutProgram, cut_program
+from lowerdeck.lowered_module.partition.edits import first_edit
+from lowerdeck.lowered_module.partition.grouping import warn_of_lost_tags
+from lowerdeck.lowered_module.partition.splice import splice_delegates
+from lowerdeck.lowered_module.preprocess.cache import ResultCache
+from lowerdeck.lowered_module.preprocess.delegate import make_delegate
+from lowerdeck.lowered_module.preprocess.preprocess import preprocess_each, preprocess_methods
+from lowerdeck.lowered_module.preprocess.progress import Progress, shown
+from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
+from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
+from lowerdeck.lowered_module.program.functional import (
     first_harm,
     functional,
     mark_shared,
@@ -32,15 +39,8 @@ from lowerdeck.lowered_module.functional import (
     writes_anything,
     writes_outside,
 )
-from lowerdeck.lowered_module.grouping import warn_of_lost_tags
-from lowerdeck.lowered_module.module import LoweredBackendModule
-from lowerdeck.lowered_module.partitioner import Partitioner
-from lowerdeck.lowered_module.prepared import StateCopies
-from lowerdeck.lowered_module.preprocess import preprocess_each, preprocess_methods
-from lowerdeck.lowered_module.progress import Progress, shown
-from lowerdeck.lowered_module.rejects import keep_reasons
-from lowerdeck.lowered_module.signature import SubProgram
-from lowerdeck.lowered_module.splice import splice_delegates
+from lowerdeck.lowered_module.program.prepared import StateCopies
+from lowerdeck.lowered_module.program.signature import SubProgram
 from lowerdeck.torch_base import MemoryMap
 
 PartitionerLike = Callable[[ExportedProgram], Any]

@@ -9,13 +9,6 @@ from lowerdeck.serializer.commands.answers import (
     writing,
 )
 from lowerdeck.serializer.commands.places import keep_apart
-from lowerdeck.serializer.enums import (
-    DataLocation,
-    DeviceType,
-    ScalarType,
-    TensorDataLocation,
-    TensorShapeDynamism,
-)
 from lowerdeck.serializer.errors import (
     AlignmentError,
     ContentError,
@@ -37,16 +30,7 @@ from lowerdeck.serializer.errors import (
     TruncatedError,
 )
 from lowerdeck.serializer.escaping import printable
-from lowerdeck.serializer.external_read import PtdFile, deserialize_ptd, open_ptd
-from lowerdeck.serializer.external_write import (
-    ExternalData,
-    ExternalEntry,
-    external_data,
-    serialize_ptd,
-    write_ptd,
-)
-from lowerdeck.serializer.hazards import Hazard
-from lowerdeck.serializer.header import ExtendedHeader
+from lowerdeck.serializer.flatbuffer.storage import FileRange
 from lowerdeck.serializer.installed import installed_entries
 from lowerdeck.serializer.kernels.table import (
     RUNTIME_VERSION,
@@ -54,17 +38,32 @@ from lowerdeck.serializer.kernels.table import (
     kernel_names,
     runtime_kernels,
 )
-from lowerdeck.serializer.layout import FileLayout
-from lowerdeck.serializer.model_files import OpenModel, open_model, write_model
-from lowerdeck.serializer.named_data import (
+from lowerdeck.serializer.ptd.external_read import PtdFile, deserialize_ptd, open_ptd
+from lowerdeck.serializer.ptd.external_write import (
+    ExternalData,
+    ExternalEntry,
+    external_data,
+    serialize_ptd,
+    write_ptd,
+)
+from lowerdeck.serializer.ptd.model_files import OpenModel, open_model, write_model
+from lowerdeck.serializer.pte.enums import (
+    DataLocation,
+    DeviceType,
+    ScalarType,
+    TensorDataLocation,
+    TensorShapeDynamism,
+)
+from lowerdeck.serializer.pte.header import ExtendedHeader
+from lowerdeck.serializer.pte.layout import FileLayout
+from lowerdeck.serializer.pte.named_data import (
     DataEntry,
     NamedDataStore,
     NamedDataStoreOutput,
     TensorLayout,
 )
-from lowerdeck.serializer.read import DelegateEntry, PteFile, deserialize_pte, open_pte
-from lowerdeck.serializer.report import html_diff, html_page, html_report
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.pte.read import DelegateEntry, PteFile, deserialize_pte, open_pte
+from lowerdeck.serializer.pte.schema import (
     AllocationDetails,
     BackendDelegate,
     BackendDelegateDataReference,
@@ -105,9 +104,10 @@ from lowerdeck.serializer.schema import (
     Tensor,
     TensorList,
 )
-from lowerdeck.serializer.storage import FileRange
-from lowerdeck.serializer.verify import verify_pte
-from lowerdeck.serializer.write import serialize_pte, write_pte
+from lowerdeck.serializer.pte.write import serialize_pte, write_pte
+from lowerdeck.serializer.report import html_diff, html_page, html_report
+from lowerdeck.serializer.verify.hazards import Hazard
+from lowerdeck.serializer.verify.verify import verify_pte
 from lowerdeck.serializer.xnnpack.graph import (
     XnnConstant,
     XnnGraph,

@@ -1,16 +1,16 @@
 """Give an ExportedProgram its eager module hierarchy back."""
 
 from lowerdeck.unflatten.build import unflatten
-from lowerdeck.unflatten.dispatcher import InterpreterModuleDispatcher
+from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.errors import (
     InputConstraintError,
     InputStructureError,
     UnflattenError,
     UnsupportedProgramError,
 )
-from lowerdeck.unflatten.flat_args import FlatArgsAdapter
-from lowerdeck.unflatten.interpreter_module import InterpreterModule
-from lowerdeck.unflatten.unflattened_module import UnflattenedModule
+from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
+from lowerdeck.unflatten.modules.interpreter_module import InterpreterModule
+from lowerdeck.unflatten.modules.unflattened_module import UnflattenedModule
 
 __all__ = [
     # Entry point

@@ -10,27 +10,32 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.unflatten._torch_private import pytree, without_effect_tokens
-from lowerdeck.unflatten.assembly import build_hierarchy, in_call_order, install_state, share
-from lowerdeck.unflatten.bodies import BodyMaker
-from lowerdeck.unflatten.call_homes import call_homes
-from lowerdeck.unflatten.call_tree import release
+from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
+from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
+from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
 from lowerdeck.unflatten.collector import collector_held
-from lowerdeck.unflatten.cutting import cut
-from lowerdeck.unflatten.direct import direct_graph
-from lowerdeck.unflatten.eager_types import ModuleFactory, replace_children, restore
+from lowerdeck.unflatten.cut.cutting import cut
+from lowerdeck.unflatten.cut.direct import direct_graph
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph, WorkingGraphBuilder
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.flat_args import FlatArgsAdapter
-from lowerdeck.unflatten.flat_items import flat_items
-from lowerdeck.unflatten.generated_module import Body, shadow_own_names
-from lowerdeck.unflatten.input_constraints import InputConstraints, input_constraints
-from lowerdeck.unflatten.module_paths import ModulePaths, module_names
-from lowerdeck.unflatten.mutations import Mutations
-from lowerdeck.unflatten.shared_modules import note_shared_modules
-from lowerdeck.unflatten.signature import CallSignature, argument_labels, named_arguments
-from lowerdeck.unflatten.state import ProgramState
-from lowerdeck.unflatten.unflattened_module import UnflattenedModule
-from lowerdeck.unflatten.working_graph import WorkingGraph, WorkingGraphBuilder
-from lowerdeck.unflatten.write_back import plan_mutations
+from lowerdeck.unflatten.modules.assembly import (
+    build_hierarchy,
+    in_call_order,
+    install_state,
+    share,
+)
+from lowerdeck.unflatten.modules.bodies import BodyMaker
+from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children, restore
+from lowerdeck.unflatten.modules.generated_module import Body, shadow_own_names
+from lowerdeck.unflatten.modules.unflattened_module import UnflattenedModule
+from lowerdeck.unflatten.trace.call_homes import call_homes
+from lowerdeck.unflatten.trace.call_tree import release
+from lowerdeck.unflatten.trace.flat_items import flat_items
+from lowerdeck.unflatten.trace.module_paths import ModulePaths, module_names
+from lowerdeck.unflatten.trace.mutations import Mutations
+from lowerdeck.unflatten.trace.shared_modules import note_shared_modules
+from lowerdeck.unflatten.trace.state import ProgramState
+from lowerdeck.unflatten.trace.write_back import plan_mutations
 
 T = TypeVar("T")
 

@@ -42,10 +42,10 @@ from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
 from lowerdeck.emitter.errors import DecompositionError, EmitterError, UnsupportedError
-from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.frontend.provenance import Provenance
+from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
-from lowerdeck.emitter.provenance import Provenance
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import RepeatedMemoryError, explicit, written_overlap
 

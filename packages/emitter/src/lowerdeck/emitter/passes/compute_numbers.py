@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import OpOverload, number_functions, schema_of
-from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
-from lowerdeck.emitter.values import ScalarValue, TensorValue, Value
+from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
 
 _ATEN = torch.ops.aten
 # A longer chain of products is a power by the kernel on tensors.

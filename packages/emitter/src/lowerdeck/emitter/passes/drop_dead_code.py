@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowerdeck.emitter.graph import (
+from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
     Method,
@@ -13,7 +13,7 @@ from lowerdeck.emitter.graph import (
     reads_of,
     values_in,
 )
-from lowerdeck.emitter.values import TensorValue, Value
+from lowerdeck.emitter.ir.values import TensorValue, Value
 
 
 def drop_dead_code(method: Method) -> None:

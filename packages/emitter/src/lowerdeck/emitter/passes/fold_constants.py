@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import OpOverload, schema_of
-from lowerdeck.emitter.graph import (
+from lowerdeck.emitter.frontend.tensors import layout_of
+from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
     Method,
@@ -18,8 +19,7 @@ from lowerdeck.emitter.graph import (
     substitute_reads,
     values_in,
 )
-from lowerdeck.emitter.tensors import layout_of
-from lowerdeck.emitter.values import Role, ScalarValue, TensorValue, Value
+from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value
 
 # A folded result stands in the file, so it must be small, or smaller than what it is made of.
 _ALWAYS_UP_TO = 1024

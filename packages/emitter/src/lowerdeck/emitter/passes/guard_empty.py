@@ -16,10 +16,10 @@ import torch
 
 from lowerdeck.emitter._torch_private import lower_bound
 from lowerdeck.emitter.errors import UnsupportedError
-from lowerdeck.emitter.graph import Block, Call, Cond, Method, Operation, all_blocks
-from lowerdeck.emitter.kernels import KernelTable
+from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.kernels import KernelTable
+from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.emitter.passes.select_kernels import find_kernel, source_of
-from lowerdeck.emitter.values import ScalarValue, TensorValue
 
 _ATEN = torch.ops.aten
 Size: TypeAlias = tuple[TensorValue, int]

@@ -16,7 +16,8 @@ from torch import fx
 from torch.export.graph_signature import OutputKind
 
 from lowerdeck.emitter._torch_private import OpOverload, schema_of
-from lowerdeck.emitter.graph import (
+from lowerdeck.emitter.frontend.tensors import layout_of
+from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
     Cond,
@@ -27,10 +28,9 @@ from lowerdeck.emitter.graph import (
     While,
     values_in,
 )
-from lowerdeck.emitter.kernels import KernelTable
-from lowerdeck.emitter.runtime_ops import CLONE_DIM_ORDER, TO_DIM_ORDER_COPY
-from lowerdeck.emitter.tensors import layout_of
-from lowerdeck.emitter.values import (
+from lowerdeck.emitter.ir.kernels import KernelTable
+from lowerdeck.emitter.ir.runtime_ops import CLONE_DIM_ORDER, TO_DIM_ORDER_COPY
+from lowerdeck.emitter.ir.values import (
     DimOrder,
     Role,
     TensorValue,

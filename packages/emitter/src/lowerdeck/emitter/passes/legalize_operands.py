@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
-from lowerdeck.emitter.values import TensorValue, contiguous_order
+from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.values import TensorValue, contiguous_order
 
 _ATEN = torch.ops.aten
 # Bytes are masks where an operator takes masks.

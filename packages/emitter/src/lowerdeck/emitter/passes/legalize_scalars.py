@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import OpOverload, overload_name, overload_packet, schema_of
-from lowerdeck.emitter.graph import Call, Method, Operation, all_blocks
-from lowerdeck.emitter.kernels import KernelTable
-from lowerdeck.emitter.overloads import out_variant
-from lowerdeck.emitter.values import Role, ScalarValue, TensorValue
+from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.kernels import KernelTable
+from lowerdeck.emitter.ir.overloads import out_variant
+from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue
 
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 

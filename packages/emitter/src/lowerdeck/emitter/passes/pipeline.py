@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowerdeck.emitter.config import EmitConfig
-from lowerdeck.emitter.graph import Method
+from lowerdeck.emitter.ir.graph import Method
 from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowerdeck.emitter.graph import (
+from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
     Method,
@@ -14,7 +14,7 @@ from lowerdeck.emitter.graph import (
     substitute,
     substitute_reads,
 )
-from lowerdeck.emitter.values import TensorValue, Value
+from lowerdeck.emitter.ir.values import TensorValue, Value
 
 _COPIES = """
     alias alias_copy clone detach detach_copy expand expand_copy lift_fresh_copy _to_copy view

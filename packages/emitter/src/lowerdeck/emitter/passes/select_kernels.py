@@ -7,12 +7,12 @@ from torch import fx
 
 from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.errors import MissingKernel, MissingKernelError
-from lowerdeck.emitter.graph import Call, Kernel, Method, all_blocks, values_in
-from lowerdeck.emitter.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.overloads import out_variant
-from lowerdeck.emitter.runtime_ops import SCALAR_KERNELS
-from lowerdeck.emitter.source_code import source_line
-from lowerdeck.emitter.values import TensorValue
+from lowerdeck.emitter.frontend.source_code import source_line
+from lowerdeck.emitter.ir.graph import Call, Kernel, Method, all_blocks, values_in
+from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
+from lowerdeck.emitter.ir.overloads import out_variant
+from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
+from lowerdeck.emitter.ir.values import TensorValue
 
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
 _SHOWN = 5

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter.graph import Call, Method, all_blocks
-from lowerdeck.emitter.runtime_ops import RESHAPE_IN_PLACE
-from lowerdeck.emitter.values import Role, TensorValue, root_of
+from lowerdeck.emitter.ir.graph import Call, Method, all_blocks
+from lowerdeck.emitter.ir.runtime_ops import RESHAPE_IN_PLACE
+from lowerdeck.emitter.ir.values import Role, TensorValue, root_of
 
 _RESHAPES_NAMES = """
     view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowerdeck.emitter.graph import (
+from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
     Cond,
@@ -15,7 +15,7 @@ from lowerdeck.emitter.graph import (
     substitute,
     substitute_reads,
 )
-from lowerdeck.emitter.values import TensorValue, Value
+from lowerdeck.emitter.ir.values import TensorValue, Value
 
 
 def write_branches(method: Method) -> None:

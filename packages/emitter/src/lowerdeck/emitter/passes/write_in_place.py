@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from lowerdeck.emitter.instructions import Code, KernelStep, Step
-from lowerdeck.emitter.kernels import KernelTable
-from lowerdeck.emitter.lifetimes import Spans, spans
-from lowerdeck.emitter.values import Role, Storage, TensorValue, root_of
+from lowerdeck.emitter.backend.instructions import Code, KernelStep, Step
+from lowerdeck.emitter.ir.kernels import KernelTable
+from lowerdeck.emitter.ir.values import Role, Storage, TensorValue, root_of
+from lowerdeck.emitter.memory.lifetimes import Spans, spans
 
 
 def write_in_place(code: Code, table: KernelTable) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.compile_spec import CompileSpec
-from lowerdeck.lowered_module.debug_handles import HANDLE
-from lowerdeck.lowered_module.delegate_mapping import DelegateMappingBuilder
-from lowerdeck.lowered_module.partitioner import (
+from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
+from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
 )
-from lowerdeck.lowered_module.tagging import tag_constant_data, tag_mutated_buffer
-from lowerdeck.lowered_module.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import graphs_of
 
 

@@ -14,11 +14,11 @@ from lowerdeck.serializer.commands.inspect import write_page
 from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.commands.summary import summarise
-from lowerdeck.serializer.read import PteFile, open_pte
+from lowerdeck.serializer.pte.read import PteFile, open_pte
+from lowerdeck.serializer.pte.schema import ContainerMetadata
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.documents import html_diff
 from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.schema import ContainerMetadata
 
 
 class DiffCommand:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lowerdeck.serializer.commands.sizes import share_text, size_text
-from lowerdeck.serializer.external_read import PtdFile
-from lowerdeck.serializer.external_write import ExternalEntry
+from lowerdeck.serializer.flatbuffer.storage import storage_size
+from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER
+from lowerdeck.serializer.ptd.external_read import PtdFile
+from lowerdeck.serializer.ptd.external_write import ExternalEntry
 from lowerdeck.serializer.report.values import dtype_name
-from lowerdeck.serializer.storage import storage_size
-from lowerdeck.serializer.wire import EXTERNAL_IDENTIFIER
 
 SUMMARY_VERSION = 1
 _MOST_ROWS = 20

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowerdeck.serializer import schema
 from lowerdeck.serializer.commands.answers import (
     CommandError,
     ExitStatus,
@@ -23,9 +22,10 @@ from lowerdeck.serializer.commands.answers import (
 from lowerdeck.serializer.commands.npy import npy_header
 from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
-from lowerdeck.serializer.read import PteFile, open_pte
+from lowerdeck.serializer.flatbuffer.storage import byte_view
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.read import PteFile, open_pte
 from lowerdeck.serializer.report.values import dtype_name
-from lowerdeck.serializer.storage import byte_view
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100

@@ -24,10 +24,10 @@ from lowerdeck.serializer.commands.external import (
 from lowerdeck.serializer.commands.places import keep_apart
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
-from lowerdeck.serializer.external_read import open_ptd
-from lowerdeck.serializer.read import open_pte
+from lowerdeck.serializer.flatbuffer.stream import write_pieces
+from lowerdeck.serializer.ptd.external_read import open_ptd
+from lowerdeck.serializer.pte.read import open_pte
 from lowerdeck.serializer.report.documents import html_report
-from lowerdeck.serializer.stream import write_pieces
 
 _BAR = 40
 _NAME = 20

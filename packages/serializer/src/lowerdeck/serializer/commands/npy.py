@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import struct
 
-from lowerdeck.serializer import schema
-from lowerdeck.serializer.enums import ScalarType
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.enums import ScalarType
 
 _DESCRIPTIONS = {
     ScalarType.BYTE: "|u1",

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from lowerdeck.serializer import schema
-from lowerdeck.serializer.limits import PREVIEW_BYTES
-from lowerdeck.serializer.read import PteFile
+from lowerdeck.serializer.flatbuffer.limits import PREVIEW_BYTES
+from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.report.file_map import Section
 from lowerdeck.serializer.report.placement import placement_of
 from lowerdeck.serializer.report.values import dtype_name, tensor_text
-from lowerdeck.serializer.storage import resident_view, storage_size
 
 SUMMARY_VERSION = 1
 

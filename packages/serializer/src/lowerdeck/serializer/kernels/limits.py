@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from lowerdeck.serializer import schema
-from lowerdeck.serializer.enums import ScalarType
-from lowerdeck.serializer.limits import MAX_RANK
+from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.enums import ScalarType
 
 _BARE_UNSIGNED = {ScalarType.UINT16, ScalarType.UINT32, ScalarType.UINT64}
 _FLOATING = frozenset(

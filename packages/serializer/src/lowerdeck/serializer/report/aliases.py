@@ -11,14 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from lowerdeck.serializer.report.results import list_members, result_count
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.pte.schema import (
     DelegateCall,
     ExecutionPlan,
     KernelCall,
     MoveCall,
     Tensor,
 )
+from lowerdeck.serializer.report.results import list_members, result_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,8 @@ from collections.abc import Hashable
 from hashlib import blake2b
 from typing import Any
 
-from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.report.file_map import Stored, all_stored
-from lowerdeck.serializer.report.lifetimes import steps
-from lowerdeck.serializer.report.pairing import pair_rows
-from lowerdeck.serializer.report.values import value_text
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.flatbuffer.storage import FileRange, resident_view, storage_size
+from lowerdeck.serializer.pte.schema import (
     DelegateCall,
     ExecutionPlan,
     JumpFalseCall,
@@ -23,7 +19,11 @@ from lowerdeck.serializer.schema import (
     Storage,
     TensorList,
 )
-from lowerdeck.serializer.storage import FileRange, resident_view, storage_size
+from lowerdeck.serializer.report.embed import clip
+from lowerdeck.serializer.report.file_map import Stored, all_stored
+from lowerdeck.serializer.report.lifetimes import steps
+from lowerdeck.serializer.report.pairing import pair_rows
+from lowerdeck.serializer.report.values import value_text
 
 _MOST_MEMBERS = 16
 

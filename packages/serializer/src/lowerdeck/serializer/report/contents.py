@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from lowerdeck.serializer.pte.schema import Frame, Program
 from lowerdeck.serializer.report.delegates import DelegateEntries
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement, sections_entry, stored_entry
 from lowerdeck.serializer.report.methods import method_entry
 from lowerdeck.serializer.report.texts import Interned
-from lowerdeck.serializer.schema import Frame, Program
 
 
 def file_entry(program: Program, placement: Placement | None, title: str) -> dict[str, Any]:

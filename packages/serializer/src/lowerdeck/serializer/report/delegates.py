@@ -6,11 +6,11 @@ import unicodedata
 from typing import Any
 
 from lowerdeck.serializer.escaping import printable
+from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
+from lowerdeck.serializer.pte.schema import BackendDelegate, CompileSpec, Program
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.operators import operators_inside
 from lowerdeck.serializer.report.texts import Interned
-from lowerdeck.serializer.schema import BackendDelegate, CompileSpec, Program
-from lowerdeck.serializer.storage import resident_view, storage_size
 
 _PREVIEW_TEXT = 4096
 _PREVIEW_BYTES = 256

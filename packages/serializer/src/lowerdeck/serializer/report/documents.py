@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lowerdeck.serializer.read import PteFile
+from lowerdeck.serializer.pte.read import PteFile
+from lowerdeck.serializer.pte.schema import Program
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.contents import file_entry
 from lowerdeck.serializer.report.file_map import Placement
 from lowerdeck.serializer.report.page import html_page, own_script
 from lowerdeck.serializer.report.placement import placement_of
-from lowerdeck.serializer.schema import Program
 
 
 def html_report(source: PteFile | Program, *, title: str = "program") -> str:

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowerdeck.serializer.report.embed import clip, number
-from lowerdeck.serializer.report.lifetimes import steps
-from lowerdeck.serializer.report.values import tensor_text
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.flatbuffer.storage import storage_size
+from lowerdeck.serializer.pte.schema import (
     DelegateCall,
     ExecutionPlan,
     KernelCall,
@@ -17,7 +15,9 @@ from lowerdeck.serializer.schema import (
     Storage,
     Tensor,
 )
-from lowerdeck.serializer.storage import storage_size
+from lowerdeck.serializer.report.embed import clip, number
+from lowerdeck.serializer.report.lifetimes import steps
+from lowerdeck.serializer.report.values import tensor_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lowerdeck.serializer.report.aliases import join_views
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.pte.schema import (
     DelegateCall,
     ExecutionPlan,
     FreeCall,
@@ -19,6 +18,7 @@ from lowerdeck.serializer.schema import (
     Tensor,
     TensorList,
 )
+from lowerdeck.serializer.report.aliases import join_views
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lowerdeck.serializer.report.delegates import DelegateEntries
-from lowerdeck.serializer.report.embed import clip, number
-from lowerdeck.serializer.report.lifetimes import planned_blocks, steps
-from lowerdeck.serializer.report.results import list_members, result_count
-from lowerdeck.serializer.report.texts import Interned
-from lowerdeck.serializer.report.values import values_table
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.pte.schema import (
     DelegateCall,
     ExecutionPlan,
     Frame,
@@ -25,6 +19,12 @@ from lowerdeck.serializer.schema import (
     Tensor,
     TensorList,
 )
+from lowerdeck.serializer.report.delegates import DelegateEntries
+from lowerdeck.serializer.report.embed import clip, number
+from lowerdeck.serializer.report.lifetimes import planned_blocks, steps
+from lowerdeck.serializer.report.results import list_members, result_count
+from lowerdeck.serializer.report.texts import Interned
+from lowerdeck.serializer.report.values import values_table
 
 
 def method_entry(

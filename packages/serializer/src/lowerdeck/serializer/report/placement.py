@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lowerdeck.serializer.enums import DataLocation
-from lowerdeck.serializer.read import PteFile
+from lowerdeck.serializer.pte.enums import DataLocation
+from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.report.file_map import Placement, Section
 
 

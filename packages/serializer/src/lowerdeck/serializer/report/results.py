@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowerdeck.serializer.schema import ExecutionPlan, OptionalTensorList, TensorList
+from lowerdeck.serializer.pte.schema import ExecutionPlan, OptionalTensorList, TensorList
 
 
 def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:

@@ -6,16 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lowerdeck.serializer.enums import (
+from lowerdeck.serializer.pte.enums import (
     DeviceType,
     ScalarType,
     TensorDataLocation,
     TensorShapeDynamism,
 )
-from lowerdeck.serializer.report.embed import clip, number
-from lowerdeck.serializer.report.lifetimes import is_state
-from lowerdeck.serializer.report.texts import Interned
-from lowerdeck.serializer.schema import (
+from lowerdeck.serializer.pte.schema import (
     Bool,
     BoolList,
     Double,
@@ -31,6 +28,9 @@ from lowerdeck.serializer.schema import (
     Tensor,
     TensorList,
 )
+from lowerdeck.serializer.report.embed import clip, number
+from lowerdeck.serializer.report.lifetimes import is_state
+from lowerdeck.serializer.report.texts import Interned
 
 _LONGEST_LIST = 16
 _DTYPES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from lowerdeck.serializer.wire import Field, parse_fields
+from lowerdeck.serializer.flatbuffer.wire import Field, parse_fields
 
 _UNARY = "input_id:u32 output_id:u32 flags:u32"
 _NODE_TABLES: dict[str, tuple[Field, ...]] = {

@@ -12,8 +12,8 @@ from lowerdeck.serializer.errors import (
     MissingFieldError,
     TruncatedError,
 )
-from lowerdeck.serializer.limits import OBJECT_COST
-from lowerdeck.serializer.tables import TableReader, root_position
+from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
+from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
 from lowerdeck.serializer.xnnpack.graph import (
     XnnConstant,
     XnnGraph,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from lowerdeck.serializer import schema
-from lowerdeck.serializer.enums import ScalarType
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnGraph, XnnQuantization, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype
 from lowerdeck.serializer.xnnpack.verify_nodes import MAX_RANK, NodeVerifier, damaged

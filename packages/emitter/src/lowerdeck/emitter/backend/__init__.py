@@ -1,0 +1,1 @@
+"""From the functional form to the instructions and values of a program."""

@@ -1,0 +1,122 @@
+"""Turn Python arguments into what a kernel's schema wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter.backend.instructions import (
+    BoolListArg,
+    DoubleListArg,
+    IntListArg,
+    OptionalTensorListArg,
+    TensorListArg,
+)
+from lowerdeck.emitter.errors import UnsupportedError
+from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
+from lowerdeck.serializer import ScalarType
+
+SCALAR_TYPES: dict[torch.dtype, ScalarType] = {
+    torch.bool: ScalarType.BOOL,
+    torch.uint8: ScalarType.BYTE,
+    torch.uint16: ScalarType.UINT16,
+    torch.uint32: ScalarType.UINT32,
+    torch.uint64: ScalarType.UINT64,
+    torch.int8: ScalarType.CHAR,
+    torch.int16: ScalarType.SHORT,
+    torch.int32: ScalarType.INT,
+    torch.int64: ScalarType.LONG,
+    torch.bfloat16: ScalarType.BFLOAT16,
+    torch.float16: ScalarType.HALF,
+    torch.float32: ScalarType.FLOAT,
+    torch.float64: ScalarType.DOUBLE,
+    torch.float8_e4m3fn: ScalarType.FLOAT8E4M3FN,
+    torch.float8_e4m3fnuz: ScalarType.FLOAT8E4M3FNUZ,
+    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
+    torch.float8_e5m2fnuz: ScalarType.FLOAT8E5M2FNUZ,
+    torch.complex32: ScalarType.COMPLEX_HALF,
+    torch.complex64: ScalarType.COMPLEX_FLOAT,
+    torch.complex128: ScalarType.COMPLEX_DOUBLE,
+}
+
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+def box(argument: Any, kind: str) -> Any:
+    """Return ``argument`` as the schema type ``kind`` wants it.
+
+    Args:
+        argument: A value, a literal, or a list of those.
+        kind: The type as torch prints it, such as ``"Optional[List[int]]"``.
+
+    Returns:
+        A value, None, bool, int, float, str, or one of the list arguments.
+    """
+    if kind.startswith("Optional["):
+        if argument is None:
+            return None
+        kind = kind[len("Optional[") : -1]
+    if kind.startswith("List["):
+        items = tuple(argument) if isinstance(argument, (list, tuple)) else (argument,)
+        return _box_list(items, kind[len("List[") : -1])
+    if isinstance(argument, (TensorValue, ScalarValue)) or argument is None:
+        return argument
+    if isinstance(argument, (list, tuple)):
+        return box_untyped(argument)
+    if kind == "float":
+        return float(argument)
+    return literal(argument)
+
+
+def box_untyped(argument: Any) -> Any:
+    """Return ``argument`` as its own Python type says, for kernels without a schema."""
+    if isinstance(argument, (list, tuple)):
+        if argument and all(isinstance(item, TensorValue) for item in argument):
+            return TensorListArg(tuple(argument))
+        return IntListArg(tuple(argument))
+    if isinstance(argument, (TensorValue, ScalarValue)):
+        return argument
+    return literal(argument)
+
+
+def literal(argument: Any) -> bool | int | float | str | None:
+    """Return a literal argument as the runtime has it: enumerations are integers.
+
+    Raises:
+        UnsupportedError: If the runtime has nothing of the kind.
+    """
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return argument
+    if isinstance(argument, torch.dtype):
+        return int(SCALAR_TYPES[argument])
+    if isinstance(argument, torch.memory_format):
+        return _MEMORY_FORMATS[argument]
+    if isinstance(argument, torch.layout):
+        return 0
+    if isinstance(argument, torch.device):
+        # The runtime has no devices as arguments; every kernel takes None here.
+        return None
+    raise UnsupportedError(
+        f"the argument {argument!r} of type {type(argument).__name__} has no counterpart in a "
+        "program; expected a number, text, dtype, layout or memory format"
+    )
+
+
+def _box_list(items: tuple[Any, ...], kind: str) -> Any:
+    match kind:
+        case "Tensor":
+            return TensorListArg(items)
+        case "Optional[Tensor]":
+            return OptionalTensorListArg(items)
+        case "float" | "number":
+            return DoubleListArg(tuple(float(item) for item in items))
+        case "bool":
+            return BoolListArg(tuple(bool(item) for item in items))
+        case _:
+            return IntListArg(tuple(items))

@@ -1,0 +1,293 @@
+"""Turn planned steps into an execution plan of the file format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lowerdeck.emitter.backend.boxing import SCALAR_TYPES
+from lowerdeck.emitter.backend.external_weights import ExternalWeights
+from lowerdeck.emitter.backend.instructions import (
+    BoolListArg,
+    Code,
+    DelegateStep,
+    DoubleListArg,
+    IntListArg,
+    JumpStep,
+    KernelStep,
+    MoveStep,
+    OptionalTensorListArg,
+    Step,
+    TensorListArg,
+)
+from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck.emitter.frontend.delegates import DelegatePool
+from lowerdeck.emitter.frontend.states import StatePool
+from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value, root_of
+from lowerdeck.serializer import (
+    AllocationDetails,
+    BackendDelegate,
+    Bool,
+    BoolList,
+    Chain,
+    DelegateCall,
+    Double,
+    DoubleList,
+    EValue,
+    ExecutionPlan,
+    ExtraTensorInfo,
+    Instruction,
+    Int,
+    IntList,
+    JumpFalseCall,
+    KernelCall,
+    MoveCall,
+    Null,
+    Operator,
+    OptionalTensorList,
+    String,
+    Tensor,
+    TensorDataLocation,
+    TensorList,
+    TensorShapeDynamism,
+)
+
+
+class PlanBuilder:
+    """Builds the execution plan of one method.
+
+    Args:
+        constants: The constants of the program, added to.
+        states: The initial values of mutable buffers, added to.
+        delegates: The delegates' bytes, added to.
+        weights: Takes parameters and buffers that go to a file of their own; None when they stay.
+        names: Whether constants carry the names that they have in the model.
+    """
+
+    def __init__(
+        self,
+        constants: ConstantPool,
+        states: StatePool,
+        delegates: DelegatePool,
+        weights: ExternalWeights | None = None,
+        names: bool = True,
+    ) -> None:
+        self._names = names
+        self._weights = weights
+        self._constants = constants
+        self._states = states
+        self._delegates = delegates
+        self._values: list[EValue] = []
+        self._by_value: dict[Value, int] = {}
+        self._by_key: dict[Any, int] = {}
+        self._operators: dict[Operator | tuple[str, str], int] = {}
+        self._plan_delegates: list[BackendDelegate] = []
+        self._delegate_index: dict[int, int] = {}
+
+    def build(self, code: Code, sizes: Sequence[int]) -> ExecutionPlan:
+        """Return the plan for ``code``.
+
+        Args:
+            code: Steps whose storages are placed.
+            sizes: Size of each planned memory; entry 0 is reserved.
+        """
+        inputs = [self._index(value, fresh=True) for value in code.inputs]
+        instructions = [Instruction(self._instruction(step)) for step in code.steps]
+        outputs = [self._index(value) for value in code.outputs]
+        return ExecutionPlan(
+            name=code.name,
+            values=self._values,
+            inputs=inputs,
+            outputs=outputs,
+            chains=[Chain(instructions=instructions)],
+            operators=[Operator(*key) for key in self._operators],  # type: ignore[misc]
+            delegates=self._plan_delegates,
+            non_const_buffer_sizes=list(sizes),
+        )
+
+    # Instructions
+
+    def _instruction(self, step: Step) -> Any:
+        match step:
+            case KernelStep():
+                args = [self._index(argument) for argument in step.args]
+                return KernelCall(self._operator(step.kernel.name, step.kernel.overload), args)
+            case DelegateStep():
+                return DelegateCall(
+                    self._delegate(step), [self._index(argument) for argument in step.args]
+                )
+            case MoveStep():
+                return MoveCall(self._index(step.source), self._index(step.target))
+            case JumpStep():
+                return JumpFalseCall(self._index(step.condition), step.target.index)
+
+    def _operator(self, name: str, overload: str) -> int:
+        return self._operators.setdefault((name, overload), len(self._operators))
+
+    def _delegate(self, step: DelegateStep) -> int:
+        # The steps hold the modules, which need not be hashable.
+        key = id(step.module)
+        if key not in self._delegate_index:
+            self._delegate_index[key] = len(self._plan_delegates)
+            self._plan_delegates.append(self._delegates.delegate(step.module))
+        return self._delegate_index[key]
+
+    # Values
+
+    def _index(self, argument: Any, *, fresh: bool = False) -> int:
+        """Return the index of an argument in the value table, added on first use."""
+        if isinstance(argument, TensorValue):
+            return self._tensor_index(argument)
+        if isinstance(argument, ScalarValue):
+            known = self._by_value.get(argument)
+            if known is None:
+                known = self._by_value[argument] = self._append(_slot(argument))
+            return known
+        if fresh:
+            return self._append(self._constant_value(argument))
+        key = _key(argument)
+        known = self._by_key.get(key)
+        if known is None:
+            made = self._constant_value(argument)
+            known = self._by_key[key] = self._append(made)
+        return known
+
+    def _append(self, value: Any) -> int:
+        self._values.append(EValue(value))
+        return len(self._values) - 1
+
+    def _constant_value(self, argument: Any) -> Any:
+        match argument:
+            case None:
+                return Null()
+            case bool():
+                return Bool(argument)
+            case int():
+                return Int(argument)
+            case float():
+                return Double(argument)
+            case str():
+                return String(argument)
+            case IntListArg():
+                return IntList([self._index(item) for item in argument.items])
+            case DoubleListArg():
+                return DoubleList(list(argument.items))
+            case BoolListArg():
+                return BoolList(list(argument.items))
+            case TensorListArg():
+                return TensorList([self._index(item) for item in argument.items])
+            case OptionalTensorListArg():
+                return OptionalTensorList(
+                    [-1 if item is None else self._index(item) for item in argument.items]
+                )
+        raise TypeError(f"no value kind for {argument!r}")
+
+    def _tensor_index(self, value: TensorValue) -> int:
+        known = self._by_value.get(value)
+        if known is not None:
+            return known
+        root, offset = root_of(value)
+        if root.constant is not None and not root.state:
+            index = self._constant_index(value, root, offset)
+        else:
+            index = self._planned_index(value, root, offset)
+        self._by_value[value] = index
+        return index
+
+    def _constant_index(self, value: TensorValue, root: TensorValue, offset: int) -> int:
+        assert root.constant is not None
+        data = self._constants.bytes_of(root.constant, root.dim_order)
+        data = data[offset : offset + value.nbytes]
+        if self._weights is not None and root.key and len(data):
+            return self._external_index(value, root, offset, data)
+        buffer = self._constants.index_of(data)
+        key = ("constant", buffer, value.dtype, value.sizes, value.dim_order)
+        if key not in self._by_key:
+            tensor = _tensor(value, data_buffer_idx=buffer)
+            if self._names and root.key and len(data) == root.nbytes:
+                tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=root.key)
+            self._by_key[key] = self._append(tensor)
+        return self._by_key[key]
+
+    def _external_index(
+        self, value: TensorValue, root: TensorValue, offset: int, data: memoryview
+    ) -> int:
+        assert self._weights is not None
+        name = self._weights.add(value, root, offset, data)
+        if (known := self._by_key.get(("external", name))) is not None:
+            return known
+        tensor = _tensor(value)
+        tensor.extra_tensor_info = ExtraTensorInfo(
+            fully_qualified_name=name, location=TensorDataLocation.EXTERNAL
+        )
+        index = self._by_key["external", name] = self._append(tensor)
+        return index
+
+    def _planned_index(self, value: TensorValue, root: TensorValue, offset: int) -> int:
+        storage = value.storage
+        if storage is None or storage.role is Role.CALLER or storage.memory_id == 0:
+            return self._append(_tensor(value))
+        place = storage.offset + offset
+        key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
+        if root.grows and root is not value and _alike(value, root):
+            return self._tensor_index(root)
+        # One that varies has an entry of its own for each name, and so have its parts: an entry
+        # that named the bytes of two results would look like the one overwritten by the other.
+        shared = not any(one.dynamic or one.grows for one in (value, root))
+        if shared and key in self._by_key:
+            return self._by_key[key]
+        if root is not value and root.state:
+            # The state's own entry carries its initial value, so it must be in the table.
+            self._tensor_index(root)
+        tensor = _tensor(value)
+        tensor.allocation_info = AllocationDetails.at(storage.memory_id, place)
+        if storage.role is Role.STATE:
+            tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=storage.name)
+        if value is root and root.state:
+            tensor.data_buffer_idx = self._states.index_of(root)
+        index = self._append(tensor)
+        if shared:
+            self._by_key[key] = index
+        return index
+
+
+def _alike(value: TensorValue, root: TensorValue) -> bool:
+    """Return whether a view that begins with its root is all of it, seen in the same way."""
+    kind = (value.dtype, value.sizes, value.dim_order)
+    return kind == (root.dtype, root.sizes, root.dim_order)
+
+
+def _slot(value: ScalarValue) -> Int | Bool | Double:
+    if value.kind is bool:
+        return Bool(bool(value.initial))
+    return Double(float(value.initial)) if value.kind is float else Int(int(value.initial))
+
+
+def _key(argument: Any) -> Any:
+    """Return a key under which equal arguments share one value."""
+    if isinstance(argument, float):
+        # 0.0 equals -0.0 and NaN equals nothing, but they are different values.
+        return ("float", math.copysign(1.0, argument), repr(argument))
+    if isinstance(argument, DoubleListArg):
+        return ("floats", tuple(_key(float(item)) for item in argument.items))
+    if isinstance(argument, (IntListArg, BoolListArg, TensorListArg, OptionalTensorListArg)):
+        return (type(argument), tuple(_item_key(item) for item in argument.items))
+    return (type(argument), argument)
+
+
+def _item_key(item: Any) -> Any:
+    # A value is its own key; 1 == True, but they are different items.
+    return item if isinstance(item, (TensorValue, ScalarValue)) else (type(item), item)
+
+
+def _tensor(value: TensorValue, data_buffer_idx: int = 0) -> Tensor:
+    varies = value.dynamic or value.grows
+    dynamism = TensorShapeDynamism.DYNAMIC_BOUND if varies else TensorShapeDynamism.STATIC
+    return Tensor(
+        scalar_type=SCALAR_TYPES[value.dtype],
+        sizes=list(value.sizes),
+        dim_order=list(value.dim_order),
+        data_buffer_idx=data_buffer_idx,
+        shape_dynamism=dynamism,
+    )

@@ -1,0 +1,136 @@
+"""Tell for each instruction where in the user's code it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from torch import fx
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter.backend.instructions import Code, DelegateStep, KernelStep, Step
+from lowerdeck.emitter.frontend.provenance import Provenance
+from lowerdeck.emitter.frontend.source_code import module_path, source_line
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSource:
+    """Where one instruction comes from.
+
+    Attributes:
+        handles: Debug handles of the nodes that it stands for.
+        operator: What it calls: a kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
+        node: Name of the node in the caller's program, "" for what the emitter added.
+        source_line: ``File "...", line N, in f``, "" when unknown.
+        module_path: The module's path, such as ``"layers.0.attention"``, "" when unknown.
+    """
+
+    handles: tuple[int, ...]
+    operator: str
+    node: str = ""
+    source_line: str = ""
+    module_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateSource:
+    """What a backend told about the inside of one delegate call.
+
+    Attributes:
+        backend_id: The backend.
+        handles: Debug handles of the call itself.
+        debug_handle_map: The backend's own map, from its identifiers to debug handles.
+        sources: Where each node inside the delegate comes from, by its debug handle.
+    """
+
+    backend_id: str
+    handles: tuple[int, ...]
+    debug_handle_map: Mapping[Any, Any]
+    sources: Mapping[int, InstructionSource] = field(default_factory=dict)
+
+
+class DebugTrace:
+    """Follows steps to the nodes of the caller's program.
+
+    Args:
+        exported: The caller's program, before decomposition.
+        unused: Yields handles for nodes that have none.
+    """
+
+    def __init__(self, exported: ExportedProgram, unused: Iterator[int]) -> None:
+        self._provenance = Provenance(exported)
+        self._unused = unused
+        self._given: dict[fx.Node, int] = {}
+
+    def sources(self, code: Code) -> dict[int, InstructionSource]:
+        """Return the source of each step, by its index."""
+        return {index: self._source(step) for index, step in enumerate(code.steps)}
+
+    def delegates(self, code: Code) -> dict[int, DelegateSource]:
+        """Return what is known about each step that calls a delegate, by its index."""
+        found: dict[int, DelegateSource] = {}
+        for index, step in enumerate(code.steps):
+            if isinstance(step, DelegateStep):
+                meta = getattr(step.module, "meta", None) or {}
+                inside = meta.get("debug_handle_map") or {}
+                found[index] = DelegateSource(
+                    step.module.backend_id,
+                    self._source(step).handles,
+                    inside,
+                    _inner_sources(getattr(step.module, "original_module", None)),
+                )
+        return found
+
+    def _source(self, step: Step) -> InstructionSource:
+        operator = _operator(step)
+        node = self._provenance.source(step.origin) if step.origin is not None else None
+        if node is None:
+            node = step.origin
+        if node is None:
+            return InstructionSource((), operator)
+        return InstructionSource(
+            (self._handle(node),), operator, node.name, source_line(node), module_path(node)
+        )
+
+    def _handle(self, node: fx.Node) -> int:
+        handle = node.meta.get("debug_handle")
+        if isinstance(handle, int):
+            return handle
+        if node not in self._given:
+            self._given[node] = next(self._unused)
+        return self._given[node]
+
+
+def unused_handles(programs: Iterable[ExportedProgram]) -> Iterator[int]:
+    """Return handles that no node of ``programs`` has."""
+    highest = 0
+    for exported in programs:
+        for node in Provenance(exported).nodes:
+            handle = node.meta.get("debug_handle")
+            if isinstance(handle, int):
+                highest = max(highest, handle)
+    return count(highest + 1)
+
+
+def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
+    """Return the sources of the nodes that a delegate was made from, by their handles."""
+    if not isinstance(exported, ExportedProgram):
+        return {}
+    found: dict[int, InstructionSource] = {}
+    for node in Provenance(exported).nodes:
+        handle = node.meta.get("debug_handle")
+        if isinstance(handle, int):
+            found[handle] = InstructionSource(
+                (handle,), str(node.target), node.name, source_line(node), module_path(node)
+            )
+    return found
+
+
+def _operator(step: Step) -> str:
+    if isinstance(step, KernelStep):
+        return step.kernel.full_name
+    if isinstance(step, DelegateStep):
+        return str(step.module.backend_id)
+    return type(step).__name__.removesuffix("Step").lower()

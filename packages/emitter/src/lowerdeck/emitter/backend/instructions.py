@@ -1,0 +1,165 @@
+"""The linear form of a method: steps in the order in which the runtime runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from lowerdeck.emitter.ir.graph import Kernel
+from lowerdeck.emitter.ir.values import Storage, TensorValue, Value
+
+
+@dataclass(frozen=True, slots=True)
+class IntListArg:
+    """A list of integers, some of them perhaps known only at run time."""
+
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleListArg:
+    """A list of literal doubles."""
+
+    items: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoolListArg:
+    """A list of literal truth values."""
+
+    items: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorListArg:
+    """A list of tensors."""
+
+    items: tuple[TensorValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalTensorListArg:
+    """A list of tensors or None."""
+
+    items: tuple[TensorValue | None, ...]
+
+
+@dataclass(eq=False, slots=True)
+class KernelStep:
+    """A kernel call.
+
+    Attributes:
+        kernel: The kernel.
+        args: Inputs, outputs and the return slot, boxed.
+        reads: Tensors that it reads.
+        writes: Tensors that it writes.
+        origin: The graph node that it stands for.
+    """
+
+    kernel: Kernel
+    args: list[Any]
+    reads: tuple[TensorValue, ...]
+    writes: tuple[TensorValue, ...]
+    origin: fx.Node | None
+
+
+@dataclass(eq=False, slots=True)
+class DelegateStep:
+    """A call of a lowered module: inputs, then outputs."""
+
+    module: Any
+    args: list[Any]
+    reads: tuple[TensorValue, ...]
+    writes: tuple[TensorValue, ...]
+    origin: fx.Node | None
+
+
+@dataclass(eq=False, slots=True)
+class MoveStep:
+    """Copies a run-time number from one value to another."""
+
+    source: Any
+    target: Value
+    origin: fx.Node | None
+    reads: tuple[TensorValue, ...] = ()
+    writes: tuple[TensorValue, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Label:
+    """A place in the code, known when all steps before it are laid out."""
+
+    index: int = -1
+
+
+@dataclass(eq=False, slots=True)
+class JumpStep:
+    """Jumps to ``target`` when ``condition`` is false; the literal False always jumps."""
+
+    condition: Any
+    target: Label
+    origin: fx.Node | None
+    reads: tuple[TensorValue, ...] = ()
+    writes: tuple[TensorValue, ...] = ()
+
+
+Step: TypeAlias = KernelStep | DelegateStep | MoveStep | JumpStep
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Steps ``first`` to ``last`` (both counted) run several times."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Of the steps ``first`` to ``last`` (both counted) only some run."""
+
+    first: int
+    last: int
+
+
+@dataclass(eq=False, slots=True)
+class Code:
+    """The steps of one method, with everything needed to plan its memory.
+
+    Attributes:
+        name: Name of the method.
+        steps: The steps.
+        loops: The loops, inner ones first.
+        inputs: User inputs: values or literals.
+        outputs: User outputs: values or literals.
+        storages: Every block of memory that the steps touch, in order of first use.
+        states: The mutable buffers that the steps touch.
+        branches: Where control flow skips steps.
+    """
+
+    name: str
+    steps: list[Step]
+    loops: list[Loop]
+    inputs: list[Any]
+    outputs: list[Any]
+    storages: list[Storage] = field(default_factory=list)
+    states: list[TensorValue] = field(default_factory=list)
+    branches: list[Branches] = field(default_factory=list)
+
+    def drop_steps(self, removed: Collection[int]) -> None:
+        """Remove steps by their indices; jumps, loops and branches follow.
+
+        Args:
+            removed: Indices of the steps; none of them may be a jump.
+        """
+        moved = list(accumulate((i not in removed for i in range(len(self.steps))), initial=0))
+        labels = {step.target for step in self.steps if isinstance(step, JumpStep)}
+        for label in labels:
+            label.index = moved[label.index]
+        self.loops = [Loop(moved[loop.first], moved[loop.last]) for loop in self.loops]
+        self.branches = [Branches(moved[b.first], moved[b.last]) for b in self.branches]
+        self.steps = [step for i, step in enumerate(self.steps) if i not in removed]

@@ -1,0 +1,322 @@
+"""Lay the blocks of a method out as one chain of steps, control flow as jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from lowerdeck.emitter._torch_private import OpOverload, schema_of
+from lowerdeck.emitter.backend.boxing import box, box_untyped
+from lowerdeck.emitter.backend.instructions import (
+    Branches,
+    Code,
+    DelegateStep,
+    JumpStep,
+    KernelStep,
+    Label,
+    Loop,
+    MoveStep,
+    Step,
+    TensorListArg,
+)
+from lowerdeck.emitter.ir import runtime_ops
+from lowerdeck.emitter.ir.graph import (
+    Block,
+    Call,
+    Cond,
+    Delegate,
+    Kernel,
+    Method,
+    Scan,
+    While,
+    values_in,
+)
+from lowerdeck.emitter.ir.overloads import out_variant
+from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of
+
+_CLONE = Kernel("aten::clone", "out")
+_SELECT = Kernel("aten::select_copy", "int_out")
+
+
+def linearize(method: Method, *, plan_outputs: bool = True) -> Code:
+    """Return the steps of a method whose kernels are selected, storages assigned.
+
+    Args:
+        method: The method; its blocks are read and not changed.
+        plan_outputs: Whether outputs get planned memory; else the caller brings it.
+    """
+    return _Linearizer(method, plan_outputs).run()
+
+
+class _Linearizer:
+    def __init__(self, method: Method, plan_outputs: bool) -> None:
+        self._method = method
+        self._plan_outputs = plan_outputs
+        self._steps: list[Step] = []
+        self._loops: list[Loop] = []
+        self._branches: list[Branches] = []
+        self._storages: list[Storage] = []
+        self._sharers: dict[Storage, int] = {}
+        self._states: list[TensorValue] = []
+
+    def run(self) -> Code:
+        method = self._method
+        for value in values_in(method.inputs):
+            if isinstance(value, TensorValue):
+                self._touch(value)
+        self._block(method.block)
+        outputs = self._write_back()
+        if not self._plan_outputs:
+            outputs = self._for_caller(outputs)
+        for value in values_in(outputs):
+            if isinstance(value, TensorValue):
+                self._touch(value)
+        return Code(
+            name=method.name,
+            steps=self._steps,
+            loops=self._loops,
+            inputs=method.inputs,
+            outputs=outputs,
+            storages=self._storages,
+            states=self._states,
+            branches=self._branches,
+        )
+
+    # Storages
+
+    def _touch(self, value: TensorValue) -> Storage:
+        """Return the storage of ``value``, made on first use."""
+        if value.storage is None:
+            self._make_storage(value)
+        assert value.storage is not None
+        return value.storage
+
+    def _make_storage(self, value: TensorValue) -> None:
+        if value.base is None:
+            role = value.fixed_role or Role.ACTIVATION
+            value.storage = Storage(value.nbytes, role, value.key or value.name)
+            self._storages.append(value.storage)
+            self._sharers[value.storage] = 1
+            if value.state:
+                self._states.append(value)
+            return
+        value.storage = self._touch(value.base)
+        self._sharers[value.storage] += 1
+        # The bound of a reshaped tensor may be less exact than that of its base.
+        root, offset = root_of(value)
+        if root.constant is None:
+            value.storage.nbytes = max(value.storage.nbytes, offset + value.nbytes)
+
+    def _add(self, step: Step) -> None:
+        for value in (*step.reads, *step.writes):
+            self._touch(value)
+        self._steps.append(step)
+
+    # Operations
+
+    def _block(self, block: Block) -> None:
+        for operation in block.body:
+            match operation:
+                case Call():
+                    self._call(operation)
+                case Delegate():
+                    self._delegate(operation)
+                case Cond():
+                    self._cond(operation)
+                case While():
+                    self._while(operation)
+                case Scan():
+                    self._scan(operation)
+
+    def _call(self, call: Call) -> None:
+        if call.kernel is None:
+            # A value that shares its base's memory.
+            return
+        self._kernel(call.kernel, _boxed(call), call.outs, call.origin)
+
+    def _kernel(
+        self, kernel: Kernel, args: list[Any], outs: Sequence[Any], origin: fx.Node | None
+    ) -> None:
+        reads = _tensors(args)
+        tensors = tuple(value for value in outs if isinstance(value, TensorValue))
+        if kernel.list_out:
+            boxed = [*args, TensorListArg(tensors), TensorListArg(tensors)]
+        elif len(outs) == 1:
+            boxed = [*args, outs[0], outs[0]]
+            if kernel.name.startswith("executorch_prim::") or kernel in _ONE_SLOT:
+                boxed.pop()
+        else:
+            boxed = [*args, *outs, TensorListArg(tensors)]
+        self._add(KernelStep(kernel, boxed, reads, tensors, origin))
+
+    def _delegate(self, call: Delegate) -> None:
+        tensors = tuple(value for value in call.outs if isinstance(value, TensorValue))
+        args = [box_untyped(argument) for argument in call.args]
+        self._add(
+            DelegateStep(call.module, [*args, *call.outs], _tensors(args), tensors, call.origin)
+        )
+
+    # Control flow
+
+    def _jump(self, condition: Any, target: Label, origin: fx.Node | None) -> None:
+        reads = (condition,) if isinstance(condition, TensorValue) else ()
+        self._add(JumpStep(condition, target, origin, reads))
+
+    def _place(self, label: Label) -> None:
+        label.index = len(self._steps)
+
+    def _cond(self, cond: Cond) -> None:
+        on_false, end, first = Label(), Label(), len(self._steps)
+        self._jump(cond.predicate, on_false, cond.origin)
+        self._block(cond.branches[0])
+        self._assign(cond.outs, cond.branches[0].results, cond.origin)
+        self._jump(False, end, cond.origin)
+        self._place(on_false)
+        self._block(cond.branches[1])
+        self._assign(cond.outs, cond.branches[1].results, cond.origin)
+        self._place(end)
+        self._branches.append(Branches(first, len(self._steps) - 1))
+
+    def _while(self, loop: While) -> None:
+        self._assign(loop.carried, loop.initial, loop.origin)
+        head, end = Label(), Label()
+        self._place(head)
+        self._block(loop.condition)
+        self._jump(loop.condition.results[0], end, loop.origin)
+        self._block(loop.body)
+        self._assign(loop.carried, loop.body.results, loop.origin)
+        self._jump(False, head, loop.origin)
+        self._place(end)
+        self._loops.append(Loop(head.index, end.index - 1))
+
+    def _scan(self, scan: Scan) -> None:
+        self._assign(scan.carried, scan.initial, scan.origin)
+        name = scan.origin.name if scan.origin is not None else "scan"
+        turn, done = ScalarValue(f"{name}.turn", int), ScalarValue(f"{name}.done", bool)
+        length: Any = scan.xs[0].shape[0]
+        if not isinstance(length, int):
+            length = ScalarValue(f"{name}.length", int)
+            self._scalar(runtime_ops.SYM_SIZE, [scan.xs[0], 0], length, scan.origin)
+        self._add(MoveStep(0, turn, scan.origin))
+        head = Label()
+        self._place(head)
+        for source, row in zip(scan.xs, scan.rows, strict=True):
+            self._kernel(_SELECT, [source, 0, turn], [row], scan.origin)
+        self._block(scan.body)
+        carried = len(scan.carried)
+        for target, row in zip(scan.stacked, scan.body.results[carried:], strict=True):
+            step = KernelStep(
+                runtime_ops.COPY_ROW, [target, row, turn], (row,), (target,), scan.origin
+            )
+            self._add(step)
+        self._assign(scan.carried, scan.body.results[:carried], scan.origin)
+        self._scalar(runtime_ops.ADD, [turn, 1], turn, scan.origin)
+        self._scalar(runtime_ops.EQUAL, [turn, length], done, scan.origin)
+        self._jump(done, head, scan.origin)
+        self._loops.append(Loop(head.index, len(self._steps) - 1))
+
+    def _scalar(
+        self, kernel: Kernel, args: list[Any], out: ScalarValue, origin: fx.Node | None
+    ) -> None:
+        self._kernel(kernel, args, [out], origin)
+
+    # Assignments
+
+    def _assign(self, targets: Sequence[Any], sources: Sequence[Any], origin: Any) -> None:
+        """Assign all ``sources`` to ``targets`` at once: every source is the old value."""
+        pairs = [
+            (target, source)
+            for target, source in zip(targets, sources, strict=True)
+            if target is not source and target is not None
+        ]
+        written = {self._touch(target) for target, _ in pairs if isinstance(target, TensorValue)}
+        moved = {target for target, _ in pairs if isinstance(target, ScalarValue)}
+        ready: list[tuple[Any, Any]] = []
+        for target, source in pairs:
+            kept = source
+            if isinstance(source, TensorValue) and self._touch(source) in written:
+                kept = source.like(f"{source.name}.old")
+                self._copy(kept, source, origin)
+            elif isinstance(source, ScalarValue) and source in moved:
+                kept = ScalarValue(f"{source.name}.old", source.kind, source.initial)
+                self._add(MoveStep(source, kept, origin))
+            ready.append((target, kept))
+        for target, source in ready:
+            if isinstance(target, TensorValue):
+                self._copy(target, source, origin)
+            else:
+                self._add(MoveStep(source, target, origin))
+
+    def _copy(self, target: TensorValue, source: TensorValue, origin: fx.Node | None) -> None:
+        if target.dim_order == source.dim_order and target.contiguous:
+            self._kernel(_CLONE, [source, None], [target], origin)
+        else:
+            order = box_untyped(list(target.dim_order))
+            kernel = runtime_ops.CLONE_DIM_ORDER
+            self._kernel(kernel, [source, False, order], [target], origin)
+
+    def _write_back(self) -> list[Any]:
+        """Assign mutated buffers and inputs; return the outputs, kept from being overwritten."""
+        pairs = [(w.target, w.source) for w in self._method.write_backs]
+        pairs = [(target, source) for target, source in pairs if target is not source]
+        written = {self._touch(target) for target, _ in pairs}
+        outputs: list[Any] = []
+        kept: dict[TensorValue, TensorValue] = {}
+        for value in self._method.outputs:
+            if isinstance(value, TensorValue) and self._touch(value) in written:
+                # The old content of a buffer is asked for: save it before it is overwritten.
+                if value not in kept:
+                    kept[value] = value.like(f"{value.name}.old")
+                    self._copy(kept[value], value, None)
+                outputs.append(kept[value])
+            else:
+                outputs.append(value)
+        self._assign([t for t, _ in pairs], [s for _, s in pairs], None)
+        return outputs
+
+    def _for_caller(self, outputs: Sequence[Any]) -> list[Any]:
+        """Copy each computed output to a tensor whose memory the caller brings."""
+        made: dict[TensorValue, TensorValue] = {}
+        for value in outputs:
+            if not isinstance(value, TensorValue) or value in made:
+                continue
+            if value.constant is not None and not value.state:
+                continue
+            storage = self._touch(value)
+            if storage.role is Role.CALLER:
+                continue
+            if storage.role is Role.ACTIVATION and self._sharers[storage] == 1:
+                # Nothing else lies in its memory, so its kernel can write to the caller's.
+                storage.role = Role.CALLER
+                continue
+            target = value.like(f"{value.name}.output")
+            target.fixed_role = Role.CALLER
+            self._copy(target, value, None)
+            made[value] = target
+        return [made.get(value, value) for value in outputs]
+
+
+_ONE_SLOT = frozenset(
+    {runtime_ops.SYM_SIZE, Kernel("aten::sym_numel", ""), Kernel("aten::_local_scalar_dense", "")}
+)
+
+
+def _boxed(call: Call) -> list[Any]:
+    if not isinstance(call.target, OpOverload):
+        return [box_untyped(argument) for argument in call.args]
+    arguments = schema_of(call.target).arguments
+    variant = out_variant(call.target)
+    kept = variant.kept if variant is not None else tuple(range(len(arguments)))
+    return [box(call.args[i], str(arguments[i].type)) for i in kept]
+
+
+def _tensors(args: Sequence[Any]) -> tuple[TensorValue, ...]:
+    found: list[TensorValue] = []
+    for argument in args:
+        items = getattr(argument, "items", None)
+        for item in items if isinstance(items, tuple) else (argument,):
+            if isinstance(item, TensorValue):
+                found.append(item)
+    return tuple(found)

@@ -1,0 +1,121 @@
+"""Whether a delegate took for its own what other methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import is_delegate_call
+from lowerdeck.emitter.errors import UnsupportedError
+from lowerdeck.emitter.frontend.state_sharing import MUTATIONS
+from lowerdeck.emitter.traced import TracedProgram
+from lowerdeck.torch_base import Extent, MemoryMap, attribute, graphs_of
+
+
+def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
+    """Refuse methods of which one has compiled into a delegate what another one shares.
+
+    Methods that are lowered one by one cannot know of each other. A delegate need not tell what
+    it was made of; one that has an ``original_module`` does.
+
+    Args:
+        programs: All methods of one program.
+
+    Raises:
+        UnsupportedError: A delegate holds the value that a buffer had when it was compiled, or
+            a state of its own that another method uses.
+    """
+    used = [_Shared.of(name, exported) for name, exported in programs.items()]
+    for method, exported in programs.items():
+        for call, name, tensor, changes in _held(exported):
+            for other in used:
+                if other.method == method and changes:
+                    continue
+                if other.has(name, tensor, written=not changes):
+                    raise UnsupportedError(
+                        f"method {method!r}: delegate {call!r} holds {name!r} "
+                        f"{'and changes it' if changes else 'as a constant'}, but method "
+                        f"{other.method!r} {'uses' if changes else 'changes'} it too, and neither "
+                        "would see the other: lower the methods in one call (to_backend with a "
+                        "MethodProgramsPartitionerSpec), leave the buffer untagged, or rename one "
+                        "of two that only happen to be alike"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a method and its delegates use of the model's state.
+
+    Attributes:
+        method: Its name.
+        used: Everything, by name, and where it lies.
+        written: What is written, likewise.
+    """
+
+    method: str
+    used: tuple[dict[str, torch.Tensor], MemoryMap]
+    written: tuple[dict[str, torch.Tensor], MemoryMap]
+
+    @classmethod
+    def of(cls, method: str, exported: TracedProgram) -> _Shared:
+        used = {
+            str(spec.target): value
+            for node, spec in zip(
+                exported.graph.find_nodes(op="placeholder"),
+                exported.graph_signature.input_specs,
+                strict=True,
+            )
+            if node.users and isinstance(value := _tensor(exported, spec.target), torch.Tensor)
+        }
+        written = dict(_written(exported))
+        for _, name, value, changes in _held(exported):
+            used[name] = value
+            if changes:
+                written[name] = value
+        return cls(method, _mapped(used | written), _mapped(written))
+
+    def has(self, name: str, tensor: torch.Tensor, *, written: bool) -> bool:
+        """Return whether ``tensor`` is one of these, or a copy of the one of this name."""
+        known, memory = self.written if written else self.used
+        if name in known and _equal(known[name], tensor):
+            # Loading a method by itself, or lowering it, makes copies of its state.
+            return True
+        return bool(known) and memory.find(Extent.of(tensor)) is not None
+
+
+def _mapped(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], MemoryMap]:
+    return tensors, MemoryMap(map(Extent.of, tensors.values()))
+
+
+def _written(exported: TracedProgram) -> Iterator[tuple[str, torch.Tensor]]:
+    for spec in exported.graph_signature.output_specs:
+        value = _tensor(exported, spec.target) if spec.kind in MUTATIONS else None
+        if isinstance(value, torch.Tensor):
+            yield str(spec.target), value
+
+
+def _tensor(exported: TracedProgram, name: str | None) -> Any:
+    return exported.state_dict.get(str(name), exported.constants.get(str(name)))
+
+
+def _held(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor, bool]]:
+    """Yield what delegates hold: call, name, tensor, and whether the delegate changes it."""
+    for gm in graphs_of(exported.graph_module):
+        for node in gm.graph.nodes:
+            if node.op != "call_function" or not is_delegate_call(node.target):
+                continue
+            delegate = attribute(gm, str(node.args[0].target))
+            original = getattr(delegate, "original_module", None)
+            if not isinstance(original, torch.export.ExportedProgram):
+                continue
+            changed = {name for name, _ in _written(TracedProgram.of(original))}
+            for name, value in (*original.state_dict.items(), *original.constants.items()):
+                if isinstance(value, torch.Tensor):
+                    yield node.name, name, value, name in changed
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)

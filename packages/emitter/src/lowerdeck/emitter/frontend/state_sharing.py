@@ -1,0 +1,319 @@
+"""Which buffers of the methods are one state: those in one memory, and those that the user names.
+
+A state is a block of memory that any method writes. Names do not make one: two models may both
+have a buffer called ``cache``, and two names may stand for one buffer. But of two methods of one
+model that were saved and loaded apart only the names tell, so there the user must say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+
+from lowerdeck.emitter._torch_private import FakeTensor, data_address
+from lowerdeck.emitter.errors import EmitterError, UnsupportedError
+from lowerdeck.emitter.frontend.shared_names import SharedNames
+from lowerdeck.emitter.frontend.tensors import layout_of
+from lowerdeck.emitter.traced import TracedProgram
+from lowerdeck.torch_base import Extent, MemoryMap
+
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+MUTATIONS = (
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.USER_INPUT_MUTATION,
+    OutputKind.PARAMETER_MUTATION,
+)
+_CURE = "pass shared_state=[{name!r}] to emit if both are one state, else rename one of them"
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """How one name of one method reads a state.
+
+    Attributes:
+        key: Name of the state, the same in all methods.
+        memory: All bytes of the state, None where the tensor itself is all of them.
+        offset: Offset in bytes into ``memory``.
+    """
+
+    key: str
+    memory: torch.Tensor | None = None
+    offset: int = 0
+
+
+StateViews: TypeAlias = Mapping[tuple[str, str], StateView]
+"""The view of each state by method and by name in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A tensor that a method holds."""
+
+    method: str
+    name: str
+    tensor: torch.Tensor
+    mutated: bool
+    used: bool = True
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        tensor = self.tensor
+        start = data_address(tensor) - int(tensor.storage_offset()) * tensor.element_size()
+        return (str(tensor.device), start)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Return where its bytes begin in its memory, and where they end."""
+        tensor, size = self.tensor, self.tensor.element_size()
+        first = int(tensor.storage_offset())
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = first + sum((count - 1) * stride for count, stride in steps)
+        return first * size, (last + 1) * size
+
+    @property
+    def told(self) -> str:
+        return f"{self.name!r} of method {self.method!r}"
+
+
+_Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
+
+
+def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> StateViews:
+    """Return how each method reads the memory that any of them writes.
+
+    A method that only reads such memory must see what another one has written.
+
+    Args:
+        programs: All methods of one program.
+        shared: Names that stand for one state although their memories differ.
+
+    Raises:
+        EmitterError: If ``shared`` names no state, or one that no second method has.
+        UnsupportedError: If one name stands for two memories, or two views cannot be one state.
+    """
+    held = [member for name in sorted(programs) for member in _members(name, programs[name])]
+    members = [member for member in held if member.used]
+    groups: _Groups = {}
+    for member in members:
+        groups.setdefault(member.memory, []).append(member)
+    _check_storages(members)
+    names = {member.name for group in _written(groups) for member in group}
+    for one_state in shared.sets:
+        _join_named(one_state, held, groups)
+    for name in sorted(names):
+        _join(name, groups, shared)
+    views: dict[tuple[str, str], StateView] = {}
+    for group in _written(groups):
+        views |= _views(group)
+    return views
+
+
+def _check_storages(members: list[_Member]) -> None:
+    """Refuse names that overlap in memory through two storages, as numpy's arrays may lend it."""
+    extents = {member: Extent.of(member.tensor) for member in members}
+    memory = MemoryMap(extents.values())
+    together: dict[Extent | None, list[_Member]] = {}
+    for member, extent in extents.items():
+        together.setdefault(memory.find(extent), []).append(member)
+    for group in together.values():
+        others = [member for member in group if member.memory != group[0].memory]
+        if others and any(member.mutated for member in group):
+            raise UnsupportedError(
+                f"{group[0].told} and {others[0].told} overlap in memory that two storages share, "
+                "and a method writes it, which torch's graph does not tell: make both views of "
+                "one tensor in the model, or copy one"
+            )
+
+
+def _distinct(groups: _Groups) -> Iterable[list[_Member]]:
+    """Return each group once, although several memories may have it."""
+    return [group for memory, group in groups.items() if group[0].memory == memory]
+
+
+def _written(groups: _Groups) -> Iterable[list[_Member]]:
+    return [group for group in _distinct(groups) if any(member.mutated for member in group)]
+
+
+def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
+    signature = exported.graph_signature
+    mutated = {spec.target for spec in signature.output_specs if spec.kind in MUTATIONS}
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    used: set[str | None] = {
+        spec.target
+        for node, spec in zip(placeholders, signature.input_specs, strict=True)
+        if spec.kind in _HELD and (node.users or spec.target in mutated)
+    }
+    # What nobody reads is no reason for a complaint, but a second name of what somebody does.
+    for name, tensor in {**exported.constants, **exported.state_dict}.items():
+        if _has_memory(tensor):
+            yield _Member(method, name, tensor, name in mutated, name in used)
+
+
+def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def _join_named(names: frozenset[str], held: list[_Member], groups: _Groups) -> None:
+    """Make the groups that have one of ``names`` one; a buffer that nobody reads may lend its own.
+
+    Raises:
+        EmitterError: If a name is unknown, or stands in one place only.
+    """
+    told = sorted(names)
+    here = [member for member in held if member.name in names and member.memory in groups]
+    memories = {member.memory for member in here}
+    apart = [group for memory, group in groups.items() if memory in memories]
+    unknown = sorted(names - {member.name for member in here})
+    written = sorted({member.name for group in _written(groups) for member in group})
+    if unknown or not any(member.mutated for group in apart for member in group):
+        raise EmitterError(
+            f"shared_state names {unknown or told}, but no method mutates a tensor of that name; "
+            f"the states are {written}"
+        )
+    places = {(member.method, member.name) for group in apart for member in group}
+    if len(places) < 2:
+        ((method, name),) = places
+        raise EmitterError(
+            f"shared_state names {told}, but only method {method!r} has that state, as {name!r}: "
+            f"name with it what it is one with; the states are {written}"
+        )
+    _unite(apart, groups)
+
+
+def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
+    """Make the groups that hold ``name`` one, if the user says that they are."""
+    apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
+    if len(apart) > 1 and not shared.every:
+        one, other = (next(m for m in group if m.name == name) for group in apart[:2])
+        raise UnsupportedError(
+            f"{one.told} and {other.told} lie in two memories, and a method writes one of them; "
+            f"{_CURE.format(name=name)}"
+        )
+    _unite(apart, groups)
+
+
+def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
+    """Make several groups one state."""
+    if len(apart) < 2:
+        return
+    first, *others = apart
+    for group in others:
+        if group is first:
+            continue
+        _check_alike(*_pair(first, group))
+        _check_methods(first, group)
+        first += group
+        for memory, found in groups.items():
+            if found is group:
+                groups[memory] = first
+
+
+def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]:
+    """Return two members to compare: of one name, if there are such."""
+    named = {member.name: member for member in first}
+    for member in group:
+        if member.name in named:
+            return named[member.name], member
+    return first[0], group[0]
+
+
+def _check_methods(first: list[_Member], group: list[_Member]) -> None:
+    """Refuse to make one state of what one method has twice: its graph says that they are two."""
+    for one in first:
+        for other in group:
+            if one.method == other.method and (one.mutated or other.mutated):
+                raise UnsupportedError(
+                    f"{one.told} and {other.told} cannot be one state: they are two in the graph "
+                    "of that method, which does not see a write to one in the other; use one "
+                    "buffer in the model"
+                )
+
+
+def _check_alike(one: _Member, other: _Member) -> None:
+    a, b = one.tensor, other.tensor
+    if a.dtype != b.dtype or a.shape != b.shape or layout_of(a) != layout_of(b):
+        raise UnsupportedError(
+            f"{one.told} is a {a.dtype} tensor of shape {tuple(a.shape)}, {other.told} a "
+            f"{b.dtype} tensor of shape {tuple(b.shape)}; one state has one form: rename one"
+        )
+    if not torch.equal(_bytes(a), _bytes(b)):
+        raise UnsupportedError(
+            f"{one.told} and {other.told} are to be one state, but begin with other values; give "
+            "both the same values before export, or rename one of them"
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
+    """Return the views of one state."""
+    key = next(member.name for member in group if member.mutated)
+    low: dict[tuple[str, int], int] = {}
+    high: dict[tuple[str, int], int] = {}
+    for member in group:
+        start, stop = member.extent
+        low[member.memory] = min(start, low.get(member.memory, start))
+        high[member.memory] = max(stop, high.get(member.memory, stop))
+    _check_writes(group)
+    if _same_form(group):
+        return {(m.method, m.name): StateView(key) for m in group}
+    if len({high[memory] - low[memory] for memory in low}) > 1:
+        raise UnsupportedError(
+            f"the memories of {_told(group)} are one state, but differ in size; share all views "
+            "of that memory by name, or none"
+        )
+    for member in group:
+        order = layout_of(member.tensor)
+        if not member.tensor.permute(order).is_contiguous():
+            raise UnsupportedError(
+                f"{_told(group)} are views of one memory that a method writes, and {member.told} "
+                "is not contiguous; a program holds only contiguous views of a state"
+            )
+    first = group[0]
+    start, stop = low[first.memory], high[first.memory]
+    storage = first.tensor.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=first.tensor.device)
+    memory.set_(storage, start, (stop - start,))  # type: ignore[call-overload]
+    return {(m.method, m.name): StateView(key, memory, m.extent[0] - low[m.memory]) for m in group}
+
+
+def _same_form(group: list[_Member]) -> bool:
+    """Return whether all names of a state stand for the same elements."""
+    forms = {(m.tensor.dtype, m.tensor.shape, layout_of(m.tensor)) for m in group}
+    elements = {(m.memory, m.extent, m.tensor.stride()) for m in group}
+    return len(forms) == 1 and len(elements) == len({m.memory for m in group})
+
+
+def _check_writes(group: list[_Member]) -> None:
+    """Refuse a method that writes one view while another one shows the same bytes."""
+    for one in group:
+        for other in group:
+            if (
+                one is other
+                or not one.mutated
+                or (one.method, one.memory)
+                != (
+                    other.method,
+                    other.memory,
+                )
+            ):
+                continue
+            (a, b), (c, d) = one.extent, other.extent
+            if a < d and c < b:
+                raise UnsupportedError(
+                    f"{one.told} and {other.told} overlap in memory, and the method writes the "
+                    "first; torch's graph does not tell the second: use one buffer in the model"
+                )
+
+
+def _told(group: list[_Member]) -> str:
+    return " and ".join(sorted({member.told for member in group}))

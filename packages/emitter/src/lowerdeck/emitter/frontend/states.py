@@ -1,0 +1,63 @@
+"""Mutable buffers: their place in memory, the same in all methods, and their initial values."""
+
+from __future__ import annotations
+
+from lowerdeck.emitter.errors import UnsupportedError
+from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck.emitter.ir.values import Storage, TensorValue
+from lowerdeck.serializer import Buffer
+
+_ALIGNMENT = 16
+
+
+class StatePool:
+    """Collects the mutable buffers of a program.
+
+    The runtime may give all methods one set of arenas, so a buffer has one place in a memory of
+    its own, which no activation of any method overlaps.
+
+    Args:
+        zeroed_memory: Whether a buffer of zeros needs no initial value.
+    """
+
+    def __init__(self, zeroed_memory: bool) -> None:
+        self._constants = ConstantPool()
+        self._zeroed_memory = zeroed_memory
+        self._initial: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        self.size: int = 0
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Return the initial values; entry 0 is reserved and empty."""
+        return self._constants.buffers
+
+    def place(self, key: str, storage: Storage) -> int:
+        """Return the offset in bytes of a state, the same in each method that has it.
+
+        Args:
+            key: Name of the state.
+            storage: Its memory.
+
+        Raises:
+            UnsupportedError: If another method has a buffer of this name and another size.
+        """
+        if key not in self._places:
+            self._places[key] = (self.size, storage.nbytes)
+            self.size += -(-storage.nbytes // _ALIGNMENT) * _ALIGNMENT
+        offset, nbytes = self._places[key]
+        if nbytes != storage.nbytes:
+            raise UnsupportedError(
+                f"the mutable buffer {key!r} has {nbytes} bytes in one method and "
+                f"{storage.nbytes} in another; state is shared by name, so rename one of them"
+            )
+        return offset
+
+    def index_of(self, root: TensorValue) -> int:
+        """Return the index of the initial value of a buffer, 0 where it needs none."""
+        if root.key not in self._initial and root.constant is not None:
+            data = self._constants.bytes_of(root.constant, root.dim_order)
+            zero = not root.constant.count_nonzero().item()
+            skipped = not len(data) or (zero and self._zeroed_memory)
+            self._initial[root.key] = 0 if skipped else self._constants.index_of(data)
+        return self._initial[root.key]

@@ -1,0 +1,153 @@
+"""Make tensor values from torch's own tensors, fake and real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lowerdeck.emitter._torch_private import is_traceable_wrapper_subclass, upper_bound
+from lowerdeck.emitter.errors import UnboundedSizeError, UnsupportedError
+from lowerdeck.emitter.ir.values import (
+    DimOrder,
+    Role,
+    ScalarValue,
+    TensorValue,
+    Value,
+    channels_last_order,
+    contiguous_order,
+)
+
+_MAX_RANK = 16
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class ValueFactory:
+    """Makes the values of one method; knows the names of its dynamic dimensions.
+
+    Args:
+        method: Name of the method, for messages.
+        dimension_names: Name of each symbol as the user gave it, by the symbol's text.
+    """
+
+    def __init__(self, method: str, dimension_names: dict[str, str] | None = None) -> None:
+        self._method = method
+        self._dimension_names = dimension_names or {}
+        self._bounds: dict[Any, int | None] = {}
+
+    def tensor(
+        self, name: str, fake: torch.Tensor, *, order: DimOrder | None = None
+    ) -> TensorValue:
+        """Return the value for a tensor of the graph.
+
+        Args:
+            name: Name of its node.
+            fake: The tensor that stands in the node's metadata.
+            order: Its layout; contiguous when None.
+
+        Raises:
+            UnboundedSizeError: If a size has no upper bound.
+            UnsupportedError: If the runtime has no such tensor.
+        """
+        _check(name, fake)
+        shape = tuple(size if isinstance(size, int) else _plain(size) for size in fake.shape)
+        sizes = tuple(
+            size if isinstance(size, int) else self._bound(name, dim, size)
+            for dim, size in enumerate(shape)
+        )
+        return TensorValue(
+            name,
+            fake.dtype,
+            shape,
+            sizes,
+            order if order is not None else contiguous_order(len(sizes)),
+        )
+
+    def constant(self, name: str, tensor: torch.Tensor, key: str = "") -> TensorValue:
+        """Return the value for a tensor whose bytes are known.
+
+        Args:
+            name: Name of its node.
+            tensor: The tensor; its memory is not copied.
+            key: Name of the parameter or buffer in the model.
+        """
+        value = self.tensor(name, tensor, order=layout_of(tensor))
+        value.constant = tensor.detach()
+        value.key = key
+        value.fixed_role = Role.CONSTANT
+        return value
+
+    def value(self, name: str, meta: Any) -> Value | Any:
+        """Return the value for what a node's metadata holds; a literal stays as it is."""
+        if isinstance(meta, torch.Tensor):
+            return self.tensor(name, meta)
+        if isinstance(meta, torch.SymInt):
+            plain = _plain(meta)
+            return plain if isinstance(plain, int) else ScalarValue(name, int, 0)
+        if isinstance(meta, torch.SymBool):
+            return ScalarValue(name, bool, False)
+        if isinstance(meta, torch.SymFloat):
+            return ScalarValue(name, float, 0.0)
+        return meta
+
+    def limit(self, size: Any, bound: int) -> None:
+        """Set the upper bound of a size that torch bounds wrongly or not at all.
+
+        Args:
+            size: The size in a node's metadata; a plain number is left alone.
+            bound: Its largest value.
+        """
+        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+            self._bounds[size.node.expr] = bound
+
+    def _bound(self, name: str, dim: int, size: torch.SymInt) -> int:
+        key = size.node.expr
+        if key not in self._bounds:
+            self._bounds[key] = upper_bound(size)
+        bound = self._bounds[key]
+        if bound is None:
+            symbols = sorted(str(symbol) for symbol in key.free_symbols)
+            named = [self._dimension_names[s] for s in symbols if s in self._dimension_names]
+            cure = (
+                f'give it a max: torch.export.Dim("{named[0]}", max=...)'
+                if named
+                else "it depends on data; give it a max: torch._check(size <= limit) in the model"
+            )
+            called = f" ({', '.join(named)})" if named else ""
+            raise UnboundedSizeError(
+                f"method {self._method!r}: dimension {dim} of {name!r} is {key}{called} and has "
+                f"no upper bound, but memory is planned before the program runs; {cure}"
+            )
+        return bound
+
+
+def layout_of(tensor: torch.Tensor) -> DimOrder:
+    """Return the layout that a tensor has: channels-last only where nothing else fits."""
+    rank = tensor.dim()
+    if rank not in _FORMATS or tensor.is_contiguous():
+        return contiguous_order(rank)
+    if tensor.is_contiguous(memory_format=_FORMATS[rank]):
+        return channels_last_order(rank)
+    return contiguous_order(rank)
+
+
+def _plain(size: torch.SymInt) -> torch.SymInt | int:
+    expression = size.node.expr
+    return int(expression) if expression.is_number else size
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    if is_traceable_wrapper_subclass(tensor):
+        raise UnsupportedError(
+            f"{name!r} is a {type(tensor).__name__}, which holds other tensors but no bytes of "
+            "its own: replace it by a plain tensor before export"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UnsupportedError(
+            f"{name!r} is a {tensor.layout} tensor of {tensor.dtype}; the runtime knows only "
+            "strided, unquantized tensors: call to_dense() or dequantize() in the model"
+        )
+    if tensor.dim() > _MAX_RANK:
+        raise UnsupportedError(
+            f"{name!r} has {tensor.dim()} dimensions; the runtime allows {_MAX_RANK}"
+        )

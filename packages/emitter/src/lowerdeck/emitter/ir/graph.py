@@ -1,0 +1,269 @@
+"""The functional form of a method: operations on values, each value written once.
+
+The passes work on this form. Blocks nest where the program has control flow; a block reads the
+values of the blocks around it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import fx
+
+from lowerdeck.emitter._torch_private import OpOverload, TreeSpec, schema_of
+from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The runtime's kernel for an operation.
+
+    Attributes:
+        name: Operator with namespace, such as ``"aten::add"``.
+        overload: Overload, such as ``"out"``; "" for the default one.
+        list_out: Whether the outputs are one list of tensors.
+    """
+
+    name: str
+    overload: str
+    list_out: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """Return the name as the runtime registers it."""
+        return f"{self.name}.{self.overload}" if self.overload else self.name
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call of an operator.
+
+    Attributes:
+        target: The operator: an ``OpOverload``, a Python function on numbers, or a ``Kernel``
+            that only the runtime knows.
+        args: One entry for each argument of the schema, in order, defaults filled in.
+        outs: The values that it writes.
+        origin: The graph node that it stands for.
+        kernel: The runtime's kernel, set by the pass ``select_kernels``.
+        effect: Whether it does more than write its values, so that it must run and stay in order.
+    """
+
+    target: Any
+    args: list[Any]
+    outs: list[Value]
+    origin: fx.Node | None
+    kernel: Kernel | None = None
+    effect: bool = False
+
+    @property
+    def op_name(self) -> str:
+        """Return the operator without namespace and overload, such as ``"add"``."""
+        if isinstance(self.target, OpOverload):
+            return schema_of(self.target).name.partition("::")[2]
+        if isinstance(self.target, Kernel):
+            return self.target.name.partition("::")[2]
+        return str(getattr(self.target, "__name__", self.target))
+
+
+@dataclass(eq=False, slots=True)
+class Delegate:
+    """A call of a lowered module: inputs in order, outputs in order."""
+
+    module: Any
+    args: list[Any]
+    outs: list[Value]
+    origin: fx.Node | None
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A straight list of operations.
+
+    Attributes:
+        params: Values that whoever runs the block gives it.
+        body: The operations.
+        results: What it gives back: values, or literals.
+    """
+
+    params: list[Value] = field(default_factory=list)
+    body: list[Operation] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Cond:
+    """Runs one of two blocks.
+
+    Attributes:
+        predicate: A bool tensor, a run-time bool, or a literal.
+        branches: The block for true, the block for false; neither has parameters.
+        outs: One value for each result of the branches.
+        origin: The graph node.
+    """
+
+    predicate: Any
+    branches: tuple[Block, Block]
+    outs: list[Value]
+    origin: fx.Node | None
+
+
+@dataclass(eq=False, slots=True)
+class While:
+    """Runs ``body`` as long as ``condition`` gives true.
+
+    Attributes:
+        initial: First value of each carried value.
+        carried: The carried values, which both blocks read and which are rewritten after each
+            turn; they are the results of the loop as well.
+        condition: Block with one result.
+        body: Block with one result for each carried value.
+        origin: The graph node.
+    """
+
+    initial: list[Any]
+    carried: list[Value]
+    condition: Block
+    body: Block
+    origin: fx.Node | None
+
+    @property
+    def outs(self) -> list[Value]:
+        """Return the values that the loop leaves."""
+        return self.carried
+
+
+@dataclass(eq=False, slots=True)
+class Scan:
+    """Runs ``body`` for each row of ``xs`` along dimension 0; a map carries nothing.
+
+    Attributes:
+        initial: First value of each carried value.
+        carried: The carried values, rewritten after each turn; results of the loop.
+        xs: Tensors that are taken apart row by row.
+        rows: The row of each of ``xs``, which the body reads.
+        body: Block with a result for each carried value, then one for each of ``stacked``.
+        stacked: Tensors that the row results are put together to.
+        reverse: Whether rows are visited from the last to the first.
+        origin: The graph node.
+    """
+
+    initial: list[Any]
+    carried: list[Value]
+    xs: list[TensorValue]
+    rows: list[TensorValue]
+    body: Block
+    stacked: list[TensorValue]
+    reverse: bool
+    origin: fx.Node | None
+
+    @property
+    def outs(self) -> list[Value]:
+        """Return the values that the loop leaves."""
+        return [*self.carried, *self.stacked]
+
+
+Operation: TypeAlias = Call | Delegate | Cond | While | Scan
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBack:
+    """A tensor outside the graph that must hold ``source`` when the method ends."""
+
+    target: TensorValue
+    source: TensorValue
+
+
+@dataclass(eq=False, slots=True)
+class Method:
+    """One method of the program.
+
+    Attributes:
+        name: Its name.
+        inputs: User inputs in order: values, or literals that are fixed.
+        outputs: User outputs in order: values, or literals.
+        block: The code.
+        write_backs: Buffers and inputs that the method mutates, to be assigned at once.
+        in_spec: Pytree spec of the inputs.
+        out_spec: Pytree spec of the outputs.
+        ranges: The least and the largest value of each symbol in a shape.
+    """
+
+    name: str
+    inputs: list[Any]
+    outputs: list[Any]
+    block: Block
+    write_backs: list[WriteBack]
+    in_spec: TreeSpec | None = None
+    out_spec: TreeSpec | None = None
+    ranges: Mapping[Any, Any] = field(default_factory=dict)
+
+
+def blocks_of(operation: Operation) -> tuple[Block, ...]:
+    """Return the blocks that an operation holds."""
+    match operation:
+        case Cond():
+            return operation.branches
+        case While():
+            return (operation.condition, operation.body)
+        case Scan():
+            return (operation.body,)
+        case _:
+            return ()
+
+
+def all_blocks(block: Block) -> Iterator[Block]:
+    """Yield ``block`` and all blocks inside it, outer ones first."""
+    pending = [block]
+    while pending:
+        current = pending.pop()
+        yield current
+        for operation in current.body:
+            pending.extend(blocks_of(operation))
+
+
+def values_in(argument: Any) -> Iterator[Value]:
+    """Yield the values in an argument, lists entered."""
+    if isinstance(argument, (TensorValue, ScalarValue)):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from values_in(item)
+
+
+def reads_of(operation: Operation) -> Iterator[Value]:
+    """Yield the values that an operation reads itself, blocks inside it not counted."""
+    match operation:
+        case Call() | Delegate():
+            yield from values_in(operation.args)
+        case Cond():
+            yield from values_in(operation.predicate)
+        case While():
+            yield from values_in(operation.initial)
+        case Scan():
+            yield from values_in(operation.initial)
+            yield from operation.xs
+
+
+def substitute(argument: Any, replaced: dict[Value, Any]) -> Any:
+    """Return ``argument`` with values exchanged by ``replaced``, lists entered."""
+    if isinstance(argument, (TensorValue, ScalarValue)):
+        return replaced.get(argument, argument)
+    if isinstance(argument, (list, tuple)):
+        return [substitute(item, replaced) for item in argument]
+    return argument
+
+
+def substitute_reads(operation: Operation, replaced: dict[Value, Any]) -> None:
+    """Exchange the values that ``operation`` reads itself; blocks inside are left alone."""
+    match operation:
+        case Call() | Delegate():
+            operation.args = substitute(operation.args, replaced)
+        case Cond():
+            operation.predicate = substitute(operation.predicate, replaced)
+        case While():
+            operation.initial = substitute(operation.initial, replaced)
+        case Scan():
+            operation.initial = substitute(operation.initial, replaced)
+            operation.xs = substitute(operation.xs, replaced)

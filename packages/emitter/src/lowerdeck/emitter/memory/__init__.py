@@ -1,0 +1,1 @@
+"""Where values lie, and how long."""

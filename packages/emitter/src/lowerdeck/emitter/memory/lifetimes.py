@@ -1,0 +1,116 @@
+"""When the bytes of each storage matter, control flow counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lowerdeck.emitter.backend.instructions import Code
+from lowerdeck.emitter.ir.values import Role, Storage, TensorValue
+
+Spans: TypeAlias = dict[Storage | None, int]
+"""A step for each storage; the key is the storage itself, since an ``id`` may be given twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A storage and the steps during which its bytes matter.
+
+    Attributes:
+        storage: The storage.
+        nbytes: Its size, rounded up to the alignment.
+        first: First step, -1 for what is there before the method starts.
+        last: Last step, the number of steps for what must outlive the method.
+        accesses: How many steps read or write it.
+    """
+
+    storage: Storage
+    nbytes: int
+    first: int
+    last: int
+    accesses: int = 1
+
+    def overlaps(self, other: Lifetime) -> bool:
+        """Return whether both matter at some step."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def spans(code: Code) -> tuple[Spans, Spans]:
+    """Return the first and the last step of each storage, by storage.
+
+    The order of the steps is the order of time, but for loops: what a loop only reads is read
+    again by the next turn, and what it fills turn by turn is there from its first turn. Branches
+    need no rule, for only one of them runs.
+
+    Args:
+        code: The steps of a method.
+    """
+    first: Spans = {}
+    last: Spans = {}
+    end = len(code.steps)
+    for value in code.inputs:
+        if isinstance(value, TensorValue):
+            first[value.storage] = last[value.storage] = -1
+    for index, step in enumerate(code.steps):
+        for value in (*step.reads, *step.writes):
+            first.setdefault(value.storage, index)
+            last[value.storage] = index
+    for value in code.outputs:
+        if isinstance(value, TensorValue):
+            first.setdefault(value.storage, end)
+            last[value.storage] = end
+    for loop in code.loops:
+        touched = {
+            value.storage
+            for step in code.steps[loop.first : loop.last + 1]
+            for value in (*step.reads, *step.writes)
+        }
+        for key in touched:
+            if first[key] < loop.first:
+                last[key] = max(last[key], loop.last)
+            elif last[key] > loop.last:
+                first[key] = loop.first
+    return first, last
+
+
+def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
+    """Return the lifetime of every storage that needs a place among the activations.
+
+    Args:
+        code: The steps of a method.
+        alignment: Sizes are rounded up to a multiple of this many bytes.
+    """
+    first, last = spans(code)
+    accesses: Spans = {}
+    for step in code.steps:
+        for value in (*step.reads, *step.writes):
+            accesses[value.storage] = accesses.get(value.storage, 0) + 1
+    planned = (Role.ACTIVATION, Role.INPUT)
+    return [
+        Lifetime(
+            storage,
+            -(-storage.nbytes // alignment) * alignment,
+            first[storage],
+            last[storage],
+            accesses.get(storage, 0),
+        )
+        for storage in code.storages
+        if storage.role in planned and storage in first
+    ]
+
+
+def most_live_bytes(lives: list[Lifetime]) -> int:
+    """Return the largest sum of sizes that matter at one step: no plan can need less.
+
+    Args:
+        lives: Lifetimes of one memory.
+    """
+    change: dict[int, int] = {}
+    for life in lives:
+        change[life.first] = change.get(life.first, 0) + life.nbytes
+        change[life.last + 1] = change.get(life.last + 1, 0) - life.nbytes
+    most = now = 0
+    for time in sorted(change):
+        now += change[time]
+        most = max(most, now)
+    return most

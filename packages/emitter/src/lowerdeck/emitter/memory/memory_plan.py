@@ -1,0 +1,240 @@
+"""Plan the memory of a method: which memory and offset each storage gets, checked.
+
+A planner is any function from a :class:`PlanRequest` to one :class:`Place` for each lifetime. The
+default one uses a single memory; :func:`fast_and_large` shows how to use several.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lowerdeck.emitter.backend.instructions import Code
+from lowerdeck.emitter.errors import MemoryPlanError
+from lowerdeck.emitter.frontend.states import StatePool
+from lowerdeck.emitter.memory.lifetimes import Lifetime, lifetimes, most_live_bytes
+from lowerdeck.emitter.memory.placement import best_fit
+
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a storage lies.
+
+    Attributes:
+        memory_id: The planned memory, from 1.
+        offset: Offset in bytes, a multiple of the alignment.
+    """
+
+    memory_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a planner has to place.
+
+    Attributes:
+        method: Name of the method.
+        lives: The storages, with sizes rounded up to the alignment.
+        alignment: Every offset must be a multiple of this many bytes.
+    """
+
+    method: str
+    lives: tuple[Lifetime, ...]
+    alignment: int = ALIGNMENT
+
+
+MemoryPlanner: TypeAlias = Callable[[PlanRequest], Sequence[Place]]
+"""Returns one place for each lifetime of the request, in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBlock:
+    """One storage in a finished plan, for pictures and reports.
+
+    Attributes:
+        name: Name of the tensor that it was made for.
+        role: What it is for, such as ``"activation"``, ``"input"`` or ``"state"``.
+        memory_id: The memory that it lies in.
+        offset: Offset in bytes.
+        nbytes: Size in bytes, rounded up to the alignment.
+        first: First step during which its bytes matter; -1 before the start.
+        last: Last step during which they matter.
+    """
+
+    name: str
+    role: str
+    memory_id: int
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The planned memory of one method.
+
+    Attributes:
+        method: Name of the method.
+        sizes: Size in bytes of each memory by its id; entry 0 is reserved and 0.
+        blocks: Every storage.
+        bound: The most activation bytes that are live at one step: no plan can need less.
+    """
+
+    method: str
+    sizes: tuple[int, ...]
+    blocks: tuple[PlannedBlock, ...]
+    bound: int
+
+
+def one_memory(request: PlanRequest) -> list[Place]:
+    """Return places in a single memory, found by best fit in several orders.
+
+    Args:
+        request: What to place.
+    """
+    offsets, _ = best_fit(request.lives)
+    return [Place(1, offset) for offset in offsets]
+
+
+def fast_and_large(fast_bytes: int) -> MemoryPlanner:
+    """Return a planner with a small fast memory (id 1) and a large one (id 2).
+
+    The storages with the most accesses for their size go to the fast memory as long as they fit.
+
+    Args:
+        fast_bytes: Size of the fast memory in bytes.
+
+    Example:
+        >>> from lowerdeck.emitter import EmitConfig, fast_and_large
+        >>> config = EmitConfig(memory_planner=fast_and_large(16 * 1024))
+    """
+
+    def plan(request: PlanRequest) -> list[Place]:
+        lives = request.lives
+        order = sorted(
+            range(len(lives)), key=lambda i: -lives[i].accesses / max(lives[i].nbytes, 1)
+        )
+        fast: list[int] = []
+        for index in order:
+            if lives[index].nbytes > fast_bytes:
+                continue
+            chosen = [lives[i] for i in (*fast, index)]
+            if most_live_bytes(chosen) <= fast_bytes and best_fit(chosen)[1] <= fast_bytes:
+                fast.append(index)
+        in_fast = set(fast)
+        slow = [index for index in range(len(lives)) if index not in in_fast]
+        places: dict[int, Place] = {}
+        for memory_id, members in ((1, fast), (2, slow)):
+            offsets, _ = best_fit([lives[index] for index in members])
+            places |= {i: Place(memory_id, o) for i, o in zip(members, offsets, strict=True)}
+        return [places[index] for index in range(len(lives))]
+
+    return plan
+
+
+def plan_memory(code: Code, planner: MemoryPlanner, states: StatePool) -> MemoryPlan:
+    """Place every storage of ``code`` and return the plan; the storages are changed.
+
+    Mutable buffers get the memory behind those of the planner.
+
+    Args:
+        code: The steps of a method.
+        planner: Places the activations, inputs and outputs.
+        states: The mutable buffers of the program, added to.
+
+    Raises:
+        MemoryPlanError: If the planner lets two live storages overlap.
+    """
+    lives = lifetimes(code, ALIGNMENT)
+    request = PlanRequest(code.name, tuple(lives))
+    places = list(planner(request))
+    check_plan(request, places)
+    sizes = [0] * (max((place.memory_id for place in places), default=1) + 1)
+    blocks: list[PlannedBlock] = []
+    for life, place in zip(lives, places, strict=True):
+        life.storage.memory_id, life.storage.offset = place.memory_id, place.offset
+        sizes[place.memory_id] = max(sizes[place.memory_id], place.offset + life.nbytes)
+        blocks.append(_block(life, place))
+    for state in code.states:
+        if state.storage is not None:
+            place = Place(len(sizes), states.place(state.key, state.storage))
+            state.storage.memory_id, state.storage.offset = place.memory_id, place.offset
+            whole = Lifetime(state.storage, state.storage.nbytes, -1, len(code.steps))
+            blocks.append(_block(whole, place))
+    if code.states:
+        sizes.append(states.size)
+    return MemoryPlan(code.name, tuple(sizes), tuple(blocks), most_live_bytes(lives))
+
+
+def _block(life: Lifetime, place: Place) -> PlannedBlock:
+    storage = life.storage
+    return PlannedBlock(
+        storage.name,
+        storage.role.value,
+        place.memory_id,
+        place.offset,
+        life.nbytes,
+        life.first,
+        life.last,
+    )
+
+
+def check_plan(request: PlanRequest, places: Sequence[Place]) -> None:
+    """Prove that no two storages overlap in memory while both are live.
+
+    Args:
+        request: What was to be placed.
+        places: One place for each lifetime.
+
+    Raises:
+        MemoryPlanError: If there are too few places, one is malformed, or two overlap.
+    """
+    lives = request.lives
+    if len(places) != len(lives):
+        raise MemoryPlanError(
+            f"method {request.method!r}: the planner returned {len(places)} places, expected "
+            f"{len(lives)}, one for each lifetime"
+        )
+    for life, place in zip(lives, places, strict=True):
+        if place.memory_id < 1 or place.offset < 0 or place.offset % request.alignment:
+            raise MemoryPlanError(
+                f"method {request.method!r}: {life.storage.name!r} is placed at {place}; expected "
+                f"a memory_id from 1 and an offset that is a multiple of {request.alignment}"
+            )
+    _sweep(request, places)
+
+
+def _sweep(request: PlanRequest, places: Sequence[Place]) -> None:
+    """Walk through time with the live storages sorted by place: neighbours must not touch."""
+    lives = request.lives
+    events = sorted(
+        [(life.first, 1, i) for i, life in enumerate(lives)]
+        # What dies at a step is still read there, so it leaves behind the arrivals of that step.
+        + [(life.last, 2, i) for i, life in enumerate(lives)]
+    )
+    live: list[tuple[int, int, int, int]] = []
+    for _, kind, index in events:
+        place, size = places[index], lives[index].nbytes
+        entry = (place.memory_id, place.offset, place.offset + size, index)
+        if size == 0:
+            continue
+        if kind == 2:
+            live.pop(bisect_left(live, entry))
+            continue
+        at = bisect_left(live, entry)
+        for other in live[max(at - 1, 0) : at + 1]:
+            if other[0] == entry[0] and other[1] < entry[2] and entry[1] < other[2]:
+                one, two = lives[other[3]], lives[index]
+                raise MemoryPlanError(
+                    f"method {request.method!r}: {one.storage.name!r} (steps {one.first} to "
+                    f"{one.last}, {places[other[3]]}, {one.nbytes} bytes) and "
+                    f"{two.storage.name!r} (steps {two.first} to {two.last}, {place}, "
+                    f"{two.nbytes} bytes) are live together and overlap"
+                )
+        insort(live, entry)

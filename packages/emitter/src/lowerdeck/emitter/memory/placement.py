@@ -1,0 +1,117 @@
+"""Find offsets for storages so that those that are live together do not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lowerdeck.emitter.memory.lifetimes import Lifetime, most_live_bytes
+
+# Above this many storages repairing an order costs more time than it saves bytes.
+_REPAIRED_UP_TO = 1500
+_REPAIRS = 12
+_BUCKET = 32
+
+
+def best_fit(lives: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """Return an offset for each storage and the size of the memory.
+
+    Storages are put one by one into the smallest gap that holds them, in several orders; the
+    smallest result is kept, and the search ends when it meets the bound of the live bytes.
+
+    Args:
+        lives: What to place.
+    """
+    bound = most_live_bytes(list(lives))
+    best: tuple[list[int], int] | None = None
+    for order in _orders(lives):
+        found = _place(lives, order)
+        if best is None or found[1] < best[1]:
+            best = found
+        if best[1] <= bound:
+            return best
+        if len(lives) <= _REPAIRED_UP_TO:
+            best = _repair(lives, order, found, best, bound)
+            if best[1] <= bound:
+                return best
+    return best if best is not None else ([], 0)
+
+
+def _orders(lives: Sequence[Lifetime]) -> Iterator[list[int]]:
+    indices = range(len(lives))
+    yield sorted(indices, key=lambda i: (-lives[i].nbytes, lives[i].first))
+    yield sorted(indices, key=lambda i: (lives[i].first, -lives[i].nbytes))
+    yield sorted(indices, key=lambda i: (lives[i].first - lives[i].last, -lives[i].nbytes))
+    yield sorted(indices, key=lambda i: -lives[i].nbytes * (lives[i].last - lives[i].first + 1))
+    yield sorted(indices, key=lambda i: (-lives[i].nbytes, -lives[i].last))
+    yield sorted(indices, key=lambda i: (-lives[i].last, -lives[i].nbytes))
+
+
+def _repair(
+    lives: Sequence[Lifetime],
+    order: list[int],
+    found: tuple[list[int], int],
+    best: tuple[list[int], int],
+    bound: int,
+) -> tuple[list[int], int]:
+    """Place again with those first that stuck out above the bound."""
+    current = list(order)
+    for _ in range(_REPAIRS):
+        offsets = found[0]
+        high = [i for i in current if offsets[i] + lives[i].nbytes > bound]
+        chosen = set(high)
+        current = high + [i for i in current if i not in chosen]
+        found = _place(lives, current)
+        if found[1] < best[1]:
+            best = found
+        if best[1] <= bound:
+            break
+    return best
+
+
+def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
+    offsets = [0] * len(lives)
+    total = 0
+    placed = _Calendar()
+    for index in order:
+        life = lives[index]
+        size = life.nbytes
+        taken = sorted(
+            (offsets[other], offsets[other] + lives[other].nbytes)
+            for other in placed.during(life.first, life.last)
+            if lives[other].overlaps(life)
+        )
+        best, best_gap, cursor = -1, -1, 0
+        for start, stop in taken:
+            gap = start - cursor
+            if gap >= size and (best < 0 or gap < best_gap):
+                best, best_gap = cursor, gap
+            cursor = max(cursor, stop)
+        offsets[index] = cursor if best < 0 else best
+        total = max(total, offsets[index] + size)
+        placed.add(index, life.first, life.last)
+    return offsets, total
+
+
+class _Calendar:
+    """Finds what is live in a span of time without looking at everything."""
+
+    def __init__(self) -> None:
+        self._by_bucket: dict[int, list[int]] = {}
+        self._long: list[int] = []
+
+    def add(self, index: int, first: int, last: int) -> None:
+        buckets = range(first // _BUCKET, last // _BUCKET + 1)
+        if len(buckets) > _BUCKET:
+            self._long.append(index)
+            return
+        for bucket in buckets:
+            self._by_bucket.setdefault(bucket, []).append(index)
+
+    def during(self, first: int, last: int) -> list[int]:
+        found: set[int] = set(self._long)
+        buckets = range(first // _BUCKET, last // _BUCKET + 1)
+        known = self._by_bucket
+        chosen = buckets if len(buckets) <= len(known) else [b for b in known if b in buckets]
+        for bucket in chosen:
+            found.update(known.get(bucket, ()))
+        return list(found)

@@ -1,0 +1,1 @@
+"""In which orders nodes may run."""

@@ -1,0 +1,85 @@
+"""Pairs of nodes whose order matters though no value flows from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.graph_fuser.order.elements import is_element
+from lowerdeck.torch_base import Behaviours, Effect, MemoryUse
+
+_ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
+
+
+def order_hazards(
+    graph: Graph, module: torch.nn.Module | None, nodes: Sequence[Node] | None = None
+) -> list[tuple[Node, Node]]:
+    """Return pairs (before, after) that must keep their order: O(nodes + edges).
+
+    Random nodes keep their order among each other, so do nodes with other effects. A node that
+    writes a value stays after earlier readers of it and before later ones, through views too; what
+    only says how memory is seen (a view, an element of a tuple) reads nothing. A change of mode
+    (gradients, autocast) keeps its place among all nodes. Checks may pass each other.
+
+    Args:
+        graph: The graph.
+        module: The module that holds what the graph's nodes name.
+        nodes: The graph's nodes in the order that they run in, where they stand in another one.
+    """
+    nodes = list(graph.nodes) if nodes is None else nodes
+    behaviours = Behaviours(module)
+    marked = {
+        node: effect
+        for node in nodes
+        if not behaviours.is_plain(node) and (effect := behaviours.effect(node)) & _ORDERED
+    }
+    if not marked:
+        return []
+    pairs: list[tuple[Node, Node]] = []
+    for kind in (Effect.RANDOM, Effect.EFFECT):
+        chain = [node for node, effect in marked.items() if effect & kind]
+        pairs.extend(pairwise(chain))
+    if any(effect & Effect.MODE for effect in marked.values()):
+        pairs.extend(_modes(nodes, marked))
+    if any(effect & Effect.WRITES for effect in marked.values()):
+        pairs.extend(_writes(MemoryUse(graph, module), nodes))
+    return pairs
+
+
+def _modes(nodes: Sequence[Node], marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:
+    pairs: list[tuple[Node, Node]] = []
+    since: list[Node] = []
+    last: Node | None = None
+    for node in nodes:
+        if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
+            continue
+        if last is not None:
+            pairs.append((last, node))
+        if marked.get(node, Effect.NONE) & Effect.MODE:
+            pairs.extend((earlier, node) for earlier in since)
+            since, last = [], node
+        else:
+            since.append(node)
+    return pairs
+
+
+def _writes(memory: MemoryUse, nodes: Sequence[Node]) -> list[tuple[Node, Node]]:
+    pairs: list[tuple[Node, Node]] = []
+    readers: dict[Node, list[Node]] = {}
+    writer: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
+            continue
+        written = memory.writes(node)
+        for group in dict.fromkeys((*memory.reads(node), *written)):
+            if group in writer:
+                pairs.append((writer[group], node))
+            if group in written:
+                pairs.extend((reader, node) for reader in readers.pop(group, ()))
+                writer[group] = node
+            else:
+                readers.setdefault(group, []).append(node)
+    return pairs

@@ -1,0 +1,133 @@
+"""What must hold before anything changes, beside the shape of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from lowerdeck.graph_fuser.errors import NameInUseError, RegionError
+from lowerdeck.graph_fuser.outliner.boundary import Boundary
+from lowerdeck.graph_fuser.regions import ROOT, RegionTree
+from lowerdeck.torch_base import attribute, has_attribute
+
+
+def check_names(gm: GraphModule | None, tree: RegionTree) -> None:
+    """Raise unless siblings have different names, and the outermost ones are free in ``gm``."""
+    for children in tree.children:
+        names: set[str] = set()
+        for child in children:
+            name = tree.name(child) or ""
+            if not name or any(not part for part in name.split(".")):
+                raise RegionError(
+                    f"Region name {name!r} is no attribute path; expected one or more non-empty "
+                    "parts joined by dots."
+                )
+            if name in names:
+                raise NameInUseError(
+                    f"Two sibling regions are named {name!r}; give each its own name."
+                )
+            names.add(name)
+    if gm is not None:
+        check_free(gm, [tree.name(child) or "" for child in tree.children[ROOT]])
+
+
+def check_free(gm: GraphModule, names: Sequence[str]) -> None:
+    """Raise ``NameInUseError`` unless submodules may be installed under ``names``."""
+    used: set[str] | None = None
+    for name in names:
+        holder, _, last = name.rpartition(".")
+        _check_holder(gm, holder)
+        if not has_attribute(gm, name):
+            continue
+        if not isinstance(attribute(gm, name), torch.nn.Module):
+            raise NameInUseError(
+                f"The module already has an attribute {last!r} that is no submodule (region "
+                f"{name!r}); rename the region."
+            )
+        if used is None:
+            used = _paths(gm.graph.nodes)
+        if name in used:
+            raise NameInUseError(
+                f"The module already has a submodule {name!r} that its graph still uses; rename "
+                "the region."
+            )
+
+
+def _check_holder(gm: GraphModule, path: str) -> None:
+    value: object = gm
+    for part in path.split(".") if path else ():
+        if not hasattr(value, part):
+            return
+        value = getattr(value, part)
+        if not isinstance(value, torch.nn.Module):
+            raise NameInUseError(
+                f"The region's path leads through {part!r}, which is no submodule; rename the "
+                "region."
+            )
+
+
+def _paths(nodes: Iterable[Node]) -> set[str]:
+    """Return every attribute path that ``nodes`` read, and every path on the way to one."""
+    paths: set[str] = set()
+    for node in nodes:
+        if node.op in {"call_module", "get_attr"}:
+            path = str(node.target)
+            while path and path not in paths:
+                paths.add(path)
+                path = path.rpartition(".")[0]
+    return paths
+
+
+def check_attributes(
+    gm: GraphModule,
+    tree: RegionTree,
+    boundary: Boundary,
+) -> None:
+    """Raise unless ``gm`` has every attribute that the regions read."""
+    for index in range(1, len(tree.regions)):
+        reads = [node for node in tree.members[index] if node.op in {"get_attr", "call_module"}]
+        for node in (*reads, *boundary.local[index]):
+            if node.op == "placeholder":
+                raise RegionError(
+                    f"attribute_name gives placeholder {node.name!r} a name in region "
+                    f"{tree.name(index)!r}, "
+                    "but its value is not known here; pass make_module too and install it there."
+                )
+            if not has_attribute(gm, str(node.target)):
+                raise RegionError(
+                    f"Node {node.name!r} reads attribute {node.target!r}, which the module does "
+                    "not have."
+                )
+
+
+def check_inner_names(tree: RegionTree, boundary: Boundary, *, root_too: bool) -> None:
+    """Raise unless each region's name is free in the new module of its parent."""
+    for index, children in enumerate(tree.children):
+        if not children or (index == ROOT and not root_too):
+            continue
+        home = tree.home
+        members = (
+            tree.members[index] if index else [node for node in tree.position if node not in home]
+        )
+        used = _paths(members) | set(boundary.local[index].values())
+        for child in children:
+            name = tree.name(child) or ""
+            if name in used or hasattr(GraphModule, name.split(".")[0]):
+                raise NameInUseError(
+                    f"Region {name!r} would stand beside an attribute of that name in its "
+                    "parent's module; rename the region."
+                )
+
+
+def checked_order(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[tuple[Node, Node]]:
+    """Return the caller's pairs of nodes, all in the graph and in this order already."""
+    pairs = list(order)
+    for before, after in pairs:
+        if tree.position.get(before, -1) >= tree.position.get(after, -1):
+            raise RegionError(
+                f"order asks for {before.name!r} before {after.name!r}; expected two nodes of the "
+                "graph that stand in this order already."
+            )
+    return pairs

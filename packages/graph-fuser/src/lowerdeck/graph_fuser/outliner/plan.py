@@ -1,0 +1,213 @@
+"""What outlining would make, known before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.graph_fuser._torch_private import mend_readers
+from lowerdeck.graph_fuser.collector import collector_held
+from lowerdeck.graph_fuser.errors import RegionError
+from lowerdeck.graph_fuser.order.meta import call_meta
+from lowerdeck.graph_fuser.order.ordering import ordered_tree
+from lowerdeck.graph_fuser.outliner.boundary import AttributeName, InputOrder, find_boundary
+from lowerdeck.graph_fuser.outliner.checks import check_names, checked_order
+from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
+from lowerdeck.graph_fuser.outliner.region_graph import (
+    GraphBuilder,
+    RegionGraph,
+    call_label,
+    read_label,
+)
+from lowerdeck.graph_fuser.outliner.schedule import body_order, schedule
+from lowerdeck.graph_fuser.regions import ROOT, Region
+
+
+class OutlinePlan:
+    """What crosses each region's border, and the order of its body; made by ``plan_outline``.
+
+    Everything is checked, and nothing is built: ``graph`` builds what the caller wants, region by
+    region. Whoever can tell from ``steps`` that two regions are equal need not build both. A plan
+    is good as long as the graph that it was made for does not change.
+
+    Attributes:
+        regions: All regions, parents before their children.
+    """
+
+    def __init__(self, graphs: GraphBuilder) -> None:
+        self._graphs = graphs
+        self._tree = graphs.tree
+        self._boundary = graphs.boundary
+        self._index: dict[Region | None, int] = {
+            region: index for index, region in enumerate(graphs.tree.regions)
+        }
+        self._snapshots: dict[Node, dict[str, Any]] = {}
+        self.regions: tuple[Region, ...] = tuple(
+            region for region in graphs.tree.regions if region is not None
+        )
+
+    def inputs(self, region: Region) -> tuple[Node, ...]:
+        """Return the outer nodes whose values the region takes, in order."""
+        return tuple(self._boundary.inputs[self._index[region]])
+
+    def outputs(self, region: Region) -> tuple[Node, ...]:
+        """Return the inner nodes whose values the region returns, in order."""
+        return tuple(self._boundary.outputs[self._index[region]])
+
+    def attributes(self, region: Region) -> Mapping[Node, str]:
+        """Return the outer nodes that the region reads by an attribute of its own, in order."""
+        return self._boundary.local[self._index[region]]
+
+    def returns_bare(self, region: Region) -> bool:
+        """Return whether the region returns its one output without a tuple around it."""
+        return self._graphs.is_bare(self._index[region])
+
+    def steps(self, region: Region | None) -> list[Node | Region]:
+        """Return the body of a region in its final order: nodes, and regions that it calls.
+
+        Args:
+            region: The region; None for what is outside of all.
+        """
+        index, tree = self._index[region], self._tree
+        nodes = self._graphs.root_nodes() if index == ROOT else tree.members[index]
+        if not tree.children[index]:
+            return body_order(tree, self._graphs.plan, index, nodes)  # type: ignore[return-value]
+        return [
+            tree.regions[item] if isinstance(item, int) else item  # type: ignore[misc]
+            for item in body_order(tree, self._graphs.plan, index, nodes)
+        ]
+
+    def graph(self, region: Region | None) -> RegionGraph:
+        """Return a new graph of a region, as ``outline`` would give it to ``make_module``.
+
+        Args:
+            region: The region; None for the outermost graph.
+        """
+        index, tree = self._index[region], self._tree
+        graph, env = self._graphs.build_root() if index == ROOT else self._graphs.build(index)
+        called = {tree.regions[child]: self._graphs.calls[child] for child in tree.children[index]}
+        calls = {inner: call for inner, call in called.items() if inner is not None}
+        return RegionGraph(
+            graph,
+            env,
+            {inner: call.node for inner, call in calls.items()},
+            {inner: call.results for inner, call in calls.items()},
+        )
+
+    def defer(self, region: Region, like: Graph) -> DeferredGraph:
+        """Return what builds the graph of ``region`` later, at a fraction of the cost of building.
+
+        Args:
+            region: The region.
+            like: What ``graph`` built for a region that has equal steps, inputs, outputs and
+                attributes; targets of its calls may have been changed.
+
+        Raises:
+            RegionError: The region has another number of nodes than ``like``.
+        """
+        index, boundary = self._index[region], self._boundary
+        entries = [(outer.name, self._meta(outer), True) for outer in boundary.inputs[index]]
+        entries += [
+            (read_label(path), self._meta(outer), outer.op != "get_attr")
+            for outer, path in boundary.local[index].items()
+        ]
+        for item in body_order(self._tree, self._graphs.plan, index, self._tree.members[index]):
+            if isinstance(item, int):
+                self._defer_call(item, entries)
+            else:
+                entries.append((item.name, self._meta(item), False))
+        meta, hands_on = self._returned_meta(index) if boundary.outputs[index] else ({}, False)
+        entries.append(("output", meta, hands_on))
+        if len(entries) != len(like.nodes):
+            raise RegionError(
+                f"Region {region.name!r} has {len(entries)} nodes with its inputs and output; "
+                f"found {len(like.nodes)} in the graph that it was to be like. Pass the graph of "
+                "a region with equal steps."
+            )
+        names, metas, hands_on = zip(*entries, strict=True)
+        return DeferredGraph(like, names, metas, hands_on)
+
+    def _defer_call(self, index: int, entries: list[tuple[str, Mapping[str, Any], bool]]) -> None:
+        entries.append((call_label(self._tree.name(index) or ""), *self._returned_meta(index)))
+        if not self._graphs.is_bare(index):
+            entries.extend(
+                (node.name, self._meta(node), True) for node in self._boundary.outputs[index]
+            )
+
+    def _returned_meta(self, index: int) -> tuple[Mapping[str, Any], bool]:
+        """Return the meta of what carries a region's outputs, and whether it hands a value on."""
+        outputs = tuple(self._boundary.outputs[index])
+        if self._graphs.is_bare(index):
+            return self._meta(outputs[0]), True
+        return call_meta(outputs, bare=False), False
+
+    def _meta(self, node: Node) -> Mapping[str, Any]:
+        """Return a copy of the meta of ``node``, one for all that ask."""
+        found = self._snapshots.get(node)
+        if found is None:
+            found = self._snapshots[node] = dict(node.meta)
+        return found
+
+
+def plan_outline(
+    gm: GraphModule | Graph,
+    regions: Sequence[Region],
+    *,
+    input_order: InputOrder = "parent",
+    order: Iterable[tuple[Node, Node]] = (),
+    attribute_name: AttributeName | None = None,
+) -> OutlinePlan:
+    """Return what ``outline`` would make of ``regions``, without building or changing anything.
+
+    Args:
+        gm: The graph module, or a bare graph.
+        regions: See ``outline``.
+        input_order: See ``outline``.
+        order: See ``outline``.
+        attribute_name: See ``outline``.
+
+    Raises:
+        CycleError: A region would need its own result; the error shows the path node by node.
+        RegionError: The tree is not sound; each case has a subclass.
+
+    Example:
+        >>> import torch
+        >>> gm = torch.fx.symbolic_trace(lambda x: (x.relu() + 1).relu() + 1)
+        >>> _, relu, add, relu_1, add_1, _ = gm.graph.nodes
+        >>> one, two = Region("one", [relu, add]), Region("two", [relu_1, add_1])
+        >>> plan = plan_outline(gm, [one, two])
+        >>> plan.steps(None)[2] is two, plan.steps(two), plan.inputs(two)
+        (True, [relu_1, add_1], (add,))
+        >>> [node.name for node in plan.graph(two).graph.nodes]
+        ['add', 'relu_1', 'add_1', 'output']
+    """
+    graphs = prepare(gm, regions, input_order, order, attribute_name, rebuilds_root=True)
+    check_names(None, graphs.tree)
+    return OutlinePlan(graphs)
+
+
+def prepare(
+    gm: GraphModule | Graph,
+    regions: Sequence[Region],
+    input_order: InputOrder,
+    order: Iterable[tuple[Node, Node]] = (),
+    attribute_name: AttributeName | None = None,
+    *,
+    rebuilds_root: bool = False,
+) -> GraphBuilder:
+    """Return what builds the graph of each region, everything in it being in order.
+
+    So is the outermost graph where it has effects, or is to be built anew too.
+    """
+    graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
+    with collector_held():
+        mend_readers(graph)
+        tree, hazards = ordered_tree(graph, module, regions, rebuilds_root=rebuilds_root)
+        hazards += checked_order(order, tree)
+        boundary = find_boundary(
+            tree, order=hazards, input_order=input_order, attribute_name=attribute_name
+        )
+        plan = schedule(tree, boundary, hazards)
+        return GraphBuilder(graph, tree, boundary, plan, attribute_name)

@@ -1,0 +1,1 @@
+"""Which nodes can be one group."""

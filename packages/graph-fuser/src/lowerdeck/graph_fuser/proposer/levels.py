@@ -1,0 +1,91 @@
+"""Partition by levels: the fewest partitions that cannot depend on each other in a circle.
+
+Call an item *wanted* if it may stand in a partition. Give every item a level: a wanted item's
+level is at least that of each wanted item before it; an unwanted item's is at least one more than
+that of each wanted item before it; and both are at least that of each unwanted item before them.
+Take the least such levels, and let the wanted items of one level be one partition.
+
+*Acyclic.* Levels never fall along an edge. A path that leaves a partition of level k through an
+unwanted item goes on at k + 1 or above; one that leaves it straight into another partition does
+too, as the wanted items of level k are all in it. So no path comes back.
+
+*Fewest.* An item of level k ends a path on which a wanted item is followed by an unwanted one and
+later by a wanted one k times. The k + 1 wanted items so separated need k + 1 different partitions:
+were two in one, the path between them would leave it and come back. Level k therefore needs k + 1
+partitions, and has them.
+
+Many items may stand on several levels without breaking either argument. ``spread`` moves each to
+where the fewest values cross the partitions' borders, once back and once forth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowerdeck.graph_fuser.proposer.items import ItemGraph
+
+
+def earliest_levels(items: ItemGraph) -> list[int]:
+    """Return the least levels: O(items + edges)."""
+    level = [0] * len(items.nodes)
+    for item in range(len(level)):
+        level[item] = floor(items, level, item)
+    return level
+
+
+def latest_levels(items: ItemGraph, earliest: Sequence[int]) -> list[int]:
+    """Return the greatest levels that need no more partitions than the least ones."""
+    top = max(
+        (level for level, is_in in zip(earliest, items.wanted, strict=True) if is_in), default=0
+    )
+    level = [0] * len(earliest)
+    for item in range(len(level) - 1, -1, -1):
+        level[item] = ceiling(items, level, item, top)
+    return level
+
+
+def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
+    """Return the least level that what stands before ``item`` leaves it."""
+    is_in = items.wanted
+    least = 0
+    if is_in[item]:
+        for source in items.before[item]:
+            if level[source] > least:
+                least = level[source]
+        for source in items.apart_from.get(item, ()):
+            least = max(least, level[source] + 1)
+        return least
+    for source in items.before[item]:
+        bound = level[source] + 1 if is_in[source] else level[source]
+        if bound > least:
+            least = bound
+    return least
+
+
+def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
+    """Return the greatest level that what stands behind ``item`` leaves it."""
+    is_in = items.wanted
+    if not is_in[item]:
+        # Nothing wanted may follow: then any level will do, one above the last partition included.
+        return min((level[target] for target in items.after[item]), default=top + 1)
+    most = top
+    for target in items.after[item]:
+        bound = level[target] if is_in[target] else level[target] - 1
+        if bound < most:
+            most = bound
+    for target in items.apart.get(item, ()):
+        most = min(most, level[target] - 1)
+    return most
+
+
+def border_values(items: ItemGraph, level: Sequence[int]) -> int:
+    """Return how many values enter partitions and leave them, over all partitions."""
+    total = 0
+    for value, origin in enumerate(items.maker):
+        homes = {level[reader] if items.wanted[reader] else -1 for reader in items.readers[value]}
+        if items.wanted[origin]:
+            homes.discard(level[origin])
+            total += bool(homes)
+        homes.discard(-1)
+        total += len(homes)
+    return total

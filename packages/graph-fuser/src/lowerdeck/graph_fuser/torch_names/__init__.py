@@ -1,0 +1,1 @@
+"""Names and signatures that callers of torch know."""

@@ -1,0 +1,212 @@
+"""torch's fusing functions under their own names, standing on the outliner."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from lowerdeck.graph_fuser._torch_private import defer_code, erase_nodes_now, mend_readers
+from lowerdeck.graph_fuser.errors import ErasedNodeError, ForeignNodeError, NodeInUseError
+from lowerdeck.graph_fuser.order.attributes import install
+from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
+from lowerdeck.graph_fuser.order.ordering import legalize_graph, topo_sort
+from lowerdeck.graph_fuser.outliner.boundary import InputOrder
+from lowerdeck.graph_fuser.outliner.checks import check_free
+from lowerdeck.graph_fuser.outliner.outlining import extract
+from lowerdeck.graph_fuser.outliner.partition import fuse_partitions
+from lowerdeck.graph_fuser.outliner.splice import replace_inputs
+from lowerdeck.graph_fuser.regions import Region
+
+
+def fuse_as_graphmodule(
+    gm: GraphModule,
+    nodes: Sequence[Node],
+    module_name: str,
+    partition_lookup_table: Mapping[Node, int | None] | None = None,
+    *,
+    always_return_tuple: bool = False,
+    input_order: InputOrder = "parent",
+) -> tuple[GraphModule, tuple[Node, ...], tuple[Node, ...]]:
+    """Return ``nodes`` as a graph module, with the nodes it takes and those it returns.
+
+    A drop-in for ``torch.fx.passes.utils.fuser_utils.fuse_as_graphmodule``. ``gm`` is not changed.
+
+    Args:
+        gm: The graph module.
+        nodes: The nodes, in any order; the new graph has them in the order of ``gm``.
+        module_name: Class name of the new module.
+        partition_lookup_table: Accepted for compatibility; nothing needs to be looked up.
+        always_return_tuple: Return a tuple even for one output.
+        input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
+            where all inputs are inputs of the whole graph.
+
+    Returns:
+        The module, the nodes of ``gm`` in the order of its placeholders, and those in the order of
+        its output.
+
+    Raises:
+        CycleError: The nodes would need their own results.
+        RegionError: A node is foreign, erased or repeated, or there is none.
+
+    Example:
+        >>> import torch
+        >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu().sin())
+        >>> _, add, relu, _, _ = gm.graph.nodes
+        >>> module, inputs, outputs = fuse_as_graphmodule(gm, [add, relu], "Block")
+        >>> inputs, outputs, module(torch.zeros(1))
+        ((x,), (relu,), tensor([1.]))
+    """
+    del partition_lookup_table
+    region = Region(module_name, nodes, always_return_tuple=always_return_tuple)
+    module, inputs, outputs = extract(gm, region, input_order=input_order)
+    if not isinstance(module, GraphModule):
+        raise TypeError(f"extract made a {type(module)}, not a GraphModule.")
+    return module, inputs, outputs
+
+
+def insert_subgm(
+    gm: GraphModule,
+    sub_gm: GraphModule,
+    orig_inputs: Sequence[Node],
+    orig_outputs: Sequence[Node],
+    insertion_point: Node | None = None,
+) -> GraphModule:
+    """Call ``sub_gm`` in ``gm`` in place of ``orig_outputs``; return ``gm``.
+
+    A drop-in for torch's function of this name. The original nodes stay, to be erased with
+    ``erase_nodes``. Readers that stand before the call move behind it, so that the graph is legal.
+
+    Args:
+        gm: The graph module, changed in place; its code is generated again at its next use.
+        sub_gm: The module; its class name is the name under which it is installed.
+        orig_inputs: The nodes that are passed to it.
+        orig_outputs: The nodes whose values it returns; there may be none.
+        insertion_point: Node behind which to call it; by default the last of the outputs, or of
+            the inputs where there is no output.
+
+    Raises:
+        RegionError: A node is foreign or erased, or the name is in use. ``gm`` is as before.
+
+    Example:
+        >>> import torch
+        >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu().sin())
+        >>> _, add, relu, _, _ = gm.graph.nodes
+        >>> module, inputs, outputs = fuse_as_graphmodule(gm, [add, relu], "Block")
+        >>> erase_nodes(insert_subgm(gm, module, inputs, outputs), [add, relu])
+        >>> [node.name for node in gm.graph.nodes]
+        ['x', 'block', 'sin', 'output']
+    """
+    mend_readers(gm.graph)
+    position = {node: place for place, node in enumerate(gm.graph.nodes)}
+    given = [] if insertion_point is None else [insertion_point]
+    _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
+    name = type(sub_gm).__name__
+    check_free(gm, [name])
+    if insertion_point is None:
+        ends = orig_outputs or [*orig_inputs, *list(position)[:1]]
+        insertion_point = max(ends, key=position.__getitem__)
+    install(gm, name, sub_gm)
+    returned = sub_gm.graph.output_node().args[0]
+    bare = len(orig_outputs) == 1 and not isinstance(returned, tuple)
+    graph = gm.graph
+    replacement: dict[Node, Node] = {}
+    with graph.inserting_before(insertion_point.next):
+        call = graph.call_module(name, tuple(orig_inputs))
+        call.meta.update(call_meta(orig_outputs, bare=bare))
+        if bare:
+            replacement[orig_outputs[0]] = call
+        else:
+            for place, node in enumerate(orig_outputs):
+                part = graph.call_function(operator.getitem, (call, place), type_expr=node.type)
+                part.meta.update(value_meta(node.meta))
+                replacement[node] = part
+    readers: dict[Node, dict[Node, Node]] = {}
+    for old, new in replacement.items():
+        for user in old.users:
+            if user is not call:
+                readers.setdefault(user, {})[old] = new
+    for user, changes in readers.items():
+        replace_inputs(user, changes)
+    defer_code(gm)
+    return legalize_graph(gm)
+
+
+def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
+    """Erase ``nodes`` from ``gm``, all or none.
+
+    Args:
+        gm: The graph module, changed in place; its code is generated again at its next use.
+        nodes: The nodes, in any order.
+
+    Raises:
+        NodeInUseError: A node that stays reads one of them.
+        RegionError: A node is foreign or erased already. ``gm`` is as before.
+    """
+    mend_readers(gm.graph)
+    doomed = dict.fromkeys(nodes)
+    _check_present(gm, list(doomed), dict.fromkeys(gm.graph.nodes))
+    for node in doomed:
+        reader = next((user for user in node.users if user not in doomed), None)
+        if reader is not None:
+            raise NodeInUseError(
+                f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
+                "replace its uses first."
+            )
+    erase_nodes_now(gm.graph, reversed(topo_sort(list(doomed))))
+    defer_code(gm)
+
+
+def fuse_by_partitions(
+    gm: GraphModule,
+    partitions: Sequence[Mapping[Node, int | None]],
+    prefix: str = "fused_",
+    always_return_tuple: bool = False,
+    *,
+    input_order: InputOrder = "parent",
+) -> GraphModule:
+    """Replace each partition by a call of a numbered submodule; return ``gm``.
+
+    A drop-in for torch's function of this name; all partitions go in one pass, all or none.
+
+    Args:
+        gm: The graph module, changed in place; its code is generated again at its next use.
+        partitions: For each the nodes, as the keys of a mapping.
+        prefix: Start of the submodules' names.
+        always_return_tuple: Return a tuple even for one output.
+        input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
+            where all inputs are inputs of the whole graph.
+
+    Raises:
+        CycleError: The partitions would depend on each other in a circle.
+        RegionError: See ``outline``. ``gm`` is as before.
+
+    Example:
+        >>> import torch
+        >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu().sin())
+        >>> _, add, relu, _, _ = gm.graph.nodes
+        >>> gm = fuse_by_partitions(gm, [{add: None, relu: None}])
+        >>> [node.name for node in gm.graph.nodes]
+        ['x', 'fused_0', 'sin', 'output']
+    """
+    named = {f"{prefix}{number}": list(nodes) for number, nodes in enumerate(partitions)}
+    fuse_partitions(gm, named, input_order=input_order, always_return_tuple=always_return_tuple)
+    return gm
+
+
+def _check_present(
+    gm: torch.fx.GraphModule, nodes: Sequence[Node], present: Mapping[Node, object]
+) -> None:
+    for node in nodes:
+        if node in present:
+            continue
+        if node.graph is gm.graph:
+            raise ErasedNodeError(
+                f"Node {node.name!r} was erased; expected nodes still in the graph."
+            )
+        raise ForeignNodeError(
+            f"Node {node.name!r} belongs to another graph; expected nodes of the module that was "
+            "passed."
+        )

@@ -1,0 +1,1 @@
+"""What the author of a backend uses."""

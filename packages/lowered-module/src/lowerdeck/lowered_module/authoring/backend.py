@@ -1,0 +1,117 @@
+"""What the author of a backend writes, and what a backend gives back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.export import ExportedProgram
+
+from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.errors import PreprocessError
+
+if TYPE_CHECKING:
+    from lowerdeck.serializer import NamedDataStoreOutput
+
+DebugHandleMap = Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class PreprocessResult:
+    """What a backend made of one partition.
+
+    Attributes:
+        processed_bytes: The blob that the backend's runtime half will be given. Empty bytes are
+            allowed.
+        debug_handle_map: For each debug identifier that the runtime half logs, the debug handles
+            of the nodes it stands for (see ``DelegateMappingBuilder``); None where it logs none.
+        data_store_output: Named data that the runtime half asks for by key, such as weights that
+            several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
+        delegate_info_meta: Anything that tools ahead of time want to find in
+            ``LoweredBackendModule.meta``; it does not reach the file.
+    """
+
+    processed_bytes: bytes = b""
+    debug_handle_map: DebugHandleMap | None = None
+    data_store_output: NamedDataStoreOutput | None = None
+    delegate_info_meta: Any = None
+
+
+class BackendDetails(ABC):
+    """The half of a backend that works ahead of time: it compiles partitions to bytes.
+
+    A backend is found by its class name, through the entry-point group ``lowerdeck.backends``,
+    ``register_backend`` or simply by being imported.
+
+    Attributes:
+        backend_id: The name to be found by, where it is not the class name.
+        version: Anything hashable as text that changes when the compiler's output changes; part
+            of the key under which ``to_backend(..., cache=...)`` keeps results.
+
+    Example:
+        >>> class Verbatim(BackendDetails):
+        ...     @staticmethod
+        ...     def preprocess(edge_program, compile_specs):
+        ...         return PreprocessResult(str(edge_program.graph).encode())
+    """
+
+    backend_id: ClassVar[str | None] = None
+    version: ClassVar[str] = ""
+
+    @staticmethod
+    @abstractmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """Return the compiled form of one partition.
+
+        Args:
+            edge_program: The partition as a program of its own. It is the backend's to change:
+                nothing else reads it, and its weights are copied only if it writes to them.
+            compile_specs: What the partitioner wanted this backend to know.
+
+        Returns:
+            The blob, with its debug map and named data.
+
+        Raises:
+            Exception: Whatever the backend likes; it is reported with the partition's name and
+                the lines of source that the partition came from.
+        """
+
+    @classmethod
+    def preprocess_multimethod(
+        cls,
+        edge_programs: Mapping[str, Sequence[ExportedProgram]],
+        compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Return the compiled forms of all partitions of all methods.
+
+        Override it where partitions share something, such as weights in the named data. As it
+        stands it calls ``preprocess`` on each.
+
+        Args:
+            edge_programs: For each method its partitions, in the order of the graph.
+            compile_specs: For each method one list of specs per partition, in the same order.
+
+        Returns:
+            For each method one result per partition, in the same order.
+
+        Raises:
+            PreprocessError: A method has no specs, or not one list per partition.
+        """
+        results = {}
+        for method, programs in edge_programs.items():
+            specs = compile_specs.get(method)
+            if specs is None or len(specs) != len(programs):
+                raise PreprocessError(
+                    f"method {method!r} has {len(programs)} partitions but "
+                    f"{'no' if specs is None else len(specs)} lists of compile specs: "
+                    "give one list per partition"
+                )
+            results[method] = [
+                cls.preprocess(program, spec)
+                for program, spec in zip(programs, specs, strict=True)
+            ]
+        return results

@@ -1,0 +1,131 @@
+"""One partition as the visitors of a declarative backend see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.signature import MUTATIONS
+from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
+from lowerdeck.torch_base import bytes_of
+
+
+class PartitionView:
+    """A partition, its values numbered, and what is compiled of it so far.
+
+    Args:
+        program: The partition as a program.
+        compile_specs: What the partitioner wanted the backend to know.
+
+    Attributes:
+        program: The partition as a program.
+        compile_specs: What the partitioner wanted the backend to know, by key.
+        inputs: The placeholders of what the delegate is called with, in order.
+        constants: The tensor behind each placeholder that the partition owns and reads or changes.
+        outputs: The nodes whose values the delegate returns, in order.
+        mutations: For each owned placeholder that changes, the node of its new value.
+        instructions: What visitors emitted.
+        debug_map: From each instruction, by its number, to the node that it came from.
+        named_data: Blobs that the runtime half asks for by key.
+    """
+
+    def __init__(self, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> None:
+        self.program = program
+        self.compile_specs: dict[str, bytes] = {spec.key: spec.value for spec in compile_specs}
+        self.instructions: list[Any] = []
+        self.debug_map: DelegateMappingBuilder = DelegateMappingBuilder()
+        self.named_data: NamedDataStore = NamedDataStore()
+        self._numbers: dict[Node, int] = {}
+        self._node: Node | None = None
+        signature = program.graph_signature
+        values = {**program.constants, **program.state_dict}
+        self.inputs: list[Node] = []
+        self.constants: dict[Node, torch.Tensor] = {}
+        owned: dict[str | None, Node] = {}
+        placeholders = program.graph.find_nodes(op="placeholder")
+        for node, spec in zip(placeholders, signature.input_specs, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                self.inputs.append(node)
+            elif spec.target is not None:
+                self.constants[node] = values[spec.target]
+                owned[spec.target] = node
+        self.outputs: list[Node] = []
+        mutations: dict[Node, Node] = {}
+        returned = program.graph.output_node().args[0]
+        for value, found in zip(returned, signature.output_specs, strict=True):
+            if found.kind in MUTATIONS:
+                mutations[owned[found.target]] = value
+            else:
+                self.outputs.append(value)
+        self.mutations: Mapping[Node, Node] = mutations
+        for node in [n for n in self.constants if not n.users and n not in mutations]:
+            # What nobody in the program reads was given to some partition all the same.
+            del self.constants[node]
+
+    def index(self, value: Node) -> int:
+        """Return the number of a node's value: 0, 1, ... in the order of asking.
+
+        Args:
+            value: A node of the partition.
+        """
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def parts(self, node: Node) -> list[Node | None]:
+        """Return the getitem of each of a node's several values, None where nobody reads one.
+
+        Args:
+            node: A node with several values.
+        """
+        found: list[Node | None] = [None] * len(node.meta["val"])
+        for user in node.users:
+            if isinstance(user.args[1], int):
+                found[user.args[1]] = user
+        return found
+
+    def emit(self, instruction: Any) -> int:
+        """Append an instruction, mapped to the node being visited; return its number.
+
+        Args:
+            instruction: Anything; ``compile`` makes bytes of it.
+        """
+        number = len(self.instructions)
+        self.instructions.append(instruction)
+        if self._node is not None and HANDLE in self._node.meta:
+            self.debug_map.insert_delegate_mapping_entry(nodes=self._node, identifier=number)
+        return number
+
+    def store(self, key: str, tensor: torch.Tensor, *, alignment: int = 16) -> None:
+        """Put the elements of a tensor, in row-major order, beside the blob.
+
+        Args:
+            key: Under which the runtime half finds them; partitions that store the same bytes
+                under the same key share them.
+            tensor: A dense tensor, such as one of ``constants``; it is not copied.
+            alignment: The bytes start at a multiple of this many bytes of the file.
+        """
+        self.named_data.add_named_data(key, bytes_of(tensor), alignment=alignment)
+
+    def named_data_output(self) -> NamedDataStoreOutput | None:
+        """Return the named data, or None where there is none."""
+        found = self.named_data.get_named_data_store_output()
+        return found if found.buffers else None
+
+    @contextmanager
+    def visiting(self, node: Node) -> Iterator[None]:
+        """Map what is emitted meanwhile to ``node``.
+
+        Args:
+            node: The node being visited.
+        """
+        self._node = node
+        yield
+        self._node = None

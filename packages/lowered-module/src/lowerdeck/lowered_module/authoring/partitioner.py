@@ -1,0 +1,105 @@
+"""What says which nodes go to which backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.lowered_module._torch_private import OpOverload
+from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+
+
+class DelegationSpec(NamedTuple):
+    """Where one partition goes.
+
+    Attributes:
+        backend_id: Name of the backend.
+        compile_specs: What the backend should know about this partition.
+    """
+
+    backend_id: str
+    compile_specs: list[CompileSpec]
+
+
+@dataclass(slots=True)
+class PartitionResult:
+    """A program whose nodes carry tags, and what each tag means.
+
+    Attributes:
+        tagged_exported_program: The program that the partitioner was given, with
+            ``node.meta["delegation_tag"]`` set on the nodes to delegate and nothing else changed.
+        partition_tags: For each tag the backend and its specs. Tags that no node carries are
+            ignored.
+    """
+
+    tagged_exported_program: ExportedProgram
+    partition_tags: Mapping[str, DelegationSpec]
+
+
+class Partitioner(ABC):
+    """Chooses the nodes to delegate by tagging them.
+
+    Args:
+        spec: Settings of the partitioner, kept as a read-only mapping.
+
+    Attributes:
+        refused: Why the last call of ``partition`` left nodes alone, by node name; a partitioner
+            that says so assigns it.
+
+    Example:
+        >>> class Everything(Partitioner):
+        ...     def partition(self, exported_program):
+        ...         for node in exported_program.graph.nodes:
+        ...             if node.op == "call_function":
+        ...                 node.meta["delegation_tag"] = "all"
+        ...         return PartitionResult(exported_program, {"all": DelegationSpec("Mine", [])})
+    """
+
+    refused: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(
+        self, spec: Mapping[str | int | float | bool, object] = MappingProxyType({})
+    ) -> None:
+        self._spec = MappingProxyType(dict(spec))
+
+    def __call__(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return ``partition(exported_program)``."""
+        return self.partition(exported_program)
+
+    @property
+    def spec(self) -> Mapping[str | int | float | bool, object]:
+        """The settings that this partitioner was made with."""
+        return self._spec
+
+    @abstractmethod
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with tags, and what the tags mean.
+
+        Args:
+            exported_program: A light copy whose weights are fake tensors: shapes and dtypes can
+                be read, values cannot. Graphs of control flow may be tagged too; a delegate never
+                spans two graphs.
+
+        Returns:
+            The same program with tags on its nodes, and the meaning of each tag.
+        """
+
+    def ops_to_not_decompose(
+        self,
+        ep: ExportedProgram,  # noqa: ARG002  (for those who override it)
+    ) -> tuple[list[OpOverload], Callable[[torch.fx.Node], bool] | None]:
+        """Return the operators that should reach this partitioner undivided.
+
+        Args:
+            ep: The program before decomposition.
+
+        Returns:
+            The operators, and a predicate on nodes that narrows the choice, or None.
+        """
+        return [], None

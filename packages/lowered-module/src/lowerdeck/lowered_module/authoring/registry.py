@@ -1,0 +1,189 @@
+"""Where backends and partitioners are found by name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from lowerdeck.lowered_module._executorch import backend_base
+from lowerdeck.lowered_module.authoring.backend import BackendDetails
+from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
+from lowerdeck.serializer import installed_entries
+
+BACKENDS = "lowerdeck.backends"
+PARTITIONERS = "lowerdeck.partitioners"
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What a backend class must offer; deriving from ``BackendDetails`` is one way to have it."""
+
+    def preprocess(self, edge_program: Any, compile_specs: Any) -> Any:
+        """Compile one partition."""
+
+    def preprocess_multimethod(self, edge_programs: Any, compile_specs: Any) -> Any:
+        """Compile all partitions of all methods."""
+
+
+_registered: dict[str, Any] = {}
+
+
+def register_backend(backend: type, name: str | None = None) -> type:
+    """Make ``backend`` known under ``name``; usable as a class decorator.
+
+    Args:
+        backend: A class with ``preprocess``.
+        name: The backend id; the class's own ``backend_id`` or its name, if None.
+
+    Returns:
+        The class.
+
+    Raises:
+        AmbiguousBackendError: Another class is registered under that name.
+    """
+    wanted = name or backend_name(backend)
+    known = _registered.get(wanted)
+    if known is not None and not _same(known, backend):
+        raise AmbiguousBackendError(
+            f"backend {wanted!r} is {_describe(known)} already, found {_describe(backend)}: "
+            "choose another name, or call unregister_backend first"
+        )
+    _registered[wanted] = backend
+    return backend
+
+
+def unregister_backend(name: str) -> None:
+    """Forget what ``register_backend`` made known under ``name``; nothing happens without."""
+    _registered.pop(name, None)
+
+
+def backend_name(backend: type) -> str:
+    """Return the name that ``backend`` is found by: its ``backend_id``, or its class name."""
+    own = getattr(backend, "backend_id", None)
+    return own if isinstance(own, str) else backend.__name__
+
+
+def find_backend(name: str, *, peers: bool = False) -> Any:
+    """Return the backend class called ``name``.
+
+    What was registered is what the caller meant. Otherwise imported classes are looked through:
+    subclasses of ``BackendDetails``, then those of ExecuTorch's class of that name, or the other
+    way round if ``peers``. Where none has the name, installed ones are (entry points
+    ``lowerdeck.backends``): a distribution that is only installed never stands in the way of a
+    class that the program uses. Where one distribution supersedes another (entry points
+    ``lowerdeck.supersedes``), its class is taken, with a warning.
+
+    Args:
+        name: The backend id.
+        peers: Whether who asks for it is ExecuTorch's, such as a partitioner's DelegationSpec.
+
+    Returns:
+        The class.
+
+    Raises:
+        BackendNotFoundError: There is none.
+        AmbiguousBackendError: There are several different ones.
+    """
+    if name in _registered:
+        return _registered[name]
+    bases = [BackendDetails, backend_base()]
+    found: list[Any] = []
+    for base in reversed(bases) if peers else bases:
+        found = found or _different(c for c in _subclasses(base) if backend_name(c) == name)
+    if not found:
+        found = _different(entry.load() for entry in installed_entries(BACKENDS, name))
+    if len(found) > 1:
+        found = _without_superseded(found, name)
+    if len(found) > 1:
+        listing = " and ".join(_describe(backend) for backend in found)
+        raise AmbiguousBackendError(
+            f"backend {name!r} is claimed by {listing}: call register_backend with the one that "
+            "is meant, or rename one (class attribute backend_id)"
+        )
+    if not found:
+        raise BackendNotFoundError(
+            f"backend {name!r} was not found. Known: {', '.join(backend_names()) or 'none'}. "
+            f"Import its class, register it with register_backend, or install a distribution "
+            f"with an entry point of that name in the group {BACKENDS!r}"
+        )
+    return found[0]
+
+
+def backend_names() -> list[str]:
+    """Return the sorted names of all backends that can be found, without loading any."""
+    names = set(_registered)
+    for base in (BackendDetails, backend_base()):
+        names.update(backend_name(cls) for cls in _subclasses(base))
+    names.update(entry.name for entry in importlib.metadata.entry_points(group=BACKENDS))
+    return sorted(names)
+
+
+def find_partitioner(name: str) -> Any:
+    """Return a new instance of the installed partitioner called ``name``.
+
+    Args:
+        name: Name of an entry point in the group ``lowerdeck.partitioners``; by convention the
+            backend's.
+
+    Returns:
+        The instance, made without arguments.
+
+    Raises:
+        BackendNotFoundError: No distribution offers it.
+        AmbiguousBackendError: Several distributions offer different ones.
+    """
+    chosen = {entry.value: entry for entry in installed_entries(PARTITIONERS, name)}
+    if not chosen:
+        entries = importlib.metadata.entry_points(group=PARTITIONERS)
+        known = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        raise BackendNotFoundError(
+            f"partitioner {name!r} was not found. Installed: {known}. Install a distribution with "
+            f"an entry point of that name in the group {PARTITIONERS!r}"
+        )
+    if len(chosen) > 1:
+        raise AmbiguousBackendError(
+            f"partitioner {name!r} is offered as {' and '.join(chosen)}: uninstall one"
+        )
+    return next(iter(chosen.values())).load()()
+
+
+def _different(candidates: Iterable[Any]) -> list[Any]:
+    """Return the newest of each class: a notebook's cell that runs again makes its class again."""
+    newest: dict[tuple[str, str], Any] = {}
+    for candidate in candidates:
+        newest[candidate.__module__, candidate.__qualname__] = candidate
+    return list(newest.values())
+
+
+def _without_superseded(found: list[Any], name: str) -> list[Any]:
+    """Return the classes that are not of a distribution which another one supersedes."""
+    current = installed_entries(BACKENDS, name)
+    old = [
+        entry
+        for entry in importlib.metadata.entry_points(group=BACKENDS)
+        if entry.name == name and entry not in current
+    ]
+    return [cls for cls in found if not any(_is_from(cls, entry) for entry in old)]
+
+
+def _is_from(cls: Any, entry: importlib.metadata.EntryPoint) -> bool:
+    # By name, not by loading the entry: nobody needs what is superseded.
+    return f"{cls.__module__}.".startswith(f"{entry.module}.") and cls.__qualname__ == entry.attr
+
+
+def _subclasses(base: Any) -> Iterator[Any]:
+    waiting: list[Any] = [] if base is None else list(base.__subclasses__())
+    while waiting:
+        cls = waiting.pop(0)
+        waiting.extend(cls.__subclasses__())
+        if not getattr(cls, "__abstractmethods__", None):
+            yield cls
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _describe(backend: Any) -> str:
+    return f"{backend.__module__}.{backend.__qualname__}"

@@ -1,0 +1,159 @@
+"""Which operators a backend takes, as a table."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.lowered_module._torch_private import OpOverload, pytree, schema_of
+from lowerdeck.lowered_module.authoring.rejects import operator_name
+from lowerdeck.lowered_module.errors import LoweringError
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedOp:
+    """One operator, and what a node must satisfy to be taken.
+
+    Attributes:
+        name: The operator, such as ``"aten.add.Tensor"``; ``"aten.relu"`` is
+            ``"aten.relu.default"``.
+        dtypes: Dtypes that its tensors, in and out, may have; None takes all.
+        ranks: Numbers of dimensions that its tensors may have; None takes all.
+        static: Whether all sizes must be plain numbers.
+        when: Called with the node; returns True to take it, or False, or a str that says why not.
+
+    Raises:
+        LoweringError: The name is no name of an operator, or ``dtypes`` holds something else.
+    """
+
+    name: str
+    dtypes: Collection[torch.dtype] | None = None
+    ranks: Collection[int] | None = None
+    static: bool = False
+    when: Callable[[Node], bool | str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would never match a node."""
+        require_operator_name(self.name)
+        dtypes: object = self.dtypes
+        if dtypes is not None and not (
+            isinstance(dtypes, Collection) and all(isinstance(one, torch.dtype) for one in dtypes)
+        ):
+            raise LoweringError(
+                f"{self.name}: found dtypes {dtypes!r}, expected a set such as {{torch.float32}}"
+            )
+
+    def objection(self, node: Node) -> str | None:
+        """Return why ``node`` is not taken, or None if it is.
+
+        Args:
+            node: A node with this operator.
+        """
+        for tensor in tensors_of(node):
+            if self.dtypes is not None and tensor.dtype not in self.dtypes:
+                return f"dtype {tensor.dtype} is not among {_listed(self.dtypes)}"
+            if self.ranks is not None and tensor.dim() not in self.ranks:
+                return f"{tensor.dim()} dimensions are not among {_listed(self.ranks)}"
+            if self.static and any(not isinstance(size, int) for size in tensor.shape):
+                return f"size {tuple(tensor.shape)} is not static"
+        if self.when is None:
+            return None
+        answer = self.when(node)
+        if isinstance(answer, str):
+            return answer
+        return None if answer else "its predicate says no"
+
+
+def objection_of(table: Sequence[SupportedOp], node: Node) -> str | None:
+    """Return why no entry of a table takes ``node``, or None if one does.
+
+    Args:
+        table: Entries; several may have one name, then any of them may take the node.
+        node: A computing node.
+    """
+    name = operator_name(node)
+    reasons = []
+    for entry in table:
+        if full_name(entry.name) == name:
+            reason = entry.objection(node)
+            if reason is None:
+                return None
+            reasons.append(reason)
+    return " and ".join(reasons) or f"{name} is not supported"
+
+
+def require_operator_name(name: object) -> None:
+    """Raise unless ``name`` may be the name of an operator.
+
+    Operators of torch must exist; those of other libraries may be registered later. What has no
+    dot is a function, such as the higher-order operator ``cond``.
+
+    Args:
+        name: What an author wrote.
+
+    Raises:
+        LoweringError: With what may have been meant.
+    """
+    if not isinstance(name, str):
+        raise LoweringError(
+            f"found {name!r} as an operator, expected its name, such as 'aten.add.Tensor'"
+        )
+    namespace, dot, rest = name.partition(".")
+    if not dot:
+        if hasattr(torch.ops.aten, name) and not hasattr(operator, name):
+            raise LoweringError(f"found {name!r} as an operator, expected 'aten.{name}'")
+        return
+    short, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), short, None)
+    if packet is None:
+        if namespace == "aten":
+            raise LoweringError(f"torch has no operator {name!r}")
+        return
+    # aten::add without an overload, and its like, are for plain numbers.
+    known = [one for one in packet.overloads() if "Tensor" in str(schema_of(getattr(packet, one)))]
+    if (overload or "default") not in known:
+        names = ", ".join(f"{namespace}.{short}.{one}" for one in known)
+        raise LoweringError(f"torch has no operator {full_name(name)!r}; it has {names}")
+
+
+def overload_of(name: str) -> OpOverload | None:
+    """Return the operator of torch with that name, or None where there is none.
+
+    Args:
+        name: With or without overload.
+    """
+    if "." not in name:
+        return None
+    namespace, short, overload = full_name(name).split(".")
+    packet = getattr(getattr(torch.ops, namespace), short, None)
+    found = getattr(packet, overload, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+def full_name(name: str) -> str:
+    """Return an operator's name with its overload.
+
+    Args:
+        name: With or without overload.
+    """
+    return f"{name}.default" if name.count(".") == 1 else name
+
+
+def tensors_of(node: Node) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a node reads and makes, as far as metadata tells.
+
+    Args:
+        node: Any node.
+    """
+    for source in (*node.all_input_nodes, node):
+        for leaf in pytree.tree_leaves(source.meta.get("val")):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+
+
+def _listed(values: Collection[object]) -> str:
+    return ", ".join(sorted(str(value) for value in values))

@@ -1,0 +1,108 @@
+"""A partitioner that gives a backend all that a table supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.graph_fuser import propose_partitions
+from lowerdeck.lowered_module._torch_private import OpOverload
+from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.partitioner import (
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
+from lowerdeck.lowered_module.authoring.rejects import WhyNoPartitionReporter
+from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_of, overload_of
+from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.torch_base import graphs_of
+
+
+class TablePartitioner(Partitioner):
+    """Delegates what a table supports, in as few partitions as can be, nested graphs included.
+
+    Args:
+        backend_id: Where partitions go.
+        table: The operators, with what they must satisfy.
+        compile_specs: What the backend is told about each partition.
+        min_nodes: Partitions with fewer nodes are left to the program.
+        owns_state: Whether partitions keep the buffers that they change.
+
+    Raises:
+        PartitionError: The table holds something else than ``SupportedOp``.
+
+    Attributes:
+        report: Why nodes of the last program were left to it.
+    """
+
+    def __init__(
+        self,
+        backend_id: str,
+        table: Sequence[SupportedOp],
+        *,
+        compile_specs: Sequence[CompileSpec] = (),
+        min_nodes: int = 1,
+        owns_state: bool = True,
+    ) -> None:
+        super().__init__()
+        for entry in table:
+            if not isinstance(entry, SupportedOp):
+                raise PartitionError(
+                    f"found {entry!r} in the table of {backend_id}, expected a SupportedOp"
+                )
+        self.backend_id = backend_id
+        self.table = table
+        self.compile_specs = compile_specs
+        self.min_nodes = min_nodes
+        self.owns_state = owns_state
+        self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with tags.
+
+        Args:
+            exported_program: The program.
+        """
+        self.report = WhyNoPartitionReporter()
+        tags: dict[str, DelegationSpec] = {}
+        for gm in graphs_of(exported_program.graph_module):
+            proposal = propose_partitions(gm, self._takes, min_nodes=self.min_nodes)
+            for nodes in proposal.partitions:
+                tag = f"{self.backend_id} {len(tags)}"
+                tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
+                for node in nodes:
+                    node.meta[DELEGATION_TAG] = tag
+            for node, why in proposal.left_out.items():
+                if node.op == "call_function":
+                    self.report.report_reject(node, why.detail)
+        tag_constant_data(exported_program)
+        if self.owns_state:
+            tag_mutated_buffer(exported_program)
+        reasons = self.report.reasons.items()
+        self.refused: Mapping[str, str] = {node.name: reason for node, reason in reasons}
+        return PartitionResult(exported_program, tags)
+
+    def ops_to_not_decompose(
+        self,
+        ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
+    ) -> tuple[list[OpOverload], None]:
+        """Return the operators of the table, which are of no use in pieces.
+
+        Args:
+            ep: The program before decomposition.
+        """
+        found = (overload_of(entry.name) for entry in self.table)
+        return [one for one in found if one is not None], None
+
+    def _takes(self, node: Node) -> bool:
+        if node.op != "call_function":
+            return False
+        reason = objection_of(self.table, node)
+        if reason is not None:
+            self.report.report_reject(node, reason)
+        return reason is None

@@ -1,0 +1,1 @@
+"""The module that calls a delegate."""

@@ -1,0 +1,171 @@
+"""The module that stands in a program where a backend's work is called."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.lowered_module._executorch import as_peer
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
+from lowerdeck.lowered_module.delegate.single_call import single_call_program
+from lowerdeck.lowered_module.errors import SignatureError
+from lowerdeck.lowered_module.program.prepared import PreparedProgram
+
+if TYPE_CHECKING:
+    from lowerdeck.serializer import NamedDataStoreOutput, Program
+
+
+class LoweredBackendModule(torch.nn.Module):
+    """A partition as its backend compiled it.
+
+    torch knows a delegate by this class's name and by ``backend_id``, ``processed_bytes``,
+    ``compile_specs`` and ``original_module``. Calling it runs the original graph in eager, the
+    blob being for the device.
+
+    Args:
+        edge_program: The partition; the module keeps it, with flat inputs and outputs.
+        backend_id: Name of the backend.
+        processed_bytes: What the backend compiled.
+        compile_specs: What the backend was told.
+        named_data_store_output: The named data that the blob asks for, if any.
+        convention: How to call it, where that is not with flat positional arguments.
+
+    Attributes:
+        meta: What tools want to know: ``"debug_handle_map"`` at least.
+    """
+
+    meta: dict[str, Any]
+
+    @property  # type: ignore[misc]  # Python asks for it, and never sets it
+    def __class__(self) -> type[LoweredBackendModule]:
+        """The class; where ExecuTorch is loaded, one that it takes for its own too."""
+        return as_peer(type(self))
+
+    def __init__(
+        self,
+        edge_program: ExportedProgram,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: list[Any],
+        named_data_store_output: NamedDataStoreOutput | None = None,
+        convention: CallingConvention | None = None,
+    ) -> None:
+        super().__init__()
+        self._convention = convention
+        self._program = PreparedProgram.of(edge_program)
+        self._backend_id = backend_id
+        self._processed_bytes = processed_bytes
+        self._compile_specs = compile_specs
+        self._named_data_store_output = named_data_store_output
+        self.meta = {"debug_handle_map": None}
+
+    @property
+    def backend_id(self) -> str:
+        """Name of the backend."""
+        return self._backend_id
+
+    @property
+    def processed_bytes(self) -> bytes:
+        """What the backend compiled, for its runtime half."""
+        return self._processed_bytes
+
+    @property
+    def compile_specs(self) -> list[Any]:
+        """What the backend was told, and its runtime half will be."""
+        return self._compile_specs
+
+    @property
+    def original_module(self) -> ExportedProgram:
+        """The partition as a program that takes and returns flat tuples.
+
+        Its graph is shared by deep copies of this module; treat it as read-only.
+        """
+        return self._program
+
+    @property
+    def named_data_store_output(self) -> NamedDataStoreOutput | None:
+        """The named data that the blob asks for, or None."""
+        return self._named_data_store_output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the original graph, in the calling convention of the program that was lowered.
+
+        Args:
+            *args: As the original program takes them.
+            **kwargs: As the original program takes them.
+
+        Returns:
+            What the original program returns.
+
+        Raises:
+            SignatureError: The arguments are not structured as the program's.
+        """
+        convention = self._convention
+        if convention is None:
+            if kwargs:
+                raise SignatureError(
+                    f"the delegate of {self._backend_id!r} takes flat positional arguments, found "
+                    f"keyword arguments {sorted(kwargs)}"
+                )
+            return executorch_call_delegate(self, *args)
+        flat = convention.flat(args, kwargs)
+        return convention.result(executorch_call_delegate(self, *flat), flat)
+
+    def program(self, *, config: EmitConfig | None = None) -> Program:
+        """Return a whole program for the runtime that does nothing but call this delegate.
+
+        Its inputs and outputs are those of the program that was lowered, in the same structure;
+        what the delegate owns is inside its blob and named data.
+
+        Args:
+            config: Settings of the emission.
+        """
+        return self._emitted(config).program
+
+    def buffer(
+        self,
+        extract_delegate_segments: bool = False,
+        segment_alignment: int = 128,
+        constant_tensor_alignment: int | None = None,
+        delegate_alignment: int | None = None,
+        memory_planning: EmitConfig | None = None,
+    ) -> bytes:
+        """Return ``program()`` as the bytes of a ``.pte`` file.
+
+        Args:
+            extract_delegate_segments: Put the blob into a segment of its own, which a runtime can
+                free once the backend has read it.
+            segment_alignment: Alignment of segments in bytes.
+            constant_tensor_alignment: Alignment of constant tensors in bytes; 16 if None.
+            delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
+            memory_planning: Settings of the emission, its memory plan among them.
+        """
+        emitted = self._emitted(memory_planning)
+        return emitted.to_bytes(
+            extract_delegate_segments=extract_delegate_segments,
+            segment_alignment=segment_alignment,
+            constant_tensor_alignment=constant_tensor_alignment or 16,
+            delegate_alignment=delegate_alignment or 16,
+        )
+
+    def _emitted(self, config: EmitConfig | None) -> EmittedProgram:
+        program = single_call_program(self, self._program, self._convention)
+        return emit(program, config=config)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
+        """Return a copy with its own state, maps and specs that shares all that is constant."""
+        copied = LoweredBackendModule.__new__(LoweredBackendModule)
+        memo[id(self)] = copied
+        torch.nn.Module.__init__(copied)
+        for name in ("_convention", "_backend_id", "_processed_bytes"):
+            setattr(copied, name, getattr(self, name))
+        copied._named_data_store_output = self._named_data_store_output
+        copied._program = self._program.with_own_state()
+        copied._compile_specs = copy.deepcopy(self._compile_specs, memo)
+        copied.meta = copy.deepcopy(self.meta, memo)
+        return copied

@@ -1,0 +1,1 @@
+"""What a lowered program shows of itself."""

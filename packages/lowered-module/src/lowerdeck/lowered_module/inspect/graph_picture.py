@@ -1,0 +1,265 @@
+"""A program's graph as data for a picture: nodes with their places, partitions, and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module.authoring.rejects import REJECT
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.inspect.graph_layout import place_nodes
+from lowerdeck.lowered_module.program.graphs import is_getitem
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.torch_base import attribute_of
+
+_LONGEST = 300
+
+
+@dataclass(slots=True)
+class _Shown:
+    """One node of the picture."""
+
+    name: str
+    label: str
+    kind: str
+    group: int
+    needs: list[int]
+    constants: list[str]
+    type: str
+    place: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _Group:
+    """One partition of the picture."""
+
+    name: str
+    backend: str
+    nbytes: int | None
+    specs: list[str] = field(default_factory=list)
+
+
+class GraphPicture:
+    """Nodes of all graphs in one list, each behind what it needs.
+
+    Args:
+        reasons: For names of nodes why no partition took them.
+    """
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self._reasons = reasons
+        self._nodes: list[_Shown] = []
+        self._groups: list[_Group] = []
+        self._tags: dict[str, int] = {}
+
+    def add_program(self, program: ExportedProgram) -> None:
+        """Add the nodes of a whole program.
+
+        Args:
+            program: The program; its delegates are shown by the nodes inside them.
+        """
+        self._add_graph(program.graph_module, _user_inputs(program), {}, -1)
+
+    def data(self, title: str) -> dict[str, Any]:
+        """Return what the script draws.
+
+        Args:
+            title: What to call the program.
+        """
+        places = place_nodes([node.needs for node in self._nodes])
+        return {
+            "title": title,
+            "groups": [
+                {
+                    "name": group.name,
+                    "backend": group.backend,
+                    "nbytes": group.nbytes,
+                    "specs": group.specs,
+                }
+                for group in self._groups
+            ],
+            "nodes": [
+                {
+                    "name": node.name,
+                    "label": node.label,
+                    "kind": node.kind,
+                    "group": node.group,
+                    "needs": node.needs,
+                    "constants": node.constants,
+                    "type": node.type,
+                    "place": node.place,
+                    "reason": node.reason,
+                    "x": x,
+                    "y": y,
+                }
+                for node, (x, y) in zip(self._nodes, places, strict=True)
+            ],
+        }
+
+    def _add_graph(
+        self,
+        graph_module: GraphModule,
+        inputs: frozenset[str] | None,
+        made_by: dict[Node, list[int]],
+        group: int,
+    ) -> None:
+        """Add the nodes of one graph; ``made_by`` says what stands for values from outside."""
+        for node in graph_module.graph.nodes:
+            if node.op == "placeholder":
+                self._add_input(node, inputs, made_by)
+            elif node.op == "call_function" and node.target is executorch_call_delegate:
+                self._add_delegate(graph_module, node, made_by)
+            elif is_getitem(node):
+                made_by.setdefault(node, made_by.get(cast("Node", node.args[0]), []))
+            elif node.op == "call_function":
+                for child in _graphs_of_call(graph_module, node):
+                    self._add_branch(child, node, made_by, group)
+                made_by[node] = [self._add(node, "op", self._group_of(node, group), made_by)]
+            elif node.op == "output" and group < 0:
+                self._add(node, "output", -1, made_by)
+
+    def _add_input(
+        self, node: Node, inputs: frozenset[str] | None, made_by: dict[Node, list[int]]
+    ) -> None:
+        if node not in made_by and (inputs is None or node.name in inputs):
+            made_by[node] = [self._add(node, "input", -1, made_by)]
+
+    def _add_delegate(
+        self, graph_module: GraphModule, node: Node, made_by: dict[Node, list[int]]
+    ) -> None:
+        """Add the nodes inside a delegate, so that the picture shows what it computes."""
+        handle, *args = cast("list[Node]", list(node.args))
+        delegate = cast("LoweredBackendModule", attribute_of(graph_module, handle))
+        number = len(self._groups)
+        self._groups.append(
+            _Group(
+                str(handle.target),
+                delegate.backend_id,
+                len(delegate.processed_bytes),
+                [f"{spec.key} = {_brief(spec.value)}" for spec in delegate.compile_specs],
+            )
+        )
+        inner = delegate.original_module
+        names = _user_inputs(inner)
+        holes = [n for n in inner.graph.find_nodes(op="placeholder") if n.name in names]
+        inside: dict[Node, list[int]] = {
+            hole: made_by.get(arg, [])
+            for hole, arg in zip(holes, args, strict=False)
+            if isinstance(arg, Node)
+        }
+        self._add_graph(inner.graph_module, names, inside, number)
+        results = [
+            inside.get(result, []) if isinstance(result, Node) else []
+            for result in _results(inner.graph_module)
+        ]
+        made_by[node] = sorted({one for result in results for one in result})
+        for user in node.users:
+            if is_getitem(user) and isinstance(user.args[1], int) and user.args[1] < len(results):
+                made_by[user] = results[user.args[1]]
+
+    def _add_branch(
+        self, child: GraphModule, call: Node, made_by: dict[Node, list[int]], group: int
+    ) -> None:
+        """Add the nodes of a branch or body; its inputs stand for whatever the call reads."""
+        outside = sorted({one for arg in call.all_input_nodes for one in made_by.get(arg, [])})
+        inside = dict.fromkeys(child.graph.find_nodes(op="placeholder"), outside)
+        before = len(self._nodes)
+        self._add_graph(child, None, inside, group)
+        made_by.setdefault(call, []).extend(range(before, len(self._nodes)))
+
+    def _reason(self, node: Node) -> str:
+        return self._reasons.get(node.name) or node.meta.get(REJECT) or "no partitioner took it"
+
+    def _group_of(self, node: Node, group: int) -> int:
+        tag = node.meta.get(DELEGATION_TAG)
+        if group >= 0 or not isinstance(tag, str):
+            return group
+        if tag not in self._tags:
+            self._tags[tag] = len(self._groups)
+            self._groups.append(_Group(tag, "tagged, not lowered", None))
+        return self._tags[tag]
+
+    def _add(self, node: Node, kind: str, group: int, made_by: dict[Node, list[int]]) -> int:
+        needs = {one for arg in node.all_input_nodes for one in made_by.get(arg, [])}
+        # Results of the branches of a call are what the call itself needs.
+        needs |= set(made_by.get(node, []))
+        # Weights are placeholders that stand for no node of the picture.
+        constants = [
+            arg.name
+            for arg in node.all_input_nodes
+            if arg.op == "placeholder" and arg not in made_by
+        ]
+        left_out = kind == "op" and group < 0
+        self._nodes.append(
+            _Shown(
+                node.name,
+                _brief(_label(node)),
+                kind,
+                group,
+                sorted(needs),
+                constants,
+                _brief(_type(node.meta.get("val"))),
+                _brief(_place(node)),
+                _brief(self._reason(node)) if left_out else "",
+            )
+        )
+        return len(self._nodes) - 1
+
+
+def _user_inputs(program: ExportedProgram) -> frozenset[str]:
+    return frozenset(str(name) for name in program.graph_signature.user_inputs)
+
+
+def _graphs_of_call(graph_module: GraphModule, call: Node) -> Iterator[GraphModule]:
+    for arg in call.all_input_nodes:
+        if arg.op == "get_attr":
+            child = attribute_of(graph_module, arg)
+            if isinstance(child, GraphModule):
+                yield child
+
+
+def _results(graph_module: GraphModule) -> Sequence[object]:
+    (output,) = graph_module.graph.find_nodes(op="output")
+    results = output.args[0]
+    return results if isinstance(results, tuple | list) else [results]
+
+
+def _label(node: Node) -> str:
+    if node.op != "call_function":
+        return node.name
+    name = getattr(node.target, "name", None)
+    return str(name()) if callable(name) else getattr(node.target, "__name__", str(node.target))
+
+
+def _type(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        shape = ", ".join(str(size) for size in value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_type(item) for item in value[:8])})"
+    return "" if value is None else str(value)
+
+
+def _place(node: Node) -> str:
+    """Return the module path, and the innermost line outside installed packages."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((entry[0] for entry in reversed(stack.values()) if entry[0]), "")
+    frames = [line for line in (node.stack_trace or "").splitlines() if 'File "' in line]
+    line = ""
+    if frames:
+        own = [frame for frame in frames if "-packages/" not in frame] or frames
+        file, _, rest = own[-1].partition('File "')[2].partition('", line ')
+        line = f"{file}:{rest.split(',')[0].strip()}"
+    return ", ".join(part for part in (str(path), line) if part)
+
+
+def _brief(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

@@ -1,0 +1,100 @@
+"""Look at a lowered program: its delegates, and what was left to the program."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.lowered_module._torch_private import executorch_call_delegate
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of, is_getitem
+
+
+def get_lowered_submodules(
+    graph_module: GraphModule,
+) -> list[tuple[str, LoweredBackendModule, Node]]:
+    """Return the delegates that one graph calls: name, module and calling node, in order.
+
+    Args:
+        graph_module: One graph; graphs nested in it are not looked into.
+    """
+    return [
+        (
+            str(cast("Node", call.args[0]).target),
+            cast("LoweredBackendModule", delegate_of(graph_module, call)),
+            call,
+        )
+        for call in delegate_calls(graph_module)
+    ]
+
+
+def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBackendModule]:
+    """Return the delegates that one graph calls, in order.
+
+    Args:
+        graph_module: One graph; graphs nested in it are not looked into.
+    """
+    return [module for _, module, _ in get_lowered_submodules(graph_module)]
+
+
+def get_delegates(graph: Graph) -> list[Node]:
+    """Return the nodes that fetch the delegates of one graph, in order.
+
+    Args:
+        graph: One graph; graphs nested in it are not looked into.
+    """
+    calls = graph.find_nodes(op="call_function", target=executorch_call_delegate)
+    return list(dict.fromkeys(cast("Node", call.args[0]) for call in calls))
+
+
+def get_non_lowered_nodes(graph: Graph) -> list[Node]:
+    """Return the computing nodes of one graph that no delegate took.
+
+    Calls of delegates, and the getitems on them, are not among them.
+
+    Args:
+        graph: One graph; graphs nested in it are not looked into.
+    """
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and node.target is not executorch_call_delegate
+        and not (is_getitem(node) and _is_call(node.args[0]))
+    ]
+
+
+def format_delegated_graph(graph_module: GraphModule) -> str:
+    """Return one graph as text, with the backend and the graph of each delegate in its place.
+
+    Args:
+        graph_module: One graph; a delegate's own delegates are shown too.
+    """
+    fetched = {
+        call.args[0]: delegate_of(graph_module, call) for call in delegate_calls(graph_module)
+    }
+    lines = ["graph():"]
+    for node in graph_module.graph.nodes:
+        text = node.format_node()
+        if text:
+            lines.append(f"    {text}")
+        delegate = fetched.get(node)
+        if isinstance(delegate, LoweredBackendModule):
+            inner = format_delegated_graph(delegate.original_module.graph_module)
+            lines.append(f"        backend_id: {delegate.backend_id}")
+            lines += [f"        {line}" for line in inner.splitlines()]
+    return "\n".join(lines)
+
+
+def print_delegated_graph(graph_module: GraphModule) -> None:
+    """Print ``format_delegated_graph(graph_module)``.
+
+    Args:
+        graph_module: One graph.
+    """
+    print(format_delegated_graph(graph_module))
+
+
+def _is_call(argument: object) -> bool:
+    return isinstance(argument, Node) and argument.target is executorch_call_delegate

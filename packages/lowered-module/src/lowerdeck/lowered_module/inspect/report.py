@@ -1,0 +1,146 @@
+"""What a person wants to see after lowering a model, in figures and in lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from lowerdeck.emitter import EmittedProgram
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
+from lowerdeck.serializer import FileRange, Storage
+from lowerdeck.torch_base import graphs_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringFigures:
+    """What lowering a model came to.
+
+    Attributes:
+        nodes: Computing nodes before lowering.
+        delegated_nodes: How many of them went to backends.
+        partitions: Delegates by backend.
+        file: Where the file lies.
+        file_bytes: Its size.
+        contents: Bytes in the file by what fills them.
+        planned_bytes: Memory that the plan reserves, over all methods.
+        seconds: Wall time of each stage.
+        difference: Largest difference from eager, None where it was not measured.
+        not_compared: Why it was not measured.
+    """
+
+    nodes: int
+    delegated_nodes: int
+    partitions: Mapping[str, int]
+    file: Path
+    file_bytes: int
+    contents: Mapping[str, int]
+    planned_bytes: int
+    seconds: Mapping[str, float]
+    difference: float | None
+    not_compared: str = ""
+
+
+def figures_of(
+    before: ExportedProgram,
+    after: ExportedProgram,
+    emitted: EmittedProgram,
+    file: Path,
+    seconds: Mapping[str, float],
+    difference: float | None,
+    not_compared: str = "",
+) -> LoweringFigures:
+    """Return the figures of one lowering.
+
+    Args:
+        before: The program before lowering.
+        after: The program after lowering.
+        emitted: What was emitted.
+        file: Where it was written.
+        seconds: Wall time of each stage.
+        difference: Largest difference from eager, if measured.
+        not_compared: Why it was not measured.
+    """
+    left = len(list(computing_nodes(after.graph_module)))
+    nodes = len(list(computing_nodes(before.graph_module)))
+    return LoweringFigures(
+        nodes=nodes,
+        delegated_nodes=nodes - left,
+        partitions=Counter(delegate.backend_id for delegate in delegates_in(after.graph_module)),
+        file=file,
+        file_bytes=file.stat().st_size,
+        contents=_contents(emitted, file.stat().st_size),
+        planned_bytes=sum(
+            sum(plan.non_const_buffer_sizes) for plan in emitted.program.execution_plan
+        ),
+        seconds=seconds,
+        difference=difference,
+        not_compared=not_compared,
+    )
+
+
+def delegates_in(graph_module: GraphModule) -> Iterator[LoweredBackendModule]:
+    """Yield the delegates that a graph and its nested graphs call, in order."""
+    for gm in graphs_of(graph_module):
+        for call in delegate_calls(gm):
+            yield cast("LoweredBackendModule", delegate_of(gm, call))
+
+
+def report_lines(figures: LoweringFigures) -> Iterator[str]:
+    """Yield the lines that ``lowerdeck lower`` prints.
+
+    Args:
+        figures: What lowering came to.
+    """
+    share = figures.delegated_nodes / figures.nodes if figures.nodes else 0.0
+    per_backend = ", ".join(f"{count} to {name}" for name, count in figures.partitions.items())
+    yield f"nodes          {figures.nodes}"
+    yield f"partitions     {sum(figures.partitions.values())}" + (
+        f" ({per_backend})" if per_backend else ""
+    )
+    yield f"delegated      {figures.delegated_nodes} nodes, {share:.0%}"
+    yield f"file size      {_size(figures.file_bytes)}"
+    for name, count in sorted(figures.contents.items(), key=lambda item: -item[1]):
+        if count:
+            # A device that was written to has no size.
+            part = f" {count / figures.file_bytes:>5.0%}" if figures.file_bytes else ""
+            yield f"  {name:<20} {_size(count):>12}{part}"
+    yield f"planned memory {_size(figures.planned_bytes)}"
+    yield "time           " + ", ".join(
+        f"{stage} {spent:.2f} s" for stage, spent in figures.seconds.items()
+    )
+    if figures.difference is None:
+        yield f"from eager     not compared: {figures.not_compared}"
+    else:
+        yield f"from eager     differs by at most {figures.difference:.3g}"
+    yield f"file           {figures.file.resolve()}"
+
+
+def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
+    program = emitted.program
+    named = emitted.named_data.get_named_data_store_output()
+    parts = {
+        "constants": sum(_bytes(buffer.storage) for buffer in program.constant_buffer),
+        "delegate blobs": sum(_bytes(blob.data) for blob in program.backend_delegate_data),
+        "named data": sum(_bytes(blob) for blob in named.buffers),
+        "initial state": sum(_bytes(buffer.storage) for buffer in program.mutable_data or ()),
+    }
+    parts["program and padding"] = max(0, file_bytes - sum(parts.values()))
+    return parts
+
+
+def _bytes(storage: Storage) -> int:
+    return 0 if isinstance(storage, FileRange) else memoryview(storage).nbytes
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count} B"

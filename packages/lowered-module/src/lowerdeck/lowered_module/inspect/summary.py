@@ -1,0 +1,103 @@
+"""What lowering did to a program, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from lowerdeck.lowered_module.authoring.rejects import REJECT, operator_name, table
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
+from lowerdeck.torch_base import graphs_of
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationSummary:
+    """What went to backends and what was left.
+
+    Attributes:
+        delegates: Number of delegates, by backend.
+        delegate_bytes: Bytes of blobs, by backend.
+        delegated: Number of delegated nodes, by operator.
+        left: Number of nodes left to the program, by operator.
+        reasons: Why an operator's nodes were left, where a partitioner said so.
+    """
+
+    delegates: Mapping[str, int]
+    delegate_bytes: Mapping[str, int]
+    delegated: Mapping[str, int]
+    left: Mapping[str, int]
+    reasons: Mapping[str, tuple[str, ...]]
+
+    @property
+    def share(self) -> float:
+        """Share of the computing nodes that were delegated, from 0 to 1."""
+        taken, left = sum(self.delegated.values()), sum(self.left.values())
+        return taken / (taken + left) if taken + left else 0.0
+
+    def __str__(self) -> str:
+        rows = []
+        for name in sorted({*self.delegated, *self.left}):
+            why = "; ".join(self.reasons.get(name, ()))
+            rows.append((name, str(self.delegated.get(name, 0)), str(self.left.get(name, 0)), why))
+        lines = [
+            f"{backend}: {count} delegates, {self.delegate_bytes[backend]} bytes"
+            for backend, count in self.delegates.items()
+        ]
+        taken, left = sum(self.delegated.values()), sum(self.left.values())
+        lines.append(f"{taken} of {taken + left} nodes delegated ({self.share:.0%})")
+        return "\n".join([*lines, table(("operator", "delegated", "left", "why left"), rows)])
+
+
+def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSummary:
+    """Return what lowering did to ``program``, nested graphs and delegates in delegates included.
+
+    Args:
+        program: A lowered program, or its graph module.
+
+    Raises:
+        LoweringError: It is something else.
+    """
+    if not isinstance(program, ExportedProgram | GraphModule):
+        raise LoweringError(
+            f"found a {type(program).__name__}, expected an exported program or its graph module"
+        )
+    top = program.graph_module if isinstance(program, ExportedProgram) else program
+    count: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    delegated: Counter[str] = Counter()
+    for gm in graphs_of(top):
+        for call in delegate_calls(gm):
+            module = cast("LoweredBackendModule", delegate_of(gm, call))
+            count[module.backend_id] += 1
+            size[module.backend_id] += len(module.processed_bytes)
+            delegated += _inside(module)
+    left: Counter[str] = Counter()
+    reasons: dict[str, dict[str, None]] = {}
+    for node in computing_nodes(top):
+        name = operator_name(node)
+        left[name] += 1
+        if REJECT in node.meta:
+            reasons.setdefault(name, {})[node.meta[REJECT]] = None
+    return DelegationSummary(
+        delegates=dict(count),
+        delegate_bytes=dict(size),
+        delegated=dict(delegated),
+        left=dict(left),
+        reasons={name: tuple(found) for name, found in reasons.items()},
+    )
+
+
+def _inside(module: LoweredBackendModule) -> Counter[str]:
+    graph_module = module.original_module.graph_module
+    found = Counter(operator_name(node) for node in computing_nodes(graph_module))
+    for gm in graphs_of(graph_module):
+        for call in delegate_calls(gm):
+            found += _inside(cast("LoweredBackendModule", delegate_of(gm, call)))
+    return found

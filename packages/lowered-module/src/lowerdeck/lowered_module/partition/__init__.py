@@ -1,0 +1,1 @@
+"""Partitions cut out of a program, and delegates put in."""

@@ -1,0 +1,163 @@
+"""Cut a tagged program into its partitions, without losing what the program knew of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from lowerdeck.graph_fuser import CycleError, Region, outline
+from lowerdeck.lowered_module._executorch import is_peers
+from lowerdeck.lowered_module.partition.grouping import Groups, group_by_tag
+from lowerdeck.lowered_module.partition.ownership import settle_ownership
+from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
+from lowerdeck.lowered_module.program.signature import SignatureIndex, SubProgram, sub_program
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.torch_base import nested_graphs
+
+
+@dataclass(slots=True)
+class Cut:
+    """One partition on its way from nodes to a delegate.
+
+    Attributes:
+        tag: Its tag.
+        backend_id: The backend that it goes to.
+        compile_specs: What that backend is told.
+        peers: Whether ExecuTorch's classes ask for the backend, and so mean their own.
+        owner: The graph that it was cut out of.
+        call: The node of ``owner`` that calls it.
+        part: The partition as a program.
+        place: Where it stands, in words for errors: the tag, and the nested graph if any.
+    """
+
+    tag: str
+    backend_id: str
+    compile_specs: list[Any]
+    peers: bool
+    owner: GraphModule
+    call: Node
+    part: SubProgram
+    place: str
+
+
+@dataclass(slots=True)
+class CutProgram:
+    """A program whose partitions were cut out, being worked on in place.
+
+    Attributes:
+        program: The working copy.
+        cuts: The partitions, those of the outermost graph first, each in the graph's order.
+        next_handle: The smallest debug handle above all in use.
+    """
+
+    program: ExportedProgram
+    cuts: list[Cut]
+    next_handle: int
+
+
+def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
+    """Cut the tagged partitions out of ``program``, in place, nested graphs included.
+
+    Args:
+        program: A working copy with real weights and tags.
+        tags: What each tag means.
+
+    Returns:
+        The program with its partitions.
+
+    Raises:
+        PartitionError: A tag stands where none can.
+        OwnershipError: A partition cannot own what it should.
+        lowerdeck.graph_fuser.GraphFuserError: A partition's nodes cannot be one call, because a
+            value leaves the partition and comes back.
+    """
+    constraints = dict(program.range_constraints)
+    top = program.graph_module
+    groups = group_by_tag(top, tags)
+    owned = settle_ownership(program, groups, tags)
+    next_handle = assign_debug_handles(top)
+    cuts = list(_cut_graph(top, groups, owned, tags, program, constraints, ""))
+    seen: set[int] = {id(top)}
+    waiting: list[tuple[str, GraphModule]] = _children(top, "")
+    while waiting:
+        where, gm = waiting.pop(0)
+        if id(gm) in seen:
+            continue
+        seen.add(id(gm))
+        nested = group_by_tag(gm, tags)
+        cuts += _cut_graph(gm, nested, {}, tags, program, constraints, where)
+        waiting += _children(gm, where)
+    take_handles(next_handle + len(cuts))
+    return CutProgram(program, cuts, next_handle)
+
+
+def _children(gm: GraphModule, where: str) -> list[tuple[str, GraphModule]]:
+    return [(f"{where}{node.target}.", child) for node, child in nested_graphs(gm)]
+
+
+def _cut_graph(
+    gm: GraphModule,
+    groups: Groups,
+    owned: Mapping[str, Sequence[Node]],
+    tags: Mapping[str, Any],
+    program: ExportedProgram,
+    constraints: Mapping[Any, Any],
+    where: str,
+) -> Iterator[Cut]:
+    if not groups:
+        return
+    regions = dict(_regions(gm, groups, owned))
+    try:
+        done = outline(gm, list(regions)).regions
+    except CycleError as error:
+        names = {name for name in error.regions if name is not None}
+        known = [f"{r.name} is partition {tag!r}" for r, tag in regions.items() if r.name in names]
+        raise CycleError(f"{error} ({'; '.join(known)})", error.path, error.regions) from None
+    # Nothing is owned in nested graphs: what they read, they are given.
+    index = SignatureIndex() if where else SignatureIndex.of(program)
+    by_call = {done[region].call_node: (tag, done[region]) for region, tag in regions.items()}
+    for call in [node for node in gm.graph.nodes if node in by_call]:
+        tag, outlined = by_call[call]
+        submodule = cast("GraphModule", outlined.module)
+        _claim(submodule, call, tag, owned.get(tag, ()))
+        spec = tags[tag]
+        yield Cut(
+            tag=tag,
+            backend_id=spec.backend_id,
+            compile_specs=list(spec.compile_specs),
+            peers=is_peers(spec),
+            owner=gm,
+            call=call,
+            part=sub_program(submodule, program, tag, call, index, constraints),
+            place=f"{tag!r}" + (f" in {where.rstrip('.')}" if where else ""),
+        )
+
+
+def _regions(
+    gm: GraphModule, groups: Groups, owned: Mapping[str, Sequence[Node]]
+) -> Iterator[tuple[Region, str]]:
+    # Tags may hold dots or clash with attributes: the submodules get names of our own.
+    number = 0
+    for tag, nodes in groups.items():
+        while hasattr(gm, f"fused_{number}"):
+            number += 1
+        # What is owned but not read (an unused weight, a buffer that is only written) is forced.
+        inside = set(nodes)
+        unread = [node for node in owned.get(tag, ()) if not inside.intersection(node.users)]
+        yield Region(f"fused_{number}", nodes, always_return_tuple=True, inputs=unread), tag
+        number += 1
+
+
+def _claim(submodule: GraphModule, call: Node, tag: str, owned: Sequence[Node]) -> None:
+    """Mark the placeholders that the partition owns, and no others."""
+    mine = set(owned)
+    placeholders = submodule.graph.find_nodes(op="placeholder")
+    for inner, outer in zip(placeholders, call.args, strict=True):
+        if outer in mine:
+            inner.meta[DELEGATION_TAG] = tag
+        else:
+            inner.meta.pop(DELEGATION_TAG, None)

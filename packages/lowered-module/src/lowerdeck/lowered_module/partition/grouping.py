@@ -1,0 +1,201 @@
+"""From tags on nodes to the groups of nodes that are cut out of one graph."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Container, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.program.graphs import computing_nodes, is_getitem
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.torch_base import attribute_of, graphs_of
+
+Groups = dict[str, list[Node]]
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+
+
+def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[object]) -> None:
+    """Warn where a partitioner tagged nodes that it named no backend for: none would get them.
+
+    Tags from before it ran are passed over, for an earlier partitioner may have left some.
+
+    Args:
+        before: The graph as the partitioner found it.
+        after: The graph as it left it.
+        tags: The tags that mean something.
+    """
+    lost: dict[object, list[str]] = {}
+    known = {node.meta.get(DELEGATION_TAG) for node in computing_nodes(before)}
+    for node in computing_nodes(after):
+        tag = node.meta.get(DELEGATION_TAG)
+        if tag not in known and tag not in tags:
+            lost.setdefault(tag, []).append(node.name)
+    if lost:
+        shown = ", ".join(f"{tag!r} ({', '.join(names[:3])})" for tag, names in lost.items())
+        warnings.warn(
+            f"Nodes are tagged {shown}, but partition_tags does not name these tags: nothing is "
+            "lowered for them. Add each with its DelegationSpec, or leave the nodes untagged.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
+    """Return the nodes of each tag in one graph, completed by what must come along.
+
+    Modifies the graph in place, but only by giving a group its own copy of a get_attr node that
+    others read too. A getitem stands where its source stands, whatever its tag: a border carries
+    single values. Along come the get_attrs that grouped nodes read: branch graphs, earlier
+    delegates, tree specs; a tensor attribute if it is tagged.
+
+    Args:
+        graph_module: One graph; nested graphs have groups of their own.
+        tags: The tags that mean something; others are passed over.
+
+    Returns:
+        For each tag that computes something here its nodes, in the graph's order.
+
+    Raises:
+        PartitionError: An output or another node that cannot be delegated is tagged.
+    """
+    groups: Groups = {}
+    home: dict[Node, str] = {}
+    for node in graph_module.graph.nodes:
+        tag = node.meta.get(DELEGATION_TAG)
+        if is_getitem(node) and isinstance(node.args[0], Node):
+            # A border carries single values, so that a list is opened where it is made.
+            tag = home.get(node.args[0])
+        if tag is None or tag not in tags or node.op in ("placeholder", "get_attr"):
+            continue
+        if node.op != "call_function":
+            raise PartitionError(
+                f"{node.op} node {node.name!r} is tagged {tag!r}; only computing nodes and the "
+                "constants they read can be delegated: leave it untagged"
+            )
+        home[node] = tag
+        groups.setdefault(tag, []).append(node)
+    for nodes in groups.values():
+        _compute_numbers_outside(nodes, home)
+    for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, home, tag)]:
+        # Nobody reads it: there is nothing to delegate, and a later pass removes the nodes.
+        for node in groups.pop(tag):
+            del home[node]
+    for nodes in groups.values():
+        _open_lists(nodes, home)
+    _adopt_attributes(graph_module, groups, home)
+    return groups
+
+
+def strip_tags(graph_module: GraphModule) -> None:
+    """Remove the tags from ``graph_module`` and all graphs nested in it, in place."""
+    for gm in graphs_of(graph_module):
+        for node in gm.graph.nodes:
+            node.meta.pop(DELEGATION_TAG, None)
+
+
+def _is_dead(nodes: list[Node], home: dict[Node, str], tag: str) -> bool:
+    return all(home.get(user) == tag for node in nodes for user in node.users)
+
+
+def _open_lists(nodes: list[Node], home: dict[Node, str]) -> None:
+    """Let readers outside take the single values of a node that returns a list, not the list."""
+    for node in list(nodes):
+        value = node.meta.get("val")
+        readers = [user for user in node.users if home.get(user) != home[node]]
+        if not isinstance(value, list | tuple) or not readers:
+            continue
+        parts: list[Node] = []
+        with node.graph.inserting_after(node):
+            for index in reversed(range(len(value))):
+                part = node.graph.call_function(operator.getitem, (node, index))
+                part.meta = {"val": value[index], DELEGATION_TAG: home[node]}
+                home[part] = home[node]
+                parts.insert(0, part)
+        nodes.extend(parts)
+        for reader in readers:
+            _replace_by_list(reader, node, parts)
+
+
+def _replace_by_list(reader: Node, node: Node, parts: list[Node]) -> None:
+    def opened(argument: Node) -> Any:
+        return list(parts) if argument is node else argument
+
+    reader.args, reader.kwargs = map_arg((reader.args, reader.kwargs), opened)
+
+
+def _compute_numbers_outside(nodes: list[Node], home: dict[Node, str]) -> None:
+    """Let readers outside compute the numbers of a partition, such as sizes, by themselves.
+
+    The runtime's delegates return tensors only. A number costs nothing to compute again; the
+    tensor that it is read from leaves the partition instead.
+    """
+    copies: dict[Node, Node] = {}
+    for node in nodes:
+        readers = [user for user in node.users if home.get(user) != home[node]]
+        if not readers or not isinstance(node.meta.get("val"), _NUMBERS):
+            continue
+        copied = _copy_outside(node, home, copies)
+        for reader in readers:
+            reader.replace_input_with(node, copied)
+    for node in reversed(copies):
+        if not node.users:
+            del home[node]
+            node.graph.erase_node(node)
+    nodes[:] = [node for node in nodes if node in home]
+
+
+def _copy_outside(node: Node, home: Mapping[Node, str], copies: dict[Node, Node]) -> Node:
+    """Return a copy of ``node`` that reads nothing but tensors of its partition."""
+    waiting = [node]
+    while waiting:
+        current = waiting[-1]
+        numbers = [
+            source
+            for source in current.all_input_nodes
+            if home.get(source) == home[node] and isinstance(source.meta.get("val"), _NUMBERS)
+        ]
+        missing = [source for source in numbers if source not in copies]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        if current not in copies:
+            with current.graph.inserting_after(current):
+                copied = current.graph.node_copy(current, lambda arg: copies.get(arg, arg))
+            copied.meta.pop(DELEGATION_TAG, None)
+            copies[current] = copied
+    return copies[node]
+
+
+def _adopt_attributes(graph_module: GraphModule, groups: Groups, home: dict[Node, str]) -> None:
+    adopted: dict[str, list[Node]] = {}
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        readers: dict[str | None, list[Node]] = {}
+        for user in node.users:
+            readers.setdefault(home.get(user), []).append(user)
+        here = [tag for tag in readers if tag is not None]
+        if not here or (_is_data(graph_module, node) and DELEGATION_TAG not in node.meta):
+            continue
+        for tag in here:
+            own = node
+            if len(readers) > 1:
+                with graph_module.graph.inserting_after(node):
+                    own = graph_module.graph.node_copy(node)
+                for reader in readers[tag]:
+                    reader.replace_input_with(node, own)
+            adopted.setdefault(tag, []).append(own)
+        if not node.users:
+            graph_module.graph.erase_node(node)
+    for tag, attributes in adopted.items():
+        groups[tag] = attributes + groups[tag]
+
+
+def _is_data(graph_module: GraphModule, node: Node) -> bool:
+    # Imported attributes are modules or tree specs, except constants of a nested graph.
+    return hasattr(attribute_of(graph_module, node), "dtype")

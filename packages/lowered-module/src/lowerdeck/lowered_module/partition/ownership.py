@@ -1,0 +1,162 @@
+"""Which delegate owns which parameter, buffer, lifted constant or custom object."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx import Node
+
+from lowerdeck.lowered_module._executorch import clone_operator
+from lowerdeck.lowered_module._torch_private import schema_of
+from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
+from lowerdeck.lowered_module.partition.grouping import Groups
+from lowerdeck.lowered_module.program.functional import changing_inputs
+from lowerdeck.lowered_module.program.signature import OWNABLE_KINDS, STATE_MUTATIONS
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, USED_ELSEWHERE
+from lowerdeck.torch_base import MemoryUse
+
+Owned = dict[str, list[Node]]
+
+
+def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[str]) -> Owned:
+    """Return the placeholders that each partition owns, in the program's order.
+
+    A tagged constant is owned by every partition that reads it (the tensor itself is shared, not
+    copied); the program keeps it too while something outside the partitions reads it. A tagged
+    buffer that the program mutates is owned by its tag's partition alone, which must compute the
+    new value; if anything else reads the old value, or a view of it that the partition makes, the
+    partition returns that as well, for which a clone is inserted into the graph and into the
+    group, in place.
+
+    Args:
+        program: The outermost program, with tags on its placeholders.
+        groups: The nodes of each partition of the outermost graph.
+        tags: The tags that mean something.
+
+    Returns:
+        The owned placeholders of each partition.
+
+    Raises:
+        PartitionError: An input of the user is tagged.
+        OwnershipError: A constant that must not be shared would be, or a mutated buffer cannot
+            move into its partition.
+    """
+    graph = program.graph
+    home = {node: tag for tag, nodes in groups.items() for node in nodes}
+    new_values = _new_values(program)
+    changing = changing_inputs(program)
+    owned: Owned = {}
+    memory: MemoryUse | None = None
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        tag = node.meta.get(DELEGATION_TAG)
+        if tag is None or tag not in tags:
+            continue
+        if spec.kind == InputKind.USER_INPUT:
+            raise PartitionError(
+                f"input {node.name!r} of the program is tagged {tag!r}; a delegate owns "
+                "parameters, buffers and constants only: leave inputs of the user untagged"
+            )
+        if spec.kind not in OWNABLE_KINDS:
+            continue
+        if spec.target in new_values and USED_ELSEWHERE in node.meta:
+            raise OwnershipError(
+                f"buffer {spec.target!r} ({node.name!r}) is tagged {tag!r}, but another method "
+                "that is lowered with this one uses it, and would not see what the delegate does "
+                "to it: leave it untagged"
+            )
+        if spec.target in new_values:
+            memory = memory or MemoryUse.of_program(program)
+            _own_state(memory, node, tag, new_values[spec.target], groups, home)
+            owned.setdefault(tag, []).append(node)
+        elif node in changing:
+            raise OwnershipError(
+                f"{spec.target!r} ({node.name!r}) is tagged {tag!r} as constant, but shares its "
+                "memory with a buffer that the program changes: leave it untagged"
+            )
+        else:
+            for owner in _owners(node, spec, tag, groups, home):
+                owned.setdefault(owner, []).append(node)
+    return owned
+
+
+def _new_values(program: ExportedProgram) -> Mapping[str | None, object]:
+    values = program.graph.output_node().args[0]
+    specs = program.graph_signature.output_specs
+    return {
+        spec.target: value
+        for value, spec in zip(values, specs, strict=True)
+        if spec.kind in STATE_MUTATIONS
+    }
+
+
+def _owners(
+    node: Node, spec: InputSpec, tag: str, groups: Groups, home: Mapping[Node, str]
+) -> list[str]:
+    if not node.users:
+        return [tag] if tag in groups else []
+    readers = {home.get(user) for user in node.users}
+    if node.meta.get("no_copy") and len(readers) > 1:
+        names = ", ".join(sorted(repr(r) if r else "the program itself" for r in readers))
+        raise OwnershipError(
+            f"constant {spec.target!r} ({node.name!r}) is marked no_copy and tagged {tag!r}, but "
+            f"is read by {names}: remove the mark (sharing copies no byte), or leave it untagged"
+        )
+    return [reader for reader in groups if reader in readers]
+
+
+def _own_state(
+    memory: MemoryUse,
+    node: Node,
+    tag: str,
+    value: object,
+    groups: Groups,
+    home: dict[Node, str],
+) -> None:
+    if not isinstance(value, Node) or home.get(value) != tag:
+        where = home.get(value) if isinstance(value, Node) else None
+        raise OwnershipError(
+            f"buffer {node.name!r} is tagged {tag!r}, but its new value {value} is computed "
+            f"{f'by partition {where!r}' if where else 'outside of every partition'}: tag the "
+            "computation of the new value alike, or leave the buffer untagged"
+        )
+    # After the call the buffer holds the new value, so that others need copies of the old one,
+    # and of its views: whether a backend returns them as they were would be its own affair.
+    last = node.graph.find_nodes(op="placeholder")[-1]
+    inside: list[Node] = []
+    for inner in (node, *groups[tag]):
+        if inner is not node:
+            inside.append(inner)
+        if memory.group(inner) is not memory.group(node) or not _is_tensor(inner):
+            continue
+        foreign = [user for user in inner.users if home.get(user) != tag]
+        if not foreign:
+            continue
+        with node.graph.inserting_after(last if inner is node else inner):
+            old = node.graph.call_function(_clone_like(value), (inner,))
+        old.meta = {"val": _cloned(inner.meta["val"]), DELEGATION_TAG: tag}
+        for reader in foreign:
+            reader.replace_input_with(inner, old)
+        inside.append(old)
+        home[old] = tag
+    groups[tag][:] = inside
+
+
+def _is_tensor(node: Node) -> bool:
+    """Return whether a node has one tensor; elements of a list are looked at by themselves."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _cloned(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _clone_like(value: Node) -> Any:
+    """Return the clone operator in the dialect of ``value``'s own operator."""
+    source = value.args[0] if schema_of(value.target) is None else value
+    target = source.target if isinstance(source, Node) else value.target
+    return clone_operator(target) or torch.ops.aten.clone.default

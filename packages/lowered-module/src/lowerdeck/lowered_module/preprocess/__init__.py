@@ -1,0 +1,1 @@
+"""Partitions given to backends, here or elsewhere, and their results kept."""

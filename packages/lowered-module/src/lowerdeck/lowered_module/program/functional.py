@@ -1,0 +1,276 @@
+"""Whether cutting a program loses a write, and the functional form of a program where it would.
+
+A delegate takes values and gives values: what it writes into its arguments is lost, and so is what
+others write through a view that it returned. A program straight from ``torch.export`` is full of
+both. A partition therefore touches memory that is written only if all of it is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.lowered_module.errors import AliasingError
+from lowerdeck.lowered_module.program.graphs import is_getitem
+from lowerdeck.lowered_module.program.signature import MUTATIONS
+from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, DELEGATION_TAG, USED_ELSEWHERE
+from lowerdeck.torch_base import (
+    Behaviours,
+    Effect,
+    Extent,
+    MemoryMap,
+    MemoryUse,
+    RepeatedMemoryError,
+    aliasing_parts,
+    explicit,
+    graphs_of,
+    held_tensors,
+    shared_inputs,
+    written_overlap,
+)
+
+_OUTSIDE = frozenset({"placeholder", "get_attr"})
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What a cut would lose.
+
+    Attributes:
+        writer: A node that writes memory.
+        touched: A node of a partition that reads the memory, sees it or writes it.
+        tag: The partition.
+    """
+
+    writer: Node
+    touched: Node
+    tag: str
+
+    def __str__(self) -> str:
+        if self.writer is self.touched:
+            return (
+                f"partition {self.tag!r} would write, by {_shown(self.writer)}, memory that is "
+                "not its own"
+            )
+        return (
+            f"partition {self.tag!r} would take {_shown(self.touched)}, whose memory "
+            f"{_shown(self.writer)} writes"
+        )
+
+
+def first_harm(program: ExportedProgram, tags: Container[object]) -> Harm | None:
+    """Return a write that would be lost if the tagged nodes were cut out, or None.
+
+    It costs time in proportion to the program.
+
+    Args:
+        program: The program with tags on its nodes; not changed.
+        tags: The tags that mean something.
+    """
+    return next(_harms(program, tags), None)
+
+
+def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
+    """Return ``program`` without writes in place, its other operators as they are.
+
+    Args:
+        program: Any program; not changed.
+        harm: Why it is asked for, in words, for the error.
+
+    Raises:
+        AliasingError: torch cannot tell its writes in values.
+    """
+    try:
+        plain = explicit(program)
+    except RepeatedMemoryError as error:
+        raise AliasingError(f"{harm}, and a delegate passes values only; but {error}") from error
+    overlap = written_overlap(plain)
+    if overlap is not None:
+        raise AliasingError(
+            f"{harm}, and a delegate passes values only; but {overlap}, which values cannot tell: "
+            "leave these nodes out of partitions, or use one buffer in the model, and views of it "
+            "where it is used"
+        )
+    try:
+        done: ExportedProgram = plain.run_decompositions(aliasing_parts(plain))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise AliasingError(
+            f"{harm}, and a delegate passes values only. torch cannot make the program functional "
+            f"({type(error).__name__}: {reason}): leave these nodes out of partitions, or write "
+            "the model without the write in place"
+        ) from error
+    return done
+
+
+def writes_anything(program: ExportedProgram) -> bool:
+    """Return whether any node of ``program``, or of a graph nested in it, writes in place."""
+    return any(_memory(program, gm).has_writes for gm in graphs_of(program.graph_module))
+
+
+def writes_outside(program: ExportedProgram) -> Node | None:
+    """Return a node that writes a parameter, buffer, constant or input in place, or None.
+
+    Args:
+        program: Any program; a functional one, whose signature tells what it writes, has none.
+    """
+    for gm in graphs_of(program.graph_module):
+        memory = _memory(program, gm)
+        if not memory.has_writes:
+            continue
+        foreign = {memory.group(node) for node in gm.graph.nodes if node.op in _OUTSIDE}
+        for node in gm.graph.nodes:
+            if not foreign.isdisjoint(memory.writes(node)):
+                writer: Node = node
+                return writer
+    return None
+
+
+def changing_inputs(program: ExportedProgram) -> set[Node]:
+    """Return the placeholders whose memory a call of ``program`` changes.
+
+    By a write in place, directly or through views, or by a mutation that the signature names; and
+    whatever overlaps one of these, or what another method changes.
+
+    Args:
+        program: Any program; only its outermost graph is looked at.
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")
+    targets = {
+        spec.target for spec in program.graph_signature.output_specs if spec.kind in MUTATIONS
+    }
+    elsewhere = {node for node in placeholders if CHANGED_ELSEWHERE in node.meta}
+    if not targets and not _writes_in_place(program):
+        # Most programs and nearly all partitions: who shares memory with whom does not matter.
+        return elsewhere
+    memory = MemoryUse.of_program(program)
+    mutated = {
+        memory.group(node)
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if (spec.target or node.name) in targets
+    }
+    return {
+        node
+        for node in placeholders
+        if memory.group(node) in mutated or memory.writers(node) or node in elsewhere
+    }
+
+
+def _writes_in_place(program: ExportedProgram) -> bool:
+    known = Behaviours(program.graph_module)
+    return any(
+        not known.is_plain(node) and known.effect(node) & Effect.WRITES
+        for node in program.graph.nodes
+    )
+
+
+def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
+    """Return the memory that a call of any of ``programs`` changes.
+
+    Args:
+        programs: The methods of one file; they hold the memory.
+    """
+    found: list[Extent] = []
+    for program in programs:
+        held = held_tensors(program)
+        changing = changing_inputs(program)
+        found += [Extent.of(held[node]) for node in changing if node in held]
+    return MemoryMap(found)
+
+
+def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
+    """Return the memory that any of ``programs`` reads or writes.
+
+    Args:
+        programs: They hold the memory.
+    """
+    return MemoryMap(
+        Extent.of(tensor)
+        for program in programs
+        for node, tensor in held_tensors(program).items()
+        if node.users
+    )
+
+
+def mark_shared(
+    program: ExportedProgram, source: ExportedProgram, changed: MemoryMap, used: MemoryMap
+) -> None:
+    """Mark, in place, the placeholders of ``program`` whose memory other methods touch.
+
+    Args:
+        program: A copy for a partitioner.
+        source: The program that it was copied from, with the tensors.
+        changed: What any method changes, as ``changed_memory`` returns it.
+        used: What other methods use, as ``used_memory`` returns it.
+    """
+    held = held_tensors(source)
+    originals = source.graph.find_nodes(op="placeholder")
+    copies = program.graph.find_nodes(op="placeholder")
+    for copied, node in zip(copies, originals, strict=True):
+        if node not in held:
+            continue
+        extent = Extent.of(held[node])
+        if changed.find(extent) is not None:
+            copied.meta[CHANGED_ELSEWHERE] = True
+        if used.find(extent) is not None:
+            copied.meta[USED_ELSEWHERE] = True
+
+
+def _harms(program: ExportedProgram, tags: Container[object]) -> Iterator[Harm]:
+    for gm in graphs_of(program.graph_module):
+        memory = _memory(program, gm)
+        if memory.has_writes:
+            yield from _harms_in(gm.graph, memory, _homes(gm.graph, tags))
+
+
+def _memory(program: ExportedProgram, gm: GraphModule) -> MemoryUse:
+    outermost = gm is program.graph_module
+    return MemoryUse(gm.graph, gm, shared_inputs(program) if outermost else ())
+
+
+def _homes(graph: Graph, tags: Container[object]) -> dict[Node, str]:
+    """Return the tag of each node that a partition takes or owns."""
+    homes: dict[Node, str] = {}
+    for node in graph.nodes:
+        tag = node.meta.get(DELEGATION_TAG)
+        if is_getitem(node) and isinstance(node.args[0], Node):
+            # An element goes where its tuple goes.
+            tag = homes.get(node.args[0])
+        if tag is not None and tag in tags:
+            homes[node] = tag
+    return homes
+
+
+def _harms_in(graph: Graph, memory: MemoryUse, homes: Mapping[Node, str]) -> Iterator[Harm]:
+    owners = _owners(graph, memory, homes)
+    for node, tag in homes.items():
+        touched = (memory.group(node), *memory.reads(node), *memory.writes(node))
+        for group in dict.fromkeys(touched):
+            writers = memory.writers(group)
+            if writers and owners[group] != {tag}:
+                others = [writer for writer in writers if homes.get(writer) != tag]
+                yield Harm((others or writers)[0], node, tag)
+
+
+def _owners(
+    graph: Graph, memory: MemoryUse, homes: Mapping[Node, str]
+) -> dict[Node, set[str | None]]:
+    """Return, for each memory that is written, who makes it and who writes it."""
+    owners: dict[Node, set[str | None]] = {}
+    for node in graph.nodes:
+        # What stands before the call is nobody's own, even where a partition owns its bytes.
+        home = None if node.op in _OUTSIDE else homes.get(node)
+        group = memory.group(node)
+        makes = node.op in _OUTSIDE or group not in map(memory.group, node.all_input_nodes)
+        if makes and memory.writers(group):
+            owners.setdefault(group, set()).add(home)
+        for written in memory.writes(node):
+            owners.setdefault(written, set()).add(home)
+    return owners
+
+
+def _shown(node: Node) -> str:
+    return f"{node.name!r} ({node.target})"

@@ -1,0 +1,233 @@
+"""A program that is called often: what it needs in eager is made once and not at every call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from lowerdeck.lowered_module._torch_private import (
+    FakeTensorMode,
+    active_fake_mode,
+    bare_program,
+    fake_mode_of,
+    set_program_parts,
+)
+from lowerdeck.lowered_module.program.functional import changed_memory
+from lowerdeck.lowered_module.program.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
+from lowerdeck.torch_base import Extent, MemoryMap, MemoryUse, OwnCopies
+
+
+class PreparedProgram(ExportedProgram):
+    """An ExportedProgram with flat inputs and outputs that is prepared for calls in eager.
+
+    Make one with ``PreparedProgram.of``.
+    """
+
+    _module: PreparedModule | None
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> PreparedProgram:
+        """Return ``program`` as a prepared one: the same graph and tensors, flat in and out."""
+        specs = program.graph_signature
+        prepared = bare_program(
+            program.graph_module,
+            specs,
+            state_dict=program.state_dict,
+            constants=program.constants,
+            range_constraints=program.range_constraints,
+            module_call_graph=flat_call_graph(
+                sum(spec.kind == InputKind.USER_INPUT for spec in specs.input_specs),
+                sum(spec.kind == OutputKind.USER_OUTPUT for spec in specs.output_specs),
+            ),
+            verifiers=list(program.verifiers),
+            cls=cls,
+        )
+        prepared._module = None  # type: ignore[attr-defined]
+        return cast("PreparedProgram", prepared)
+
+    def with_own_state(self) -> PreparedProgram:
+        """Return a program on the same graph and constants whose mutable state is its own."""
+        copied = PreparedProgram.of(self)
+        give_own_state(copied)
+        return copied
+
+    def module(self, check_guards: bool = True) -> Any:
+        """Return the eager module, the same one at every call.
+
+        It runs this program's graph itself, on flat arguments, and does not check them.
+        ``ExportedProgram.module(program)`` makes torch's own, with its checks.
+
+        Args:
+            check_guards: As torch's, where torch's own module must serve: for a program with
+                effect tokens.
+        """
+        if any(spec.kind == InputKind.TOKEN for spec in self.graph_signature.input_specs):
+            return super().module(check_guards=check_guards)
+        if self._module is None or not self._module.is_of(self):
+            self._module = PreparedModule(self)
+        return self._module
+
+
+class PreparedModule(torch.nn.Module):
+    """Calls a program's graph with the program's state, and keeps the new state.
+
+    Args:
+        program: The program. Its tensors are used, not copied.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        # In a tuple, so that torch does not take the graph and the tensors for its own.
+        self._source = (program.graph_module, program.graph_signature)
+        values = {**program.constants, **program.state_dict}
+        inputs = program.graph_signature.input_specs
+        self._state = (
+            [
+                None if spec.kind == InputKind.USER_INPUT else values[cast("str", spec.target)]
+                for spec in inputs
+            ],
+        )
+        self._user_inputs = [
+            place for place, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
+        ]
+        self._plan = _plan(program)
+        self._fake: weakref.WeakKeyDictionary[FakeTensorMode, list[Any]]
+        self._fake = weakref.WeakKeyDictionary()
+
+    def is_of(self, program: ExportedProgram) -> bool:
+        """Return whether this module was made of what ``program`` consists of now."""
+        return self._source == (program.graph_module, program.graph_signature)
+
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        """Return the program's outputs for flat arguments, each in memory of its own.
+
+        A runtime's delegate writes its outputs into memory that the caller plans, so none is a
+        view of an input, of state, or of another output; torch that traces a call relies on it.
+
+        Args:
+            *args: One per input of the user.
+        """
+        mode = fake_mode_of(args) or active_fake_mode()
+        values = list(self._state[0] if mode is None else self._fake_state(mode))
+        for place, value in zip(self._user_inputs, args, strict=True):
+            values[place] = value
+        outputs = self._source[0](*values)
+        returned = [_own(outputs[source], aliased) for source, aliased in self._plan.returned]
+        changes = [
+            (place, _own(outputs[source], aliased))
+            for source, aliased, place in self._plan.changed
+        ]
+        for place, value in changes:
+            values[place].copy_(value)
+        return tuple(returned)
+
+    def _fake_state(self, mode: FakeTensorMode) -> list[Any]:
+        state = self._fake.get(mode)
+        if state is None:
+            state = [
+                mode.from_tensor(value, static_shapes=True)
+                if isinstance(value, torch.Tensor)
+                else value
+                for value in self._state[0]
+            ]
+            self._fake[mode] = state
+        return state
+
+
+def _own(value: Any, aliased: bool) -> Any:
+    return value.clone() if aliased and isinstance(value, torch.Tensor) else value
+
+
+class _Plan:
+    """Which outputs are returned, and which go back into which input.
+
+    Attributes:
+        returned: For each output of the user its index, and whether it must be cloned because it
+            may be a view of an input, of state, or of an output before it.
+        changed: For each mutation its index, whether it must be cloned because it may be a view of
+            state that is about to change, and the index of the input that takes the value.
+    """
+
+    def __init__(
+        self, returned: list[tuple[int, bool]], changed: list[tuple[int, bool, int]]
+    ) -> None:
+        self.returned = returned
+        self.changed = changed
+
+
+def _plan(program: ExportedProgram) -> _Plan:
+    signature = program.graph_signature
+    placeholders = program.graph.find_nodes(op="placeholder")
+    names = {spec.target: place for place, spec in enumerate(signature.input_specs)}
+    names |= {node.name: place for place, node in enumerate(placeholders)}
+    outputs = program.graph.output_node().args[0]
+    memory = MemoryUse.of_program(program)
+    changing = {
+        memory.group(placeholders[names[spec.target]])
+        for spec in signature.output_specs
+        if spec.kind in MUTATIONS
+    }
+    taken = {memory.group(placeholder) for placeholder in placeholders}
+    returned, changed = [], []
+    for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
+        group = memory.group(value) if isinstance(value, Node) else None
+        if spec.kind in MUTATIONS:
+            changed.append((index, group in changing, names[spec.target]))
+        else:
+            returned.append((index, group in taken))
+            if group is not None:
+                taken.add(group)
+    return _Plan(returned, changed)
+
+
+def mutated_targets(program: ExportedProgram) -> Iterator[str]:
+    """Yield the names of the buffers and parameters that a call of ``program`` changes."""
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in STATE_MUTATIONS and spec.target is not None:
+            yield spec.target
+
+
+class StateCopies:
+    """Copies of what programs change, so that whoever runs the copies leaves the originals alone.
+
+    What shares memory in the programs shares it in the copies: methods that are lowered together
+    keep one state.
+
+    Args:
+        programs: The methods; they hold the tensors.
+    """
+
+    def __init__(self, programs: Iterable[ExportedProgram]) -> None:
+        self._programs = list(programs)
+        self.changed: MemoryMap = changed_memory(self._programs)
+        held = [v for p in self._programs for v in (*p.state_dict.values(), *p.constants.values())]
+        self._copies = OwnCopies(filter(self._is_changed, held))
+
+    def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``values`` in which what is changed is replaced by its copy."""
+        return {
+            name: self._copies.of(value) if self._is_changed(value) else value
+            for name, value in values.items()
+        }
+
+    def _is_changed(self, value: object) -> bool:
+        if not isinstance(value, torch.Tensor):
+            return False
+        return self.changed.find(Extent.of(value)) is not None
+
+
+def give_own_state(program: ExportedProgram) -> None:
+    """Let ``program``, in place, change copies from now on."""
+    if any(mutated_targets(program)):
+        copies = StateCopies([program])
+        set_program_parts(
+            program,
+            state_dict=copies.of(program.state_dict),
+            constants=copies.of(program.constants),
+        )

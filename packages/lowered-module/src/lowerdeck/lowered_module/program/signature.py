@@ -1,0 +1,349 @@
+"""Surgery on graphs and on the signatures that describe them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ConstantArgument,
+    CustomObjArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.lowered_module._torch_private import bare_program, pytree
+from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+
+OWNABLE_KINDS = (
+    InputKind.PARAMETER,
+    InputKind.BUFFER,
+    InputKind.CONSTANT_TENSOR,
+    InputKind.CUSTOM_OBJ,
+)
+"""The kinds of inputs that a delegate can own, in the order in which it has them."""
+
+STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+MUTATIONS = (*STATE_MUTATIONS, OutputKind.USER_INPUT_MUTATION)
+
+
+@dataclass(slots=True)
+class SignatureIndex:
+    """A program's signature, indexed once so that a thousand partitions can ask it.
+
+    Attributes:
+        inputs: Each placeholder's spec, by node name.
+        outputs: The specs of each node that is an output, by node name.
+        values: The tensors and objects behind the targets of the specs.
+    """
+
+    inputs: Mapping[str, InputSpec] = field(default_factory=dict)
+    outputs: Mapping[str, list[OutputSpec]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> SignatureIndex:
+        """Return the index of ``program``, by the nodes that its graph returns at this time."""
+        outputs: dict[str, list[OutputSpec]] = {}
+        values = program.graph.output_node().args[0]
+        specs = program.graph_signature.output_specs
+        for value, spec in zip(values, specs, strict=True):
+            if isinstance(value, Node):
+                outputs.setdefault(value.name, []).append(spec)
+        return cls(
+            inputs={spec.arg.name: spec for spec in program.graph_signature.input_specs},
+            outputs=outputs,
+            values={**program.constants, **program.state_dict},
+        )
+
+
+@dataclass(slots=True)
+class SubProgram:
+    """One partition as a program, and what it took from its owner.
+
+    Attributes:
+        program: The partition. Its inputs are what it owns (parameters, buffers, lifted
+            constants, custom objects; each in the owner's order), then what it is called with, in
+            the owner's order; its outputs are the mutations of what it owns, then what the owner
+            reads, in the owner's order.
+        owned: The owner's specs of the inputs that the partition owns, by the owner's node name.
+        mutated: The owner's specs of the mutations that the partition performs, by the name of
+            the owner's node that carried the new value.
+    """
+
+    program: ExportedProgram
+    owned: dict[str, InputSpec]
+    mutated: dict[str, list[OutputSpec]]
+
+
+def arrange_graph_placeholders(
+    gm: GraphModule, owning_program: ExportedProgram, tag: str
+) -> GraphModule:
+    """Move the placeholders of ``gm`` in place into the order that a delegate has them in.
+
+    First what the partition owns (placeholders that carry ``tag``): parameters, buffers, lifted
+    constants, custom objects; then everything else. Within each kind the order is kept. Other
+    nodes do not move.
+
+    Args:
+        gm: A partition's graph module, whose placeholders are named like the owner's nodes.
+        owning_program: The program that the partition was cut out of.
+        tag: The partition's tag.
+
+    Returns:
+        ``gm``.
+    """
+    specs = {spec.arg.name: spec for spec in owning_program.graph_signature.input_specs}
+    _arrange_placeholders(gm.graph, {name: spec.kind for name, spec in specs.items()}, tag)
+    gm.recompile()
+    return gm
+
+
+def _arrange_placeholders(graph: Graph, kinds: Mapping[str, InputKind], tag: str) -> None:
+    def rank(node: Node) -> int:
+        kind = kinds.get(node.name)
+        owned = kind in OWNABLE_KINDS and node.meta.get(DELEGATION_TAG) == tag
+        return OWNABLE_KINDS.index(kind) if owned and kind is not None else len(OWNABLE_KINDS)
+
+    placeholders = graph.find_nodes(op="placeholder")
+    arranged = sorted(placeholders, key=rank)
+    if arranged == placeholders:
+        return
+    first = next(iter(graph.nodes))
+    for node in arranged:
+        if node is first:
+            first = first.next
+        else:
+            first.prepend(node)
+
+
+def arrange_graph_outputs(
+    gm: GraphModule, output_specs: list[OutputSpec], call_module_node: Node
+) -> GraphModule:
+    """Put mutations before the other outputs of ``gm``, in place.
+
+    Args:
+        gm: A partition's graph module, whose output is one tuple.
+        output_specs: One spec per output; put into the same order, in place.
+        call_module_node: The owner's call; the indices of its getitems follow.
+
+    Returns:
+        ``gm``.
+
+    Raises:
+        SignatureError: The numbers of outputs and specs differ.
+    """
+    output = gm.graph.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    if len(values) != len(output_specs):
+        raise SignatureError(
+            f"the graph returns {len(values)} values but {len(output_specs)} output specs were "
+            "given: give one spec per value"
+        )
+    order = sorted(range(len(values)), key=lambda i: output_specs[i].kind not in MUTATIONS)
+    if order == list(range(len(values))):
+        return gm
+    output.args = (tuple(values[i] for i in order),)
+    output_specs[:] = [output_specs[i] for i in order]
+    moved = {old: new for new, old in enumerate(order)}
+    for user in call_module_node.users:
+        if user.target is operator.getitem:
+            user.args = (call_module_node, moved[user.args[1]])  # type: ignore[index]
+    gm.recompile()
+    return gm
+
+
+def create_exported_program_from_submodule(
+    submodule: GraphModule,
+    owning_program: ExportedProgram,
+    tag: str,
+    call_module_node: Node,
+    is_submodule: bool,
+) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, OutputSpec]]:
+    """Return a partition as a program of its own, and the specs that its owner loses by it.
+
+    ``submodule`` is arranged in place. No tensor is copied.
+
+    Args:
+        submodule: The partition's graph module, as ``create_submodule_from_nodes`` returns it.
+        owning_program: The program that it was cut out of.
+        tag: The partition's tag; placeholders that carry it are owned by the partition.
+        call_module_node: The owner's call of the partition.
+        is_submodule: Whether the call stands in a nested graph (a branch of a cond, say), where
+            nothing can be owned.
+
+    Returns:
+        The program; the owner's input specs that it took, by node name; and the owner's mutation
+        specs that it took, by the name of the node that carried the new value.
+
+    Raises:
+        OwnershipError: An owned input has no value in the owner.
+    """
+    index = SignatureIndex() if is_submodule else SignatureIndex.of(owning_program)
+    part = sub_program(submodule, owning_program, tag, call_module_node, index)
+    submodule.recompile()
+    return part.program, part.owned, {name: specs[0] for name, specs in part.mutated.items()}
+
+
+def sub_program(
+    submodule: GraphModule,
+    owning_program: ExportedProgram,
+    tag: str,
+    call: Node,
+    index: SignatureIndex,
+    range_constraints: Mapping[Any, Any] | None = None,
+) -> SubProgram:
+    """Return a partition as a program, asking an index that serves all partitions."""
+    graph = submodule.graph
+    outer = {
+        inner.name: source.name
+        for inner, source in zip(graph.find_nodes(op="placeholder"), call.args, strict=False)
+        if isinstance(source, Node)
+    }
+    known = {
+        inner: index.inputs[source] for inner, source in outer.items() if source in index.inputs
+    }
+    _arrange_placeholders(graph, {name: spec.kind for name, spec in known.items()}, tag)
+
+    input_specs: list[InputSpec] = []
+    owned: dict[str, InputSpec] = {}
+    state: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        spec = known.get(node.name)
+        argument = argument_of(node)
+        if spec is None or spec.kind not in OWNABLE_KINDS or node.meta.get(DELEGATION_TAG) != tag:
+            input_specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+            continue
+        target = spec.target
+        if target is None or target not in index.values:
+            raise OwnershipError(
+                f"placeholder {outer[node.name]!r} is tagged {tag!r} but its target "
+                f"{spec.target!r} is neither in the state dict nor among the constants"
+            )
+        input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
+        owned[outer[node.name]] = spec
+        holder = state if target in owning_program.state_dict else constants
+        holder[target] = index.values[target]
+    output_specs, mutated = _outputs(graph, call, index, {s.target for s in owned.values()})
+    signature = ExportGraphSignature(input_specs, output_specs)
+    program = bare_program(
+        submodule,
+        signature,
+        state_dict=state,
+        constants=constants,
+        range_constraints=(
+            owning_program.range_constraints if range_constraints is None else range_constraints
+        ),
+        module_call_graph=flat_call_graph(
+            sum(spec.kind == InputKind.USER_INPUT for spec in input_specs),
+            sum(spec.kind == OutputKind.USER_OUTPUT for spec in output_specs),
+        ),
+        verifiers=list(owning_program.verifiers),
+    )
+    return SubProgram(program, owned, mutated)
+
+
+def _outputs(
+    graph: Graph, call: Node, index: SignatureIndex, owned: set[str | None]
+) -> tuple[list[OutputSpec], dict[str, list[OutputSpec]]]:
+    """Arrange the outputs in place: mutations of what is owned, then what the owner reads.
+
+    A new value that the owner reads as well is returned twice, once for either purpose.
+    """
+    output = graph.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    getitems = {
+        cast("int", user.args[1]): user for user in call.users if user.target is operator.getitem
+    }
+    mutations: list[tuple[Any, OutputSpec]] = []
+    kept: list[tuple[int, Any]] = []
+    mutated: dict[str, list[OutputSpec]] = {}
+    positions: dict[int, int] = {}
+    for position, value in enumerate(values):
+        reader = getitems.get(position)
+        specs = [] if reader is None else index.outputs.get(reader.name, [])
+        taken = [spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned]
+        if taken and reader is not None:
+            positions[position] = len(mutations)
+            mutations.extend((value, spec) for spec in taken)
+            mutated[reader.name] = taken
+        also_read = reader is not None and (len(specs) > len(taken) or len(reader.users) > 1)
+        if not taken or also_read:
+            kept.append((position, value))
+    for offset, (position, _) in enumerate(kept):
+        positions[position] = len(mutations) + offset
+    output.args = (tuple([value for value, _ in mutations] + [value for _, value in kept]),)
+    for position, user in getitems.items():
+        if positions[position] != position:
+            user.args = (call, positions[position])
+    specs_in_order = [
+        OutputSpec(spec.kind, TensorArgument(value.name), spec.target) for value, spec in mutations
+    ]
+    specs_in_order += [
+        OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None) for _, value in kept
+    ]
+    return specs_in_order, mutated
+
+
+def flat_call_graph(inputs: int, outputs: int) -> list[ModuleCallEntry]:
+    """Return the call graph of a program that takes and returns flat tuples."""
+    in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
+    out_spec = pytree.tree_structure(tuple([0] * outputs))
+    signature = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
+    return [ModuleCallEntry("", signature)]
+
+
+def argument_of(value: object) -> Any:
+    """Return the argument record by which a signature names ``value``, a node or a constant."""
+    if not isinstance(value, Node):
+        return ConstantArgument("", value)  # type: ignore[arg-type]
+    held = value.meta.get("val")
+    for kind, record in (
+        (torch.SymInt, SymIntArgument),
+        (torch.SymFloat, SymFloatArgument),
+        (torch.SymBool, SymBoolArgument),
+    ):
+        if isinstance(held, kind):
+            return record(value.name)
+    if isinstance(held, CustomObjArgument):
+        return CustomObjArgument(value.name, held.class_fqn, held.fake_val)
+    if value.op == "placeholder" and (held is None or isinstance(held, int | float | bool | str)):
+        return ConstantArgument(value.name, held)
+    return TensorArgument(value.name)
+
+
+def renamed(argument: Any, value: object) -> Any:
+    """Return ``argument`` under the name of ``value``, the node that stands in its place now."""
+    if not isinstance(value, Node) or not hasattr(argument, "name"):
+        return argument
+    if argument.name == value.name:
+        return argument
+    if isinstance(argument, CustomObjArgument):
+        return CustomObjArgument(value.name, argument.class_fqn, argument.fake_val)
+    if isinstance(argument, ConstantArgument):
+        return ConstantArgument(value.name, argument.value)
+    return type(argument)(value.name)
+
+
+def user_values(values: Sequence[object], specs: Iterable[OutputSpec]) -> list[object]:
+    """Return those of a graph's outputs that its caller sees."""
+    return [
+        value
+        for value, spec in zip(values, specs, strict=True)
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]

@@ -1,0 +1,399 @@
+"""FlatBuffer tables read without trust: each place is checked before it is used.
+
+A vtable is checked once and compiled into one ``struct`` that reads all fields of its tables in
+one call, which makes the checks cheaper than the peer's unchecked reading.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any, NoReturn
+
+from lowerdeck.serializer.errors import (
+    AlignmentError,
+    LimitError,
+    MissingFieldError,
+    OffsetError,
+    TableError,
+    TextError,
+    TruncatedError,
+)
+from lowerdeck.serializer.flatbuffer.limits import (
+    FREE_MEMORY,
+    LIST_COST,
+    LONG_ENTRY_COST,
+    MEMORY_PER_BYTE,
+    PREVIEW_BYTES,
+    SHAPE_COST,
+    SHORT_LIST,
+    SLOT_COST,
+)
+from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Field
+
+_unpack_i32 = struct.Struct("<i").unpack_from
+_unpack_u32 = struct.Struct("<I").unpack_from
+_unpack_vtable = struct.Struct("<HH").unpack_from
+
+
+class Shape:
+    """One checked vtable of one kind of table.
+
+    Attributes:
+        size: Bytes that the table takes.
+        wide: Where the 8-byte fields are in the table.
+        offsets: Index and place of each present field that is an offset.
+        unpack: Reads the present fields, in the order in which they stand.
+        pick: Brings them and a default into id order; None where they are in order already.
+    """
+
+    __slots__ = ("offsets", "pick", "size", "unpack", "wide")
+
+    def __init__(self, fields: tuple[Field, ...], size: int, places: list[int]) -> None:
+        self.size: int = size
+        self.wide: tuple[int, ...] = tuple(
+            place for field, place in zip(fields, places, strict=True) if place and field.size == 8
+        )
+        order = sorted((place, index) for index, place in enumerate(places) if place)
+        code, end = ["<"], 0
+        for place, index in order:
+            code.append(f"{place - end}x{fields[index].code}")
+            end = place + fields[index].size
+        self.unpack: Callable[[memoryview, int], tuple[Any, ...]] = struct.Struct(
+            "".join(code)
+        ).unpack_from
+        self.offsets: tuple[tuple[int, int], ...] = tuple(
+            (index, place)
+            for index, place in enumerate(places)
+            if place and fields[index].is_offset
+        )
+        # Values come in file order; behind them stands the default of absent fields.
+        position = {index: number for number, (_, index) in enumerate(order)}
+        picks = [position.get(index, len(order)) for index in range(len(fields))]
+        self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+        if picks != list(range(len(order))):
+            self.pick = itemgetter(*picks) if len(picks) > 1 else _nothing
+
+
+def _nothing(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the fields of a table whose only field is absent."""
+    return values[-1:]
+
+
+class TableReader:
+    """Reads tables, vectors and strings of one FlatBuffer.
+
+    Attributes:
+        data: The FlatBuffer.
+        size: Its size in bytes.
+    """
+
+    def __init__(
+        self,
+        data: memoryview,
+        tables: Mapping[str, tuple[Field, ...]],
+        *,
+        strict: bool = False,
+    ) -> None:
+        """Make a reader.
+
+        Args:
+            data: The FlatBuffer, a flat view of bytes from the start of the file.
+            tables: Fields of each table by its name.
+            strict: Also refuse 8-byte elements of vectors at addresses that some processors
+                cannot read.
+        """
+        self._strict = strict
+        self.data = data
+        self.size: int = len(data)
+        self._tables = tables
+        self._shapes: dict[str, dict[int, Shape]] = {name: {} for name in tables}
+        self._readers = {name: self.table(name) for name in tables}
+        self._strings: dict[int, str] = {}
+        self._leaves: dict[tuple[int, str], tuple[Any, ...]] = {}
+        self._vectors: dict[str, list[Callable[..., tuple[Any, ...]]]] = {
+            code: [struct.Struct(f"<{count}{code}").unpack_from for count in range(24)]
+            for code in "iIBqQfd?"
+        }
+        self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
+
+    @contextmanager
+    def unpaid(self) -> Iterator[None]:
+        """Let what is decoded inside cost nothing that outlasts it, for it was paid before."""
+        kept = self._budget
+        self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
+        try:
+            yield
+        finally:
+            self._budget = kept
+
+    def spend(self, cost: int, field: str, position: int) -> None:
+        """Count bytes of memory that something decodes to.
+
+        Raises:
+            LimitError: The file decodes to more than its size is worth.
+        """
+        self._budget -= cost
+        if self._budget < 0:
+            raise LimitError(
+                f"the file decodes to more than {MEMORY_PER_BYTE} times its {self.size} bytes, "
+                "by referring to the same objects again and again",
+                field=field,
+                offset=position,
+            )
+
+    def table(self, name: str) -> Callable[[int], Sequence[Any]]:
+        """Return a function that reads all fields of one kind of table, in id order.
+
+        Given a position it returns scalars as numbers, and offsets as positions in the file, or 0
+        where absent. It raises a :class:`FormatError` where the table, its vtable or an offset is
+        malformed.
+
+        Args:
+            name: Name of the table.
+        """
+        data, size, shapes = self.data, self.size, self._shapes[name]
+        last = size - 4
+
+        def read(position: int) -> Sequence[Any]:
+            if position & 3 or position > last:
+                self._refuse_table(name, position)
+            vtable = position - _unpack_i32(data, position)[0]
+            shape = shapes.get(vtable)
+            if shape is None:
+                shape = shapes[vtable] = self._new_shape(name, vtable, position)
+            if position + shape.size > size or shape.wide:
+                self._check_table(name, position, shape)
+            values = shape.unpack(data, position)
+            if shape.pick is not None:
+                values = shape.pick((*values, 0))
+            if not shape.offsets:
+                return values
+            found = list(values)
+            for index, place in shape.offsets:
+                offset = found[index]
+                target = position + place + offset
+                if not offset or target > last:
+                    self.target(position + place, offset, name, self._tables[name][index].name)
+                found[index] = target
+            return found
+
+        return read
+
+    def fields(self, name: str, position: int) -> Sequence[Any]:
+        """Return all fields of one table, as the function that :meth:`table` returns does.
+
+        Args:
+            name: Name of the table.
+            position: Where it is.
+        """
+        return self._readers[name](position)
+
+    def _refuse_table(self, name: str, position: int) -> NoReturn:
+        if position & 3:
+            raise AlignmentError(
+                "found a table, expected a multiple of 4", field=name, offset=position
+            )
+        raise OffsetError(
+            f"found a table outside the {self.size} bytes", field=name, offset=position
+        )
+
+    def _check_table(self, name: str, position: int, shape: Shape) -> None:
+        if position + shape.size > self.size:
+            raise OffsetError(
+                f"found a table of {shape.size} bytes that ends behind the {self.size} bytes",
+                field=name,
+                offset=position,
+            )
+        for place in shape.wide:
+            if (position + place) & 7:
+                raise AlignmentError(
+                    "found an 8-byte field, expected a multiple of 8",
+                    field=name,
+                    offset=position + place,
+                )
+
+    def target(self, place: int, offset: int, table: str, field: str) -> int:
+        """Return where the offset at ``place`` leads, checked to be inside the FlatBuffer."""
+        found = place + offset
+        if not offset or found > self.size - 4:
+            raise OffsetError(
+                f"found offset {offset}, which leads to byte {found} of {self.size}",
+                field=f"{table}.{field}",
+                offset=place,
+            )
+        return found
+
+    def count(self, position: int, width: int, field: str) -> int:
+        """Return the number of elements of the vector at ``position``, checked to be there.
+
+        Args:
+            position: Where the vector's count stands; checked here.
+            width: Bytes of one element.
+            field: What is read, for messages.
+        """
+        if position & 3:
+            raise AlignmentError(
+                "found a vector or string, expected a multiple of 4", field=field, offset=position
+            )
+        if not 0 <= position <= self.size - 4:
+            raise OffsetError(
+                f"found a vector outside the {self.size} bytes", field=field, offset=position
+            )
+        count: int = _unpack_u32(self.data, position)[0]
+        if position + 4 + count * width > self.size:
+            raise OffsetError(
+                f"found {count} elements of {width} bytes, which end behind the {self.size} bytes",
+                field=field,
+                offset=position,
+            )
+        return count
+
+    def scalars(self, position: int, kind: str, field: str) -> list[Any]:
+        """Return a vector of scalars as a new list; an absent one (0) is empty."""
+        if not position:
+            return []
+        key = position, kind
+        found = self._leaves.get(key)
+        if found is None:
+            found = self._leaves[key] = self._vector(position, kind, field)
+        self._budget -= LIST_COST + SLOT_COST * len(found)
+        if len(found) > SHORT_LIST:
+            self._budget -= LONG_ENTRY_COST * (len(found) - SHORT_LIST)
+        if self._budget < 0:
+            self.spend(0, field, position)
+        return list(found)
+
+    def _vector(self, position: int, kind: str, field: str) -> tuple[Any, ...]:
+        width = SCALAR_SIZES[kind]
+        count = self.count(position, width, field)
+        if width == 8 and self._strict and count and (position + 4) & 7:
+            raise AlignmentError(
+                "found 8-byte elements, expected a multiple of 8", field=field, offset=position + 4
+            )
+        self.spend(_ELEMENT_COST * count, field, position)
+        code = _VECTOR_CODES[kind]
+        if count < 24:
+            return self._vectors[code][count](self.data, position + 4)
+        return struct.unpack_from(f"<{count}{code}", self.data, position + 4)
+
+    def tables(self, position: int, field: str) -> Iterator[int]:
+        """Yield the positions of the tables in a vector; an absent one (0) is empty."""
+        if not position:
+            return
+        count = self.count(position, 4, field)
+        self.spend(LIST_COST + SLOT_COST * count, field, position)
+        last = self.size - 4
+        # In runs, so that a vector that says it has a billion entries costs what is read of it.
+        for start in range(0, count, 4096):
+            run = min(4096, count - start)
+            place = position + 4 + 4 * start
+            for offset in struct.unpack_from(f"<{run}I", self.data, place):
+                found = place + offset
+                if not offset or found > last:
+                    self.target(place, offset, field, "")
+                yield found
+                place += 4
+
+    def entry(self, vector: int, index: int) -> int:
+        """Return where the table of one entry of a vector is, for messages."""
+        place = vector + 4 + 4 * index
+        offset: int = _unpack_u32(self.data, place)[0]
+        return place + offset
+
+    def string(self, position: int, field: str) -> str:
+        """Return the string at ``position``.
+
+        Raises:
+            MissingFieldError: It is absent.
+            TextError: It is no UTF-8, or not followed by a NUL.
+        """
+        if not position:
+            raise MissingFieldError("expected a string, found none", field=field)
+        found = self._strings.get(position)
+        if found is not None:
+            # Not stored again, but whoever walks over what was decoded meets it again.
+            self._budget -= LIST_COST + len(found)
+            if self._budget < 0:
+                self.spend(0, field, position)
+            return found
+        length = self.count(position, 1, field)
+        end = position + 4 + length
+        if end >= self.size or self.data[end]:
+            raise TextError("found no NUL behind the string", field=field, offset=position)
+        self.spend(LIST_COST + length, field, position)
+        try:
+            text = str(self.data[position + 4 : end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise TextError(f"found no UTF-8: {error}", field=field, offset=position) from error
+        self._strings[position] = text
+        return text
+
+    def bytes_at(self, position: int, field: str) -> memoryview:
+        """Return a vector of bytes as a view; an absent one (0) is empty."""
+        if not position:
+            return self.data[:0]
+        length = self.count(position, 1, field)
+        self.spend(min(length, PREVIEW_BYTES), field, position)
+        return self.data[position + 4 : position + 4 + length]
+
+    def _new_shape(self, name: str, vtable: int, table: int) -> Shape:
+        if not 0 <= vtable <= self.size - 4 or vtable & 1:
+            raise TableError(
+                f"found a vtable at {vtable}, expected an even place within {self.size} bytes",
+                field=name,
+                offset=table,
+            )
+        length, size = _unpack_vtable(self.data, vtable)
+        if length < 4 or length & 1 or vtable + length > self.size or size < 4:
+            raise TableError(
+                f"found a vtable of {length} bytes for a table of {size}",
+                field=name,
+                offset=vtable,
+            )
+        fields = self._tables[name]
+        # Only what we know is read: vtables may overlap, and each may claim 64 kB.
+        stored = min((length - 4) // 2, len(fields))
+        self.spend(SHAPE_COST, name, vtable)
+        places = list(struct.unpack_from(f"<{stored}H", self.data, vtable + 4))
+        places += [0] * (len(fields) - len(places))
+        end = 4
+        for place, field in sorted(zip(places, fields, strict=True)):
+            if not place:
+                continue
+            if place < end or place + field.size > size or place % min(field.size, 4):
+                raise TableError(
+                    f"found {field.name} at byte {place} of a table of {size} bytes, where it "
+                    "overlaps another field, is unaligned or ends outside",
+                    field=f"{name}.{field.name}",
+                    offset=vtable,
+                )
+            end = place + field.size
+        return Shape(fields, size, places)
+
+
+# Bytes of a number that no other vector shares, and of its place in the tuple that is kept.
+_ELEMENT_COST = 40
+_VECTOR_CODES = {
+    kind: SCALAR_CODES[kind] for kind in ("i32", "u32", "u8", "i64", "u64", "f32", "f64", "bool")
+}
+
+
+def root_position(data: memoryview) -> int:
+    """Return the position of the root table, checked to be inside.
+
+    Raises:
+        FormatError: The FlatBuffer is too short, or the root lies outside it.
+    """
+    if len(data) < 8:
+        raise TruncatedError(
+            f"found {len(data)} bytes, expected at least 8", field="file", offset=0
+        )
+    root: int = _unpack_u32(data, 0)[0]
+    if not 8 <= root <= len(data) - 4:
+        raise OffsetError(
+            f"found a root table at {root} of {len(data)} bytes", field="root", offset=0
+        )
+    return root

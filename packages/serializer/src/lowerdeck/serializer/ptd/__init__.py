@@ -1,0 +1,1 @@
+"""The ``.ptd`` file, and a model that lies in several files."""

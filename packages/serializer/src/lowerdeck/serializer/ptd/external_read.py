@@ -1,0 +1,229 @@
+"""External data read from `.ptd` files, with every offset checked before it is used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from lowerdeck.serializer.errors import (
+    ContentError,
+    HeaderError,
+    MagicError,
+    MissingFieldError,
+    SegmentError,
+    TruncatedError,
+)
+from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
+from lowerdeck.serializer.flatbuffer.storage import byte_view
+from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
+from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, EXTERNAL_TABLES
+from lowerdeck.serializer.ptd.external_write import (
+    HEADER_LENGTH,
+    HEADER_MAGIC,
+    HEADER_STRUCT,
+    ExternalData,
+    ExternalEntry,
+)
+from lowerdeck.serializer.pte.decode_values import SCALAR_TYPES, member, shape_vector
+from lowerdeck.serializer.pte.infer import segment_alignments
+from lowerdeck.serializer.pte.named_data import TensorLayout
+from lowerdeck.serializer.pte.resolve import check_overlap
+from lowerdeck.serializer.pte.schema import DataSegment
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
+    """Return the external data of a `.ptd` file, their bytes being views on ``data``.
+
+    The runtime checks little of such a file before it uses it, so everything is checked here:
+    keys, segments, shapes, and that each tensor's bytes are there.
+
+    Args:
+        data: The file: bytes, a memory map, or anything else with the buffer protocol.
+
+    Returns:
+        The data; writing them gives the same bytes again, if this package wrote the file.
+
+    Raises:
+        FormatError: The file is malformed.
+    """
+    view = byte_view(data, "the file")
+    fb_size, base, data_size = _read_header(view)
+    reader = TableReader(view[:fb_size], EXTERNAL_TABLES, strict=True)
+    version, segment_table, named_table = reader.fields(
+        "FlatTensor", root_position(view[:fb_size])
+    )
+    for table, name in ((segment_table, "segments"), (named_table, "named_data")):
+        if not table:
+            raise MissingFieldError("found no vector", field=f"FlatTensor.{name}")
+    segments = []
+    for at in reader.tables(segment_table, "FlatTensor.segments"):
+        reader.spend(OBJECT_COST, "FlatTensor.segments", at)
+        segments.append(DataSegment(*reader.fields("DataSegment", at)))
+    for index, segment in enumerate(segments):
+        if segment.offset + segment.size > data_size:
+            raise SegmentError(
+                f"found bytes {segment.offset} to {segment.offset + segment.size} of {data_size}",
+                field=f"FlatTensor.segments[{index}]",
+            )
+    check_overlap(segments, len(view), "FlatTensor.segments")
+    numbers: dict[str, int] = {}
+    entries: dict[str, ExternalEntry] = {}
+    views: dict[int, memoryview] = {}
+    for at in reader.tables(named_table, "FlatTensor.named_data"):
+        reader.spend(2 * OBJECT_COST, "FlatTensor.named_data", at)
+        key_at, number, layout_at = reader.fields("NamedData", at)
+        key = reader.string(key_at, "NamedData.key")
+        if key in numbers:
+            raise ContentError(f"found the key {key!r} twice", field="NamedData.key", offset=at)
+        if number >= len(segments):
+            raise SegmentError(
+                f"found segment {number} of {len(segments)} for {key!r}",
+                field="NamedData.segment_index",
+                offset=at,
+            )
+        numbers[key] = number
+        start = base + segments[number].offset
+        layout = _layout(reader, layout_at, segments[number].size, key) if layout_at else None
+        if number not in views:
+            # One view for each segment, so that whoever compares contents sees that it is one.
+            views[number] = view[start : start + segments[number].size]
+        entries[key] = ExternalEntry(views[number], layout)
+    alignments = segment_alignments(base, fb_size, segments, numbers.values(), {})
+    for key, entry in entries.items():
+        entry.alignment = alignments.own[numbers[key]]
+    return ExternalData(entries, alignments.shared, version)
+
+
+def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
+    """Return a `.ptd` file opened on a memory map.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The open file; use it in a ``with`` block, or call :meth:`PtdFile.close`.
+
+    Raises:
+        FormatError: The file is malformed.
+        OSError: The file cannot be opened.
+    """
+    with Path(path).open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise TruncatedError("found an empty file", field="file")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return PtdFile(mapped)
+
+
+class PtdFile:
+    """An open `.ptd` file.
+
+    Attributes:
+        data: What it holds, as views on the memory map; those that are still held when the file
+            is closed stay valid.
+    """
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        """Read the tables of a file.
+
+        Args:
+            mapped: The memory map of the whole file, closed with this.
+
+        Raises:
+            FormatError: The file is malformed.
+        """
+        self._mapped = mapped
+        self.data: ExternalData = deserialize_ptd(mapped)
+
+    @property
+    def entries(self) -> dict[str, ExternalEntry]:
+        """Return the entries by their keys."""
+        return self.data.entries
+
+    def __enter__(self) -> PtdFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.data = ExternalData()
+        with suppress(BufferError):
+            self._mapped.close()
+
+
+def _read_header(view: memoryview) -> tuple[int, int, int]:
+    """Return the end of the FlatBuffer, the segment base, and the size of the segments."""
+    if len(view) < 8 + HEADER_LENGTH:
+        raise TruncatedError(
+            f"found {len(view)} bytes, expected at least {8 + HEADER_LENGTH}", field="file"
+        )
+    magic = view[4:8].tobytes()
+    if magic != EXTERNAL_IDENTIFIER:
+        raise MagicError(
+            f"found {magic!r}, expected {EXTERNAL_IDENTIFIER!r}",
+            field="file identifier",
+            offset=4,
+        )
+    header_magic, length, inserted, size, base, data_size = HEADER_STRUCT.unpack_from(view, 8)
+    if header_magic != HEADER_MAGIC:
+        raise MagicError(
+            f"found {header_magic!r}, expected {HEADER_MAGIC!r}", field="header", offset=8
+        )
+    if length < HEADER_LENGTH:
+        raise HeaderError(
+            f"found length {length}, expected at least {HEADER_LENGTH}",
+            field="header.length",
+            offset=12,
+        )
+    end = inserted + size
+    if not 8 + length <= end <= base or end > len(view):
+        raise HeaderError(
+            f"found a FlatBuffer of {inserted} + {size} bytes and segments from {base} on, in a "
+            f"file of {len(view)} bytes",
+            field="header.flatbuffer_size",
+            offset=24,
+        )
+    if base + data_size > len(view):
+        raise TruncatedError(
+            f"found {data_size} bytes from {base} on in a file of {len(view)}",
+            field="header.segment_data_size",
+            offset=40,
+        )
+    return end, base, data_size
+
+
+def _layout(reader: TableReader, position: int, size: int, key: str) -> TensorLayout:
+    kind, sizes_at, order_at = reader.fields("TensorLayout", position)
+    field = "TensorLayout"
+    layout = TensorLayout(
+        member(SCALAR_TYPES, kind, f"{field}.scalar_type", position),
+        shape_vector(reader, sizes_at, "i32", f"{field}.sizes"),
+        shape_vector(reader, order_at, "u8", f"{field}.dim_order"),
+    )
+    rank = len(layout.sizes)
+    if any(item < 0 for item in layout.sizes) or sorted(layout.dim_order) != list(range(rank)):
+        raise ContentError(
+            f"found sizes {layout.sizes} and dim_order {layout.dim_order} for {key!r}",
+            field=field,
+            offset=position,
+        )
+    if layout.nbytes > size:
+        raise SegmentError(
+            f"found a tensor of {layout.nbytes} bytes in {size} for {key!r}",
+            field=field,
+            offset=position,
+        )
+    return layout

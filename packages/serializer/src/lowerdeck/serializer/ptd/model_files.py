@@ -1,0 +1,173 @@
+"""A program and its external data, written together and read together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lowerdeck.serializer.errors import ContentError, ProgramError
+from lowerdeck.serializer.flatbuffer.stream import write_files
+from lowerdeck.serializer.ptd.external_read import PtdFile, open_ptd
+from lowerdeck.serializer.ptd.external_write import (
+    ExternalData,
+    ExternalEntry,
+    external_data,
+    ptd_pieces,
+)
+from lowerdeck.serializer.pte.enums import TensorDataLocation
+from lowerdeck.serializer.pte.layout import FileLayout
+from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput, TensorLayout
+from lowerdeck.serializer.pte.read import PteFile, open_pte
+from lowerdeck.serializer.pte.schema import Program, Tensor
+from lowerdeck.serializer.pte.write import pte_pieces
+
+
+def write_model(
+    program: Program,
+    path: str | os.PathLike[str],
+    *,
+    external: Mapping[str, ExternalData] | None = None,
+    named_data: NamedDataStoreOutput | None = None,
+) -> list[Path]:
+    """Write a program and its external data side by side, and return the paths of all files.
+
+    ``external["weights"]`` goes to ``weights.ptd`` in the folder of ``path``. All files are
+    planned and checked first, then written under temporary names, then renamed. The old program
+    goes away before the first of its data does, and the new one comes last: a process that dies
+    leaves the old model, the new one, or none, but never one with the data of the other.
+
+    Args:
+        program: The program.
+        path: Path of the `.pte` file.
+        external: External data by tag.
+        named_data: Named data of backends; what they tagged joins ``external``.
+
+    Returns:
+        The paths: of each `.ptd`, then of the `.pte`.
+
+    Raises:
+        ProgramError: Something cannot be written, or the data do not fit the program.
+        OSError: A file cannot be written.
+    """
+    path = Path(path)
+    data = {
+        tag: ExternalData(dict(given.entries), given.segment_alignment, given.version)
+        for tag, given in (external or {}).items()
+    }
+    for tag, more in external_data(named_data).items() if named_data else ():
+        known = data.setdefault(tag, ExternalData())
+        for key in known.entries.keys() & more.entries.keys():
+            raise ProgramError(f"external data {tag!r}: the key {key!r} was given twice")
+        known.entries |= more.entries
+    inside = [entry.key for entry in program.named_data]
+    inside += named_data.pte_data if named_data else ()
+    problem = _mismatch(program, {tag: given.entries for tag, given in data.items()}, inside)
+    if problem:
+        raise ProgramError(problem)
+    for tag in data:
+        if not tag or Path(tag).name != tag:
+            raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")
+    files = [(ptd_pieces(given), path.parent / f"{tag}.ptd") for tag, given in data.items()]
+    layout = program.layout or FileLayout()
+    write_files([*files, (pte_pieces(program, layout, named_data), path)])
+    return [*(target for _, target in files), path]
+
+
+@dataclass(slots=True)
+class OpenModel:
+    """A program and its external data, open on memory maps.
+
+    Attributes:
+        program_file: The `.pte` file.
+        data_files: The `.ptd` files.
+        entries: All external entries by key.
+    """
+
+    program_file: PteFile
+    data_files: list[PtdFile]
+    entries: dict[str, ExternalEntry] = field(default_factory=dict)
+
+    def __enter__(self) -> OpenModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self.program_file.close()
+        for file in self.data_files:
+            file.close()
+
+
+def open_model(
+    path: str | os.PathLike[str], data_paths: Iterable[str | os.PathLike[str]]
+) -> OpenModel:
+    """Return a program opened together with its external data, checked to fit each other.
+
+    Args:
+        path: The `.pte` file.
+        data_paths: Its `.ptd` files.
+
+    Returns:
+        The open files; use them in a ``with`` block.
+
+    Raises:
+        FormatError: A file is malformed, or the data are not those of the program.
+        OSError: A file cannot be opened.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_ptd(each)) for each in data_paths]
+        program_file = stack.enter_context(open_pte(path))
+        model = _fit(program_file, files)
+        stack.pop_all()
+    return model
+
+
+def _fit(program_file: PteFile, files: list[PtdFile]) -> OpenModel:
+    """Return the open files as one model, checked to fit each other."""
+    by_file = {str(number): file.entries for number, file in enumerate(files)}
+    inside = [entry.key for entry in program_file.named_data]
+    problem = _mismatch(program_file.program(), by_file, inside)
+    if problem:
+        raise ContentError(problem, field="external data")
+    entries = {key: entry for file in files for key, entry in file.entries.items()}
+    return OpenModel(program_file, files, entries)
+
+
+def _mismatch(
+    program: Program, files: Mapping[str, Mapping[str, ExternalEntry]], inside: Iterable[str]
+) -> str:
+    """Return why the runtime would refuse these data for this program, or ``""``."""
+    entries: dict[str, ExternalEntry] = {}
+    taken = set(inside)
+    for found in files.values():
+        for key, entry in found.items():
+            if key in entries or key in taken:
+                return f"found the key {key!r} in two places; the runtime refuses to choose"
+            entries[key] = entry
+    for plan in program.execution_plan:
+        for index, value in enumerate(plan.values):
+            if isinstance(value.val, Tensor):
+                problem = _tensor_mismatch(value.val, entries)
+                if problem:
+                    return f"method {plan.name!r}.values[{index}]: {problem}"
+    return ""
+
+
+def _tensor_mismatch(tensor: Tensor, entries: Mapping[str, ExternalEntry]) -> str:
+    extra = tensor.extra_tensor_info
+    if extra is None or extra.location is not TensorDataLocation.EXTERNAL:
+        return ""
+    entry = entries.get(extra.fully_qualified_name or "")
+    if entry is None:
+        return f"found no external data for {extra.fully_qualified_name!r}"
+    expected = TensorLayout(tensor.scalar_type, tensor.sizes, tensor.dim_order)
+    if entry.tensor_layout != expected:
+        return (
+            f"found {entry.tensor_layout} for {extra.fully_qualified_name!r}, expected {expected}"
+        )
+    return ""

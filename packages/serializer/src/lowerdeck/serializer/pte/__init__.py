@@ -1,0 +1,1 @@
+"""The ``.pte`` file: its schema, decoding and encoding, its segments, reading and writing."""

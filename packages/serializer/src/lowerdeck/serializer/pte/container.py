@@ -1,0 +1,147 @@
+"""A `.pte` file as its FlatBuffer and its segments."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from lowerdeck.serializer.errors import HeaderError, MagicError, SegmentError, TruncatedError
+from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, FILE_IDENTIFIER
+from lowerdeck.serializer.pte.header import (
+    EXTENDED_MAGIC,
+    HEADER_LENGTH,
+    HEADER_START,
+    OLD_HEADER_LENGTH,
+    ExtendedHeader,
+)
+from lowerdeck.serializer.pte.schema import DataSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The parts of one file.
+
+    Attributes:
+        data: The whole file.
+        header: The extended header, or None where the file has none.
+        program: The FlatBuffer.
+    """
+
+    data: memoryview
+    header: ExtendedHeader | None
+    program: memoryview
+
+    @property
+    def segment_base(self) -> int:
+        """Return where the segments start, 0 if there are none."""
+        return self.header.segment_base_offset if self.header else 0
+
+    @property
+    def segment_end(self) -> int:
+        """Return the first byte that cannot belong to a segment."""
+        if self.header is None or not self.header.segment_base_offset:
+            return 0
+        size = self.header.segment_data_size
+        return self.header.segment_base_offset + size if size else len(self.data)
+
+    def segment(self, index: int, segments: list[DataSegment], field: str) -> memoryview:
+        """Return the bytes of one segment.
+
+        Raises:
+            SegmentError: There is no such segment, or it leads outside the file.
+        """
+        if index >= len(segments):
+            raise SegmentError(
+                f"found segment {index}, expected one of {len(segments)}", field=field
+            )
+        self.check_segment(index, segments[index])
+        start = self.segment_base + segments[index].offset
+        return self.data[start : start + segments[index].size]
+
+    def check_segment(self, index: int, segment: DataSegment) -> None:
+        """Refuse a segment that leads outside the file.
+
+        Raises:
+            SegmentError: It does.
+        """
+        if not segment.size:
+            return
+        if self.header is None or not self.segment_base:
+            raise SegmentError(
+                f"found {segment.size} bytes, but the file has no extended header (magic "
+                f"{EXTENDED_MAGIC!r}) that says where segments start",
+                field=f"Program.segments[{index}]",
+            )
+        if self.segment_base + segment.offset + segment.size > self.segment_end:
+            raise SegmentError(
+                f"found bytes {segment.offset} to {segment.offset + segment.size} from "
+                f"{self.segment_base} on, but the segments end at {self.segment_end}",
+                field=f"Program.segments[{index}]",
+            )
+
+
+def open_container(data: memoryview) -> Container:
+    """Return the parts of a file, with its magic and its header checked.
+
+    Args:
+        data: The file as a flat view of bytes.
+
+    Raises:
+        FormatError: It is no `.pte`, or its header contradicts itself or the file's size.
+    """
+    if len(data) < HEADER_START:
+        raise TruncatedError(f"found {len(data)} bytes, expected at least 8", field="file")
+    magic = data[4:8].tobytes()
+    if magic != FILE_IDENTIFIER:
+        hint = "; this is a .ptd, open it as external data" if magic == EXTERNAL_IDENTIFIER else ""
+        raise MagicError(
+            f"found {magic!r}, expected {FILE_IDENTIFIER!r}{hint}",
+            field="file identifier",
+            offset=4,
+        )
+    header = read_header(data)
+    return Container(data, header, data[: header.program_size] if header else data)
+
+
+def read_header(data: memoryview) -> ExtendedHeader | None:
+    """Return the extended header, or None where there is none.
+
+    Raises:
+        FormatError: It contradicts itself or the size of the file.
+    """
+    if data[HEADER_START : HEADER_START + 4].tobytes() != EXTENDED_MAGIC:
+        return None
+    if len(data) < HEADER_START + OLD_HEADER_LENGTH:
+        raise TruncatedError(f"found {len(data)} bytes, which end in the header", field="header")
+    length, program_size, base = struct.unpack_from("<IQQ", data, HEADER_START + 4)
+    if length < OLD_HEADER_LENGTH or HEADER_START + length > len(data):
+        raise HeaderError(
+            f"found length {length}, expected at least {OLD_HEADER_LENGTH}, within the file",
+            field="header.length",
+            offset=HEADER_START + 4,
+        )
+    data_size = 0
+    if length >= HEADER_LENGTH:
+        (data_size,) = struct.unpack_from("<Q", data, 32)
+    if not HEADER_START + length <= program_size <= len(data):
+        kind = TruncatedError if program_size > len(data) else HeaderError
+        raise kind(
+            f"found {program_size}, expected {HEADER_START + length} to {len(data)}",
+            field="header.program_size",
+            offset=HEADER_START + 8,
+        )
+    if base and not program_size <= base <= len(data):
+        kind = TruncatedError if base > len(data) else HeaderError
+        raise kind(
+            f"found {base}, expected {program_size} to {len(data)}",
+            field="header.segment_base_offset",
+            offset=HEADER_START + 16,
+        )
+    if (data_size and not base) or base + data_size > len(data):
+        kind = TruncatedError if base else HeaderError
+        raise kind(
+            f"found {data_size} bytes from {base} on in a file of {len(data)}",
+            field="header.segment_data_size",
+            offset=HEADER_START + 24,
+        )
+    return ExtendedHeader(length, program_size, base, data_size)

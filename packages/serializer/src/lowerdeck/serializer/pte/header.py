@@ -1,0 +1,60 @@
+"""The extended header, which says where the segments are.
+
+It stands between the first 8 bytes of the FlatBuffer (root offset and identifier) and the rest::
+
+    8   "eh00"
+    12  u32  length of this header, at least 24; we write 32
+    16  u64  size of the FlatBuffer, with its first 8 bytes and this header
+    24  u64  offset of the first segment from the start of the file
+    32  u64  bytes from there to the end of the last segment (absent in a header of 24 bytes)
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from lowerdeck.serializer.flatbuffer.alignment import round_up
+from lowerdeck.serializer.pte.layout import FileLayout
+
+EXTENDED_MAGIC = b"eh00"
+HEADER_START = 8
+HEADER_LENGTH = 32
+OLD_HEADER_LENGTH = 24
+_STRUCT = struct.Struct("<4sIQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedHeader:
+    """What the extended header says.
+
+    Attributes:
+        length: Its own length.
+        program_size: Size of the FlatBuffer in bytes.
+        segment_base_offset: Where the segments start, 0 if there are none.
+        segment_data_size: Bytes from there to the end of the last segment, 0 if not known.
+    """
+
+    length: int
+    program_size: int
+    segment_base_offset: int
+    segment_data_size: int
+
+    def pack(self) -> bytes:
+        """Return the 32 bytes that stand in the file."""
+        return _STRUCT.pack(
+            EXTENDED_MAGIC,
+            self.length,
+            self.program_size,
+            self.segment_base_offset,
+            self.segment_data_size,
+        )
+
+
+def inserted_size(layout: FileLayout) -> int:
+    """Return how many bytes a writer inserts for the header.
+
+    A multiple of both alignments, so that it leaves what follows as aligned as it was.
+    """
+    strictest = max(layout.constant_tensor_alignment, layout.delegate_alignment)
+    return round_up(HEADER_LENGTH, strictest)

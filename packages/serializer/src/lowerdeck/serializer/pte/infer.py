@@ -1,0 +1,159 @@
+"""The layout of a file, told from where its parts stand.
+
+The alignments that a writer was asked for are not stored. What can be told is a layout that would
+put every part where it is, and that a rewrite keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, lcm
+
+from lowerdeck.serializer.flatbuffer.alignment import lowest_bit
+from lowerdeck.serializer.pte.container import Container
+from lowerdeck.serializer.pte.header import HEADER_LENGTH, HEADER_START
+from lowerdeck.serializer.pte.layout import FileLayout
+from lowerdeck.serializer.pte.schema import DataSegment
+
+_PAGE = 4096
+"""Parts that all stand at multiples of a page do so on purpose, and not by luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAlignments:
+    """What the places of the segments tell.
+
+    Attributes:
+        shared: Alignment of all segments.
+        own: For each segment what it was aligned to, at least 1.
+    """
+
+    shared: int
+    own: tuple[int, ...]
+
+
+def segment_alignments(
+    base: int,
+    program_size: int,
+    segments: Sequence[DataSegment],
+    named: Iterable[int],
+    inner_gaps: Mapping[int, int],
+) -> SegmentAlignments:
+    """Return alignments with which a writer would place the segments where they are.
+
+    Args:
+        base: Where the segments start, 0 if there are none.
+        program_size: Where the FlatBuffer before them ends.
+        segments: The segments.
+        named: Those that hold named data, which alone may ask for alignments of their own.
+        inner_gaps: For those inside other segments the zeros before them, by their offset.
+    """
+    used = [segment for segment in segments if segment.size]
+    if not base:
+        return SegmentAlignments(FileLayout().segment_alignment, (1,) * len(segments))
+    gaps = _gaps(used)
+    common = gcd(base, *(segment.offset for segment in used))
+    base_gap = base - program_size
+    widest = max((base_gap, *gaps.values()))
+    shared = _least(lowest_bit(common), widest)
+    if widest >= shared:
+        # No power of two explains it: what divides every place is all that is known.
+        shared = common
+    own = [shared] * len(segments)
+    for index, segment in enumerate(segments):
+        gap = inner_gaps.get(segment.offset, gaps[segment.offset]) if segment.size else 0
+        if gap >= shared:
+            own[index] = _explain(base, segment.offset, gap)
+    if base_gap >= lcm(shared, *own):
+        # Blobs asked for more than their own places tell; whatever it was divides these.
+        shared = common
+        for index in named:
+            if segments[index].size:
+                own[index] = gcd(base, segments[index].offset)
+    return SegmentAlignments(shared, tuple(own))
+
+
+def file_layout(
+    container: Container,
+    shared: int,
+    constants: Sequence[int],
+    inline: Sequence[int],
+    *,
+    extracted: bool,
+) -> FileLayout:
+    """Return a layout that a writer would need to give this file.
+
+    Args:
+        container: The file.
+        shared: Alignment of its segments.
+        constants: Offsets of its constants.
+        inline: Where the bytes of its inline delegates start.
+        extracted: Whether delegates are segments.
+    """
+    inserted = _inserted(container)
+    tensor = tensor_alignment(container, constants)
+    delegate = min(_common_bit(inline), inserted or _PAGE)
+    if not inline and inserted <= HEADER_LENGTH:
+        delegate = FileLayout().delegate_alignment
+    return FileLayout(shared, tensor, delegate, extracted)
+
+
+def tensor_alignment(container: Container, constants: Sequence[int]) -> int:
+    """Return the alignment of the constants within their segment.
+
+    Args:
+        container: The file.
+        constants: Where they start.
+    """
+    # The room for the header is a multiple of this alignment, so it bounds what luck can add.
+    room = _inserted(container) or FileLayout().constant_tensor_alignment
+    return min(_common_bit((container.segment_base, *constants)), room)
+
+
+def _gaps(used: Sequence[DataSegment]) -> dict[int, int]:
+    """Return for each start of a segment the unused bytes before it."""
+    gaps: dict[int, int] = {}
+    end = 0
+    for segment in sorted(used, key=lambda segment: segment.offset):
+        gaps.setdefault(segment.offset, max(segment.offset - end, 0))
+        end = max(end, segment.offset + segment.size)
+    return gaps
+
+
+def _least(aligned: int, gap: int) -> int:
+    """Return the least power of two that leaves ``gap`` bytes before a part.
+
+    Args:
+        aligned: The power of two at whose multiples the parts do stand.
+        gap: The widest unused run before one.
+    """
+    if aligned >= _PAGE:
+        return min(aligned, max(_PAGE, 1 << gap.bit_length()))
+    return min(aligned, max(FileLayout().segment_alignment, 1 << gap.bit_length()))
+
+
+def _explain(base: int, offset: int, gap: int) -> int:
+    """Return an alignment of one part that leaves ``gap`` bytes before it."""
+    alignment = min(lowest_bit(base | offset), 1 << gap.bit_length())
+    return alignment if alignment > gap else gcd(base, offset)
+
+
+def _common_bit(places: Sequence[int]) -> int:
+    combined = 0
+    for place in places:
+        combined |= place
+    return lowest_bit(combined) if combined else 1 << 30
+
+
+def _inserted(container: Container) -> int:
+    """Return how many bytes were inserted for the extended header, as far as zeros tell."""
+    if container.header is None:
+        return 0
+    inserted = HEADER_LENGTH
+    while True:
+        # Our FlatBuffers start right behind the zeros, others with at most a few more.
+        more = container.program[HEADER_START + inserted : HEADER_START + 2 * inserted].tobytes()
+        if len(more) < inserted or more.count(0) < inserted:
+            return inserted
+        inserted *= 2

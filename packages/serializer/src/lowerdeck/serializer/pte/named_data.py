@@ -1,0 +1,196 @@
+"""A store in which backends put blobs under keys, to be looked up by the key at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
+from lowerdeck.serializer.flatbuffer.alignment import common_alignment
+from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
+from lowerdeck.serializer.flatbuffer.pickling import pickled
+from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
+from lowerdeck.serializer.pte.enums import ScalarType
+
+if TYPE_CHECKING:
+    from lowerdeck.serializer.pte.schema import Storage
+
+
+@dataclass(slots=True)
+class TensorLayout:
+    """What a `.ptd` file says about a tensor, beside its bytes.
+
+    Attributes:
+        scalar_type: Element type.
+        sizes: Shape.
+        dim_order: Dimensions from the outermost in memory to the innermost.
+    """
+
+    scalar_type: ScalarType
+    sizes: list[int]
+    dim_order: list[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the tensor in bytes."""
+        return prod(self.sizes) * self.scalar_type.itemsize
+
+
+@dataclass(slots=True)
+class DataEntry:
+    """One key of a store.
+
+    Attributes:
+        buffer_index: Index into :attr:`NamedDataStoreOutput.buffers`.
+        alignment: The blob starts at a multiple of this many bytes of the file.
+        tensor_layout: Type and shape if the blob is a tensor, else None.
+    """
+
+    buffer_index: int
+    alignment: int
+    tensor_layout: TensorLayout | None = None
+
+
+@dataclass(slots=True)
+class NamedDataStoreOutput:
+    """What a store holds, ready to be written.
+
+    Attributes:
+        buffers: The distinct blobs.
+        pte_data: Entries by key that go into the `.pte`.
+        external_data: For each tag (stem of a `.ptd` file) its entries by key.
+    """
+
+    buffers: list[Storage] = field(default_factory=list)
+    pte_data: dict[str, DataEntry] = field(default_factory=dict)
+    external_data: dict[str, dict[str, DataEntry]] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[type[NamedDataStoreOutput], tuple[object, ...]]:
+        """Pickle the bytes themselves."""
+        buffers = [pickled(buffer) for buffer in self.buffers]
+        return NamedDataStoreOutput, (buffers, self.pte_data, self.external_data)
+
+
+class NamedDataStore:
+    """Blobs under unique keys; equal blobs are kept once, whatever their keys.
+
+    Example:
+        >>> store = NamedDataStore()
+        >>> store.add_named_data("weight", b"1234", alignment=16)
+        >>> store.add_named_data("the same bytes", b"1234")
+        >>> len(store.get_named_data_store_output().buffers)
+        1
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Storage] = []
+        self._views: list[memoryview] = []
+        self._index: BlobIndex[int] = BlobIndex()
+        self._entries: dict[str, DataEntry] = {}
+        # The place of each key: None for the `.pte`, else a tag.
+        self._tags: dict[str, str | None] = {}
+
+    def __reduce__(self) -> tuple[type[NamedDataStore], tuple[()], NamedDataStoreOutput]:
+        """Pickle what the store holds."""
+        return NamedDataStore, (), self.get_named_data_store_output()
+
+    def __setstate__(self, state: NamedDataStoreOutput) -> None:
+        """Take what a pickled store held."""
+        self.merge_named_data_store(state)
+
+    def add_named_data(
+        self,
+        key: str,
+        data: Storage,
+        alignment: int | None = 1,
+        external_tag: str | None = None,
+        tensor_layout: TensorLayout | None = None,
+    ) -> None:
+        """Store ``data`` under ``key``.
+
+        A key that is already there must have the same bytes; it keeps its first place and gets
+        the least common multiple of the alignments.
+
+        Args:
+            key: The key, unique in the program.
+            data: The bytes; they are referred to, not copied, so leave them unchanged.
+            alignment: The blob will start at a multiple of this many bytes; None means 1.
+            external_tag: Stem of the `.ptd` file to put the blob in, or None for the `.pte`.
+            tensor_layout: Type and shape, if the blob is a tensor.
+
+        Raises:
+            NamedDataConflictError: The key is taken by other bytes or by another layout.
+            ProgramError: The alignment is not positive, or ``data`` has no buffer.
+        """
+        alignment = 1 if alignment is None else alignment
+        if alignment <= 0:
+            raise ProgramError(
+                f"named data {key!r}: found alignment {alignment}, expected at least 1"
+            )
+        view = byte_view(data, f"named data {key!r}")
+        entry = self._entries.get(key)
+        if entry is None:
+            self._entries[key] = DataEntry(self._buffer(view, data), alignment, tensor_layout)
+            self._tags[key] = external_tag
+            return
+        known = self._views[entry.buffer_index]
+        if not same_bytes(view, known):
+            raise NamedDataConflictError(
+                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
+            )
+        if tensor_layout is not None and entry.tensor_layout not in (None, tensor_layout):
+            raise NamedDataConflictError(key, f"{tensor_layout}", f"{entry.tensor_layout}")
+        entry.alignment = common_alignment(entry.alignment, alignment)
+        entry.tensor_layout = entry.tensor_layout or tensor_layout
+
+    def get_named_data_store_output(self) -> NamedDataStoreOutput:
+        """Return what the store holds now; later additions do not change it."""
+        output = NamedDataStoreOutput(list(self._buffers))
+        for key, entry in self._entries.items():
+            tag = self._tags[key]
+            place = output.pte_data if tag is None else output.external_data.setdefault(tag, {})
+            place[key] = DataEntry(entry.buffer_index, entry.alignment, entry.tensor_layout)
+        return output
+
+    def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
+        """Add everything that another store holds; on a conflict nothing is added.
+
+        Args:
+            other: What :meth:`get_named_data_store_output` returned.
+
+        Raises:
+            NamedDataConflictError: A key of both stores has different contents.
+        """
+        tagged = [(None, other.pte_data), *other.external_data.items()]
+        # Check everything first: a half-merged store would be worse than an error.
+        for _, entries in tagged:
+            for key, entry in entries.items():
+                self._check(key, entry, other)
+        for tag, entries in tagged:
+            for key, entry in entries.items():
+                data = other.buffers[entry.buffer_index]
+                self.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+
+    def _buffer(self, view: memoryview, data: Storage) -> int:
+        index = self._index.find(view)
+        if index is None:
+            index = len(self._buffers)
+            self._buffers.append(data)
+            self._views.append(view)
+            self._index.add(view, index)
+        return index
+
+    def _check(self, key: str, entry: DataEntry, other: NamedDataStoreOutput) -> None:
+        mine = self._entries.get(key)
+        if mine is None:
+            return
+        theirs = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
+        known = self._views[mine.buffer_index]
+        if not same_bytes(theirs, known):
+            raise NamedDataConflictError(
+                key, f"{len(theirs)} bytes", f"{len(known)} bytes of other content"
+            )
+        layouts = {repr(each) for each in (mine.tensor_layout, entry.tensor_layout) if each}
+        if len(layouts) > 1:
+            raise NamedDataConflictError(key, f"{entry.tensor_layout}", f"{mine.tensor_layout}")

@@ -1,0 +1,368 @@
+"""Programs read from `.pte` files: whole, or part by part on request."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lowerdeck.serializer.flatbuffer.storage import byte_view
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.container import open_container
+from lowerdeck.serializer.pte.decode import PlanTable, ProgramDecoder
+from lowerdeck.serializer.pte.enums import DataLocation
+from lowerdeck.serializer.pte.header import ExtendedHeader
+from lowerdeck.serializer.pte.infer import file_layout
+from lowerdeck.serializer.pte.layout import FileLayout
+from lowerdeck.serializer.pte.resolve import DataUse, SegmentResolver
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def deserialize_pte(data: ReadableBuffer) -> schema.Program:
+    """Return the whole program of a `.pte` file, its buffers being views on ``data``.
+
+    Segments are resolved: constants, initial values, delegates and named data are where a
+    program that was never written holds them. Writing the result gives the same bytes again, if
+    this package wrote the file.
+
+    Args:
+        data: The file: bytes, a memory map, or anything else with the buffer protocol.
+
+    Returns:
+        The program.
+
+    Raises:
+        FormatError: The file is malformed.
+
+    Example:
+        >>> from lowerdeck.serializer import ExecutionPlan, Program, serialize_pte
+        >>> deserialize_pte(serialize_pte(Program(execution_plan=[ExecutionPlan("f")]))).version
+        0
+    """
+    return PteFile(byte_view(data, "the file")).program()
+
+
+def open_pte(path: str | os.PathLike[str]) -> PteFile:
+    """Return a `.pte` file opened on a memory map; nothing is decoded before it is asked for.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The open file; use it in a ``with`` block, or call :meth:`PteFile.close`.
+
+    Raises:
+        FormatError: The file's header or root table is malformed.
+        OSError: The file cannot be opened.
+    """
+    with Path(path).open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return PteFile(memoryview(b""))
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # After an error the traceback still holds views: the map goes with the last of them.
+    return PteFile(mapped, mapped)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold the garbage collector back: all that is made stays, and looking it over costs 40 %."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateEntry:
+    """One delegate of one method, as the file holds it.
+
+    Attributes:
+        method: Name of the method.
+        id: Name of the backend.
+        location: Whether its bytes stand in the FlatBuffer or are a segment.
+        index: Index of the segment, or of the inline delegate.
+        data: Its bytes, a view on the file.
+        compile_specs: Its settings.
+    """
+
+    method: str
+    id: str
+    location: DataLocation
+    index: int
+    data: memoryview
+    compile_specs: list[schema.CompileSpec]
+
+
+class PteFile:
+    """A `.pte` file whose parts are decoded when they are asked for, and then kept.
+
+    Attributes:
+        decoder: Decodes single tables.
+
+    Buffers are views on the file. Those that are still held when the file is closed stay valid:
+    the memory map goes when the last of them goes.
+
+    Example:
+        >>> from lowerdeck.serializer import ExecutionPlan, Program, serialize_pte
+        >>> with PteFile(serialize_pte(Program(execution_plan=[ExecutionPlan("f")]))) as file:
+        ...     file.method_names
+        ('f',)
+    """
+
+    def __init__(
+        self, data: ReadableBuffer, mapped: mmap.mmap | None = None, *, strict: bool = False
+    ) -> None:
+        """Check the header, the root table and the table of segments.
+
+        Args:
+            data: The file.
+            mapped: The memory map to close with this.
+            strict: Also refuse 8-byte elements that are not aligned, as :func:`verify_pte` does.
+
+        Raises:
+            FormatError: One of them is malformed.
+        """
+        self._mapped = mapped
+        self._container = open_container(byte_view(data, "the file"))
+        self.decoder: ProgramDecoder = ProgramDecoder(self._container.program, strict=strict)
+        self._resolver = SegmentResolver(self._container, self.decoder)
+        self._methods: dict[int, schema.ExecutionPlan] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Say that the file is closed, which took all attributes away."""
+        if not self.__dict__ and not name.startswith("__"):
+            raise ValueError("the file is closed; use it inside its with block")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        """Return the kind and the size of the file."""
+        told = f"{self.data.nbytes} bytes" if self.__dict__ else "closed"
+        return f"<{type(self).__name__} {told}>"
+
+    def __enter__(self) -> PteFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; decoding more of it is an error from now on."""
+        mapped = self._mapped
+        self.__dict__.clear()
+        if mapped is not None:
+            # Views that the caller still holds keep the map alive, and then let it go.
+            with suppress(BufferError):
+                mapped.close()
+
+    @property
+    def data(self) -> memoryview:
+        """Return the whole file."""
+        return self._container.data
+
+    @property
+    def header(self) -> ExtendedHeader | None:
+        """Return the extended header, or None where the file has none."""
+        return self._container.header
+
+    @property
+    def version(self) -> int:
+        """Return the version of the schema."""
+        version: int = self.decoder.version
+        return version
+
+    @property
+    def program_size(self) -> int:
+        """Return the size of the FlatBuffer in bytes."""
+        return len(self._container.program)
+
+    @property
+    def named_data_segments(self) -> list[int]:
+        """Return the segment of each entry of :attr:`named_data`."""
+        return [index for _, index in self.decoder.named_data()]
+
+    @property
+    def segments(self) -> list[schema.DataSegment]:
+        """Return the segments, all of which lie inside the file."""
+        return list(self._resolver.segments)
+
+    def segment(self, index: int) -> memoryview:
+        """Return the bytes of one segment.
+
+        Raises:
+            SegmentError: There is none of this index.
+        """
+        return self._resolver.segment(index, "Program.segments")
+
+    @property
+    def constant_segment(self) -> schema.SubsegmentOffsets | None:
+        """Return where the constants start, or None in a legacy file that holds them inline."""
+        return self._resolver.constant_offsets()
+
+    @property
+    def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
+        """Return where the initial values of mutable buffers start."""
+        return self.decoder.mutable_data_segments()
+
+    @cached_property
+    def plan_tables(self) -> tuple[PlanTable, ...]:
+        """Return where the parts of every method are in the file."""
+        return tuple(self.decoder.plans())
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """Return the names of the methods."""
+        return tuple(table.name for table in self.plan_tables)
+
+    def method(self, name: str) -> schema.ExecutionPlan:
+        """Return one method, decoded whole.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            KeyError: There is no such method.
+            FormatError: It is malformed.
+        """
+        return self._method(self._index_of(name))
+
+    def operators(self, name: str) -> list[schema.Operator]:
+        """Return the operators of one method, without decoding the rest of it.
+
+        Args:
+            name: Name of the method.
+
+        Raises:
+            KeyError: There is no such method.
+        """
+        return self.decoder.operators(self.plan_tables[self._index_of(name)])
+
+    @cached_property
+    def delegates(self) -> list[DelegateEntry]:
+        """Return the delegates of all methods."""
+        found = []
+        for table in self.plan_tables:
+            for number, delegate in enumerate(self.decoder.delegates(table)):
+                place = delegate.processed
+                where = f"method {table.name!r}.delegates[{number}].processed"
+                view = self._resolver.delegate_bytes(place, where)
+                found.append(
+                    DelegateEntry(
+                        *(table.name, delegate.id, place.location, place.index),
+                        *(view, delegate.compile_specs),
+                    )
+                )
+        return found
+
+    @cached_property
+    def backend_delegate_data(self) -> list[schema.BackendDelegateInlineData]:
+        """Return the distinct bytes of delegates, as :class:`Program` holds them."""
+        inline = [view for _, view in self._resolver.inline_delegates]
+        segments = [self.segment(index) for index in self._delegate_segments]
+        return [schema.BackendDelegateInlineData(view) for view in (*inline, *segments)]
+
+    @cached_property
+    def named_data(self) -> list[schema.NamedData]:
+        """Return the named data, as :class:`Program` holds them."""
+        return self._resolver.named_data()
+
+    @cached_property
+    def constants(self) -> list[schema.Buffer]:
+        """Return the constants, as :class:`Program` holds them.
+
+        The file stores no sizes: all methods are decoded to see what their tensors use.
+        """
+        return self._resolver.constants(self._use.constants)
+
+    @cached_property
+    def mutable_data(self) -> list[schema.Buffer]:
+        """Return the initial values of mutable buffers, as :class:`Program` holds them."""
+        return self._resolver.mutable_data(self._use.mutable)
+
+    @property
+    def layout(self) -> FileLayout:
+        """Return a layout that a writer would need to give this file."""
+        offsets = self._resolver.constant_offsets()
+        return file_layout(
+            self._container,
+            self._resolver.alignments.shared,
+            offsets.offsets if offsets else (),
+            [place for place, _ in self._resolver.inline_delegates],
+            # Without delegates nothing tells, and extracting is the default.
+            extracted=bool(self._delegate_segments) or not self._resolver.inline_delegates,
+        )
+
+    def program(self) -> schema.Program:
+        """Return the whole program.
+
+        Raises:
+            FormatError: The file is malformed.
+        """
+        return schema.Program(
+            self.version,
+            [self._method(index) for index in range(len(self.plan_tables))],
+            self.constants,
+            self.mutable_data,
+            self.backend_delegate_data,
+            self.named_data,
+            self.layout,
+        )
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        """Return the index of each name; of two methods with one name the first is meant."""
+        return {name: index for index, name in reversed(list(enumerate(self.method_names)))}
+
+    def _index_of(self, name: str) -> int:
+        found = self._indices.get(name)
+        if found is None:
+            raise KeyError(f"no method {name!r}; the file has {', '.join(self.method_names)}")
+        return found
+
+    @cached_property
+    def _use(self) -> DataUse:
+        use = DataUse()
+        for index in range(len(self.plan_tables)):
+            use.count(self._method(index).values)
+        return use
+
+    @cached_property
+    def _delegate_segments(self) -> dict[int, int]:
+        """Return for each segment of a delegate its index in ``backend_delegate_data``."""
+        first = len(self._resolver.inline_delegates)
+        found: dict[int, int] = {}
+        for entry in self.delegates:
+            if entry.location is DataLocation.SEGMENT:
+                found.setdefault(entry.index, first + len(found))
+        return found
+
+    def _method(self, index: int) -> schema.ExecutionPlan:
+        found = self._methods.get(index)
+        if found is None:
+            with _no_collection():
+                found = self.decoder.plan(self.plan_tables[index])
+            for delegate in found.delegates:
+                place = delegate.processed
+                if place.location is DataLocation.SEGMENT:
+                    number = self._delegate_segments[place.index]
+                    delegate.processed = schema.BackendDelegateDataReference(
+                        DataLocation.INLINE, number
+                    )
+            self._methods[index] = found
+        return found

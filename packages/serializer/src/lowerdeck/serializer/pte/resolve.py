@@ -1,0 +1,325 @@
+"""Segments brought back to where a logical program holds its bytes, as views and not copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from math import lcm
+
+from lowerdeck.serializer.errors import ContentError, IndexRangeError, LimitError, SegmentError
+from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
+from lowerdeck.serializer.flatbuffer.limits import MAX_OVERLAP
+from lowerdeck.serializer.flatbuffer.storage import trailing_zeros
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.container import Container
+from lowerdeck.serializer.pte.decode import ProgramDecoder
+from lowerdeck.serializer.pte.enums import DataLocation, TensorDataLocation
+from lowerdeck.serializer.pte.infer import (
+    SegmentAlignments,
+    segment_alignments,
+    tensor_alignment,
+)
+
+_MAX_PADDING = 1 << 16
+
+
+@dataclass(slots=True)
+class DataUse:
+    """How many bytes of each constant and initial value the tensors use, by index."""
+
+    constants: dict[int, int] = field(default_factory=dict)
+    mutable: dict[int, int] = field(default_factory=dict)
+
+    def count(self, values: Iterable[schema.EValue]) -> None:
+        """Take the tensors of one method into account."""
+        for value in values:
+            tensor = value.val
+            if type(tensor) is not schema.Tensor or not tensor.data_buffer_idx:
+                continue
+            extra = tensor.extra_tensor_info
+            if extra is not None and extra.location is TensorDataLocation.EXTERNAL:
+                continue
+            use = self.constants if tensor.allocation_info is None else self.mutable
+            index = tensor.data_buffer_idx
+            use[index] = max(use.get(index, 0), tensor.nbytes)
+
+
+class SegmentResolver:
+    """The bytes of one file by what they are."""
+
+    def __init__(self, container: Container, decoder: ProgramDecoder) -> None:
+        """Read the segment table.
+
+        Raises:
+            FormatError: A segment is malformed or leads outside the file.
+        """
+        self.container = container
+        self.decoder = decoder
+        self.segments: list[schema.DataSegment] = decoder.segments()
+        for index, segment in enumerate(self.segments):
+            container.check_segment(index, segment)
+        self._views: dict[tuple[int, int], memoryview] = {}
+        check_overlap(self.segments, len(container.data), "Program.segments")
+
+    @cached_property
+    def alignments(self) -> SegmentAlignments:
+        """Return what the places of the segments tell about alignments."""
+        count = len(self.segments)
+        named = [index for _, index in self.decoder.named_data() if index < count]
+        base, size = self.container.segment_base, len(self.container.program)
+        gaps = self._inner_gaps(named)
+        return segment_alignments(base, size, self.segments, named, gaps)
+
+    @cached_property
+    def inline_delegates(self) -> list[tuple[int, memoryview]]:
+        """Return the delegates in the FlatBuffer: where each starts, and its bytes."""
+        return self.decoder.inline_delegates()
+
+    def segment(self, index: int, where: str) -> memoryview:
+        """Return the bytes of one segment.
+
+        Raises:
+            SegmentError: There is none of this index.
+        """
+        view = self.container.segment(index, self.segments, where)
+        # One view for each range, so that whoever compares contents sees that it is one.
+        return self._views.setdefault((self.segments[index].offset, len(view)), view)
+
+    def named_data(self) -> list[schema.NamedData]:
+        """Return the named data with their bytes and alignments."""
+        found = []
+        for number, (key, index) in enumerate(self.decoder.named_data()):
+            view = self.segment(index, f"Program.named_data[{number}].segment_index")
+            found.append(schema.NamedData(key, view, self.alignments.own[index]))
+        return found
+
+    def constant_offsets(self) -> schema.SubsegmentOffsets | None:
+        """Return where the constants start, or None in a legacy file.
+
+        Raises:
+            ContentError: The file has constants in both places.
+        """
+        offsets = self.decoder.constant_segment()
+        if offsets is None or not offsets.offsets:
+            return None
+        if self.decoder.has_constant_buffer:
+            raise ContentError(
+                "found constants both inline and in a segment, which the runtime refuses",
+                field="Program.constant_buffer",
+            )
+        return offsets
+
+    def constants(self, use: Mapping[int, int]) -> list[schema.Buffer]:
+        """Return the constants, with the reserved first one.
+
+        Args:
+            use: Bytes that tensors use, by index.
+        """
+        offsets = self.constant_offsets()
+        if offsets is None:
+            inline = self.decoder.constant_buffer()
+            return [schema.Buffer(view) for view in inline] or [schema.Buffer(b"")]
+        return self._subsegments(offsets, use, "Program.constant_segment", padded=True)
+
+    def mutable_data(self, use: Mapping[int, int]) -> list[schema.Buffer]:
+        """Return the initial values of mutable buffers, with the reserved first one.
+
+        Raises:
+            ContentError: The file has more than one segment of them.
+        """
+        entries = self.decoder.mutable_data_segments()
+        if not entries:
+            return [schema.Buffer(b"")]
+        if len(entries) > 1:
+            raise ContentError(
+                f"found {len(entries)} entries, of which the runtime uses only the first",
+                field="Program.mutable_data_segments",
+            )
+        return self._subsegments(entries[0], use, "Program.mutable_data_segments[0]", padded=False)
+
+    def delegate_bytes(
+        self, reference: schema.BackendDelegateDataReference, where: str
+    ) -> memoryview:
+        """Return the bytes of a delegate.
+
+        Raises:
+            FormatError: The reference leads nowhere.
+        """
+        if reference.location is DataLocation.SEGMENT:
+            return self.segment(reference.index, where)
+        inline = self.inline_delegates
+        if reference.index >= len(inline):
+            raise IndexRangeError(
+                f"found index {reference.index}, expected one of {len(inline)} inline delegates",
+                field=where,
+            )
+        return inline[reference.index][1]
+
+    def _inner_gaps(self, named: Iterable[int]) -> dict[int, int]:
+        """Return the zeros before each named blob that is a constant too: they may be padding."""
+        table = self.decoder.constant_segment()
+        if table is None or table.segment_index >= len(self.segments):
+            return {}
+        outer = self.segments[table.segment_index]
+        whole = self.segment(table.segment_index, "Program.constant_segment.segment_index")
+        starts = {
+            self.segments[index].offset - outer.offset
+            for index in named
+            if index != table.segment_index
+        }
+        gaps: dict[int, int] = {}
+        before = zeros = 0
+        for start in sorted(start for start in starts if 0 < start < outer.size):
+            # Each byte is looked at once: a run that reaches the start before goes on there.
+            found = trailing_zeros(whole[before:start])
+            zeros = found + zeros if found == start - before else found
+            gaps[outer.offset + start] = min(zeros, _MAX_PADDING)
+            before = start
+        return gaps
+
+    def _subsegments(
+        self,
+        table: schema.SubsegmentOffsets,
+        use: Mapping[int, int],
+        where: str,
+        *,
+        padded: bool,
+    ) -> list[schema.Buffer]:
+        offsets = table.offsets
+        if len(offsets) < 2:
+            return [schema.Buffer(b"")]
+        whole = self.segment(table.segment_index, f"{where}.segment_index")
+        aliases = self._inner_segments(table.segment_index) if padded else {}
+        alignment = tensor_alignment(self.container, offsets) if padded else 1
+        # Those that share a place share their bytes: the longest use counts for all.
+        used_at = {offset: inner.size for offset, inner in aliases.items()}
+        for index, offset in enumerate(offsets[1:], 1):
+            used = used_at.get(offset, 0)
+            if index in use:
+                used = used_at[offset] = max(used, use[index])
+            if offset + used > len(whole):
+                raise SegmentError(
+                    f"found {used} bytes from {offset} on in a segment of {len(whole)} bytes",
+                    field=f"{where}.offsets[{index}]",
+                )
+        lengths: dict[int, int] = {}
+        loose: dict[int, int] = {}
+        starts = sorted(set(offsets[1:]))
+        for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
+            used = used_at.get(offset, 0)
+            length, reach = len(whole) - offset, 1
+            # Nothing is padded behind the last one.
+            if follower < len(whole):
+                length = follower - offset
+                inner = aliases.get(follower)
+                reach = lcm(alignment, inner.alignment) if inner else alignment
+                if offset in used_at and _is_padding(whole[offset + used : follower], reach):
+                    length = used
+                elif length > used:
+                    loose[offset] = max(used, length - reach + 1)
+            lengths[offset] = max(length, used)
+        if sum(lengths.values()) > MAX_OVERLAP * len(whole):
+            raise LimitError(
+                f"found contents of {sum(lengths.values())} bytes that overlap in a segment of "
+                f"{len(whole)}, expected at most {MAX_OVERLAP} times as much",
+                field=f"{where}.offsets",
+            )
+        _tell_apart(whole, lengths, loose)
+        # One view for each place, so that whoever compares contents sees that it is one.
+        views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
+        return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
+
+    def _inner_segments(self, outer: int) -> dict[int, _InnerSegment]:
+        """Return the segments that lie inside another, by their offset within it."""
+        whole = self.segments[outer]
+        found: dict[int, _InnerSegment] = {}
+        for index, segment in enumerate(self.segments):
+            start = segment.offset - whole.offset
+            if index == outer or not segment.size or not 0 <= start <= whole.size - segment.size:
+                continue
+            alignment = lcm(self.alignments.shared, self.alignments.own[index])
+            known = found.get(start)
+            size = max(segment.size, known.size if known else 0)
+            found[start] = _InnerSegment(size, alignment)
+        return found
+
+
+def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str) -> None:
+    """Refuse segments that show the same bytes again and again.
+
+    Args:
+        segments: The segments of a file.
+        size: Its length.
+        where: Their table, for the message.
+
+    Raises:
+        LimitError: Distinct segments overlap more than a writer has a reason for.
+    """
+    total = sum({(each.offset, each.size): each.size for each in segments}.values())
+    if total > MAX_OVERLAP * size:
+        raise LimitError(
+            f"found distinct segments of {total} bytes in a file of {size}, expected at most "
+            f"{MAX_OVERLAP} times its size",
+            field=where,
+        )
+
+
+def _is_padding(tail: memoryview, reach: int) -> bool:
+    """Return whether what stands behind the bytes in use may be padding to an alignment."""
+    return len(tail) < reach and trailing_zeros(tail) == len(tail)
+
+
+def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: Mapping[int, int]) -> None:
+    """Shorten what may be padding until no two contents are equal, for a writer would join them.
+
+    Args:
+        whole: The segment.
+        lengths: Length of each content by its offset; changed in place.
+        loose: For contents that nothing tells the length of, the least that they can have.
+    """
+    if not loose:
+        return
+    # Contents that differ in the number of zeros at their end only make a family.
+    families: BlobIndex[_Family] = BlobIndex()
+
+    def family(offset: int) -> tuple[_Family, int]:
+        view = whole[offset : offset + lengths[offset]]
+        filled = len(view) - trailing_zeros(view)
+        found = families.find(view[:filled])
+        if found is None:
+            found = _Family()
+            families.add(view[:filled], found)
+        return found, filled
+
+    for offset, length in lengths.items():
+        if offset not in loose:
+            family(offset)[0].taken.add(length)
+    for offset, least in loose.items():
+        members, filled = family(offset)
+        lengths[offset] = members.take(lengths[offset], max(least, filled))
+
+
+class _Family:
+    """The lengths that are taken among contents with the same bytes before their last zeros."""
+
+    def __init__(self) -> None:
+        self.taken: set[int] = set()
+        self._below: dict[int, int] = {}
+
+    def take(self, length: int, least: int) -> int:
+        """Take the longest free length that is at most ``length``; ``least`` if there is none."""
+        # What was found taken stays so: the next search from here goes on below it.
+        found = max(self._below.get(length, length), least)
+        while found > least and found in self.taken:
+            found -= 1
+        self._below[length] = found
+        self.taken.add(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _InnerSegment:
+    size: int
+    alignment: int

@@ -1,0 +1,173 @@
+"""Where each blob goes behind the FlatBuffer; equal blobs are stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+
+from lowerdeck.serializer.flatbuffer.alignment import common_alignment, round_up
+from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
+from lowerdeck.serializer.flatbuffer.storage import byte_view
+from lowerdeck.serializer.flatbuffer.stream import Piece
+from lowerdeck.serializer.pte.layout import FileLayout
+from lowerdeck.serializer.pte.schema import Buffer, DataSegment, SubsegmentOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBlob:
+    """One key with its bytes and the alignment that it asks for."""
+
+    key: str
+    view: memoryview
+    alignment: int
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """All segments of one file, with their bytes.
+
+    Attributes:
+        segments: The ranges, relative to the segment base.
+        pieces: What to write, as ``(offset, bytes)`` in ascending order, relative to the base.
+        constants: Offsets of the constants, or None where a file has no place for them.
+        mutable: Offsets of the initial values, or None when there are none.
+        delegates: For each entry of ``backend_delegate_data`` its segment, or None.
+        named: Keys with their segments.
+        base_alignment: The base must be a multiple of this.
+        end: End of the last segment.
+    """
+
+    segments: list[DataSegment] = field(default_factory=list)
+    pieces: list[tuple[int, memoryview]] = field(default_factory=list)
+    constants: SubsegmentOffsets | None = None
+    mutable: SubsegmentOffsets | None = None
+    delegates: dict[int, int] = field(default_factory=dict)
+    named: list[tuple[str, int]] = field(default_factory=list)
+    base_alignment: int = 1
+    end: int = 0
+
+    def stream(self, before: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces before the segments, then those of the segments with their padding.
+
+        Args:
+            before: All bytes of the file up to the segment base.
+        """
+        yield from before
+        end = 0
+        for offset, view in self.pieces:
+            if offset > end:
+                yield bytes(offset - end)
+            yield view
+            end = offset + len(view)
+
+
+class SegmentPlanner:
+    """Places blobs one after the other."""
+
+    def __init__(self, layout: FileLayout, named: Sequence[NamedBlob]) -> None:
+        """Make a planner.
+
+        Args:
+            layout: The alignments to keep.
+            named: The named blobs, for a constant or delegate of the same bytes will be placed
+                so that it can be both.
+        """
+        self.plan: SegmentPlan = SegmentPlan(base_alignment=layout.segment_alignment)
+        self._layout = layout
+        self._segments: BlobIndex[int] = BlobIndex()
+        self._constants: BlobIndex[int] = BlobIndex()
+        self._asked: BlobIndex[list[int]] = BlobIndex()
+        for blob in named:
+            known = self._asked.find(blob.view)
+            if known is None:
+                self._asked.add(blob.view, [blob.alignment])
+            else:
+                known[0] = common_alignment(known[0], blob.alignment)
+
+    def add_constants(self, buffers: Sequence[Buffer]) -> None:
+        """Place all constants in one segment, the first of them being the placeholder."""
+        tensor_alignment = self._layout.constant_tensor_alignment
+        start, offset = self._place(tensor_alignment), 0
+        offsets = [0]
+        views = [
+            byte_view(buffer.storage, f"constant_buffer[{index}]")
+            for index, buffer in enumerate(buffers[1:], 1)
+        ]
+        if views and not any(len(view) for view in views):
+            # The runtime takes an empty segment for a missing one and refuses to load.
+            views[0] = memoryview(b"\0")
+        for view in views:
+            # An empty one needs a place inside the segment, and any will do.
+            known = self._constants.find(view) if len(view) else 0
+            if known is None:
+                asked = self._asked.find(view)
+                alignment = tensor_alignment
+                if asked is not None:
+                    alignment = lcm(alignment, self._segment_alignment(asked[0]))
+                known = round_up(offset, alignment)
+                self._constants.add(view, known)
+                self.plan.pieces.append((start + known, view))
+                offset = known + len(view)
+            offsets.append(known)
+        self.plan.constants = SubsegmentOffsets(self._close(start, start + offset), offsets)
+
+    def add_mutable(self, buffers: Sequence[Buffer]) -> None:
+        """Place the initial values in one segment, unaligned, for they are copied out."""
+        if len(buffers) < 2:
+            return
+        start = end = self._place(1)
+        seen: BlobIndex[int] = BlobIndex()
+        offsets = [0]
+        for index, buffer in enumerate(buffers[1:], 1):
+            view = byte_view(buffer.storage, f"mutable_data[{index}]")
+            known = seen.find(view) if len(view) else 0
+            if known is None:
+                known = end - start
+                seen.add(view, known)
+                self.plan.pieces.append((end, view))
+                end += len(view)
+            offsets.append(known)
+        if end == start:
+            self.plan.pieces.append((start, memoryview(b"\0")))
+            end += 1
+        self.plan.mutable = SubsegmentOffsets(self._close(start, end), offsets)
+
+    def add_delegate(self, index: int, view: memoryview) -> None:
+        """Place the bytes of one delegate, or find them among the segments."""
+        self.plan.delegates[index] = self._add(view)
+
+    def add_named(self, blob: NamedBlob) -> None:
+        """Place the bytes of one key, or find them among the segments and constants."""
+        self.plan.named.append((blob.key, self._add(blob.view)))
+
+    def _add(self, view: memoryview) -> int:
+        number = self._segments.find(view)
+        if number is not None:
+            return number
+        asked = self._asked.find(view)
+        # Only a constant that is a named blob too was placed as a segment must be.
+        inside = self._constants.find(view) if asked and len(view) else None
+        if inside is not None and self.plan.constants is not None:
+            whole = self.plan.segments[self.plan.constants.segment_index]
+            start = whole.offset + inside
+        else:
+            start = self._place(asked[0] if asked else 1) if len(view) else 0
+            if len(view):
+                self.plan.pieces.append((start, view))
+        number = self._close(start, start + len(view))
+        self._segments.add(view, number)
+        return number
+
+    def _segment_alignment(self, own: int) -> int:
+        alignment = lcm(self._layout.segment_alignment, own)
+        self.plan.base_alignment = common_alignment(self.plan.base_alignment, alignment)
+        return alignment
+
+    def _place(self, own: int) -> int:
+        return round_up(self.plan.end, self._segment_alignment(own))
+
+    def _close(self, start: int, end: int) -> int:
+        self.plan.segments.append(DataSegment(start, end - start))
+        self.plan.end = max(self.plan.end, end)
+        return len(self.plan.segments) - 1

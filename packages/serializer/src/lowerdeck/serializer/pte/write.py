@@ -1,0 +1,220 @@
+"""Programs written as `.pte` files: planned first, then streamed piece by piece."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
+from lowerdeck.serializer.flatbuffer.alignment import check_positive, common_alignment, round_up
+from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
+from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
+from lowerdeck.serializer.pte.encode import encode_program
+from lowerdeck.serializer.pte.field_check import TypeCheck, check_program
+from lowerdeck.serializer.pte.header import (
+    HEADER_LENGTH,
+    HEADER_START,
+    ExtendedHeader,
+    inserted_size,
+)
+from lowerdeck.serializer.pte.layout import FileLayout, chosen_layout
+from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput
+from lowerdeck.serializer.pte.schema import Program
+from lowerdeck.serializer.pte.segments import NamedBlob, SegmentPlan, SegmentPlanner
+from lowerdeck.serializer.pte.table_count import warn_of_tables
+
+MIN_FILE_SIZE = 64
+"""The runtime reads this many bytes first, and fails on a shorter file."""
+
+
+def serialize_pte(
+    program: Program,
+    *,
+    segment_alignment: int | None = None,
+    constant_tensor_alignment: int | None = None,
+    delegate_alignment: int | None = None,
+    extract_delegate_segments: bool | None = None,
+    named_data: NamedDataStoreOutput | None = None,
+) -> bytes:
+    """Return a program as the bytes of a `.pte` file.
+
+    Options left out are those of the file that the program was read from, so that writing it
+    again gives the same bytes; else the defaults of ExecuTorch.
+
+    Args:
+        program: The program.
+        segment_alignment: Each segment starts at a multiple of this many bytes; default 128.
+        constant_tensor_alignment: Each constant starts at one; a power of two, default 16.
+        delegate_alignment: Each inline delegate starts at one; a power of two, default 16.
+        extract_delegate_segments: Whether delegates become segments; default True.
+        named_data: More named data than the program holds.
+
+    Returns:
+        The file.
+
+    Raises:
+        ProgramError: The program or an option cannot be written.
+
+    Warns:
+        TableLimitWarning: The runtime's default check will refuse the program for its size.
+
+    Example:
+        >>> from lowerdeck.serializer import ExecutionPlan, Program, deserialize_pte
+        >>> data = serialize_pte(Program(execution_plan=[ExecutionPlan("forward")]))
+        >>> deserialize_pte(data).execution_plan[0].name
+        'forward'
+    """
+    require_program(program)
+    layout = chosen_layout(
+        program.layout,
+        segment_alignment,
+        constant_tensor_alignment,
+        delegate_alignment,
+        extract_delegate_segments,
+    )
+    return b"".join(pte_pieces(program, layout, named_data))
+
+
+def write_pte(
+    program: Program,
+    path_or_file: str | os.PathLike[str] | BinaryIO,
+    *,
+    segment_alignment: int | None = None,
+    constant_tensor_alignment: int | None = None,
+    delegate_alignment: int | None = None,
+    extract_delegate_segments: bool | None = None,
+    named_data: NamedDataStoreOutput | None = None,
+) -> int:
+    """Write a program to a `.pte` file, streaming its buffers, and return the size in bytes.
+
+    A path is written under a temporary name beside it and then renamed, so that a crash leaves
+    the old file or the new one.
+
+    Args:
+        program: The program.
+        path_or_file: Where to write: a path, or a file open for writing bytes.
+        segment_alignment: As for :func:`serialize_pte`.
+        constant_tensor_alignment: As for :func:`serialize_pte`.
+        delegate_alignment: As for :func:`serialize_pte`.
+        extract_delegate_segments: As for :func:`serialize_pte`.
+        named_data: As for :func:`serialize_pte`.
+
+    Returns:
+        The number of bytes written.
+
+    Raises:
+        ProgramError: The program or an option cannot be written; nothing was touched.
+        OSError: The file cannot be written; the old one is as it was.
+    """
+    require_program(program)
+    layout = chosen_layout(
+        program.layout,
+        segment_alignment,
+        constant_tensor_alignment,
+        delegate_alignment,
+        extract_delegate_segments,
+    )
+    return write_pieces(pte_pieces(program, layout, named_data), path_or_file)
+
+
+def require_program(given: object) -> None:
+    """Raise unless ``given`` is a program.
+
+    Args:
+        given: What a caller wants to write.
+
+    Raises:
+        ProgramError: It is something else.
+    """
+    if not isinstance(given, Program):
+        raise ProgramError(f"found a {type(given).__name__}, expected a Program")
+
+
+def pte_pieces(
+    program: Program, layout: FileLayout, named_data: NamedDataStoreOutput | None
+) -> Iterator[Piece]:
+    """Yield the bytes of a `.pte` file piece by piece, no blob copied.
+
+    Everything is planned and checked before the first piece comes.
+
+    Raises:
+        ProgramError: The program cannot be written.
+    """
+    if not TypeCheck().right(program):
+        check_program(program)
+    try:
+        plan = _plan(program, layout, named_data)
+        warn_of_tables(program, segments=len(plan.segments))
+        inserted = inserted_size(layout) if plan.end else 0
+        pieces = encode_program(program, plan, layout, inserted=inserted)
+    except (ProgramError, ArithmeticError, LookupError, TypeError, ValueError, struct.error):
+        # Packing knows that a number does not fit, but not whose it is.
+        check_program(program)
+        raise
+    size = sum(len(piece) for piece in pieces)
+    if not plan.end:
+        pieces.append(b"\0" * (MIN_FILE_SIZE - size))
+        return iter(pieces)
+    base = round_up(size, plan.base_alignment)
+    header = ExtendedHeader(HEADER_LENGTH, size, base, plan.end).pack()
+    head = bytearray(pieces[0])
+    head[HEADER_START : HEADER_START + HEADER_LENGTH] = header
+    pieces[0] = head
+    pieces.append(b"\0" * (base - size))
+    return plan.stream(pieces)
+
+
+def _plan(
+    program: Program, layout: FileLayout, named_data: NamedDataStoreOutput | None
+) -> SegmentPlan:
+    named = _named_blobs(program, named_data)
+    planner = SegmentPlanner(layout, named)
+    planner.add_constants(program.constant_buffer)
+    planner.add_mutable(program.mutable_data)
+    if layout.extract_delegate_segments:
+        # In the order of their use, which a reader can recover; unused ones are left out.
+        for index in _delegate_order(program):
+            data = program.backend_delegate_data[index].data
+            planner.add_delegate(index, byte_view(data, f"backend_delegate_data[{index}]"))
+    for blob in named:
+        planner.add_named(blob)
+    return planner.plan
+
+
+def _delegate_order(program: Program) -> list[int]:
+    order: dict[int, None] = {}
+    count = len(program.backend_delegate_data)
+    for method in program.execution_plan:
+        for number, delegate in enumerate(method.delegates):
+            index = delegate.processed.index
+            if not 0 <= index < count:
+                raise ProgramError(
+                    f"method {method.name!r}.delegates[{number}].processed: found index {index}, "
+                    f"expected one of the {count} entries of backend_delegate_data"
+                )
+            order[index] = None
+    return list(order)
+
+
+def _named_blobs(program: Program, named_data: NamedDataStoreOutput | None) -> list[NamedBlob]:
+    blobs: dict[str, NamedBlob] = {}
+    entries = [(entry.key, entry.data, entry.alignment) for entry in program.named_data]
+    if named_data is not None:
+        entries += [
+            (key, named_data.buffers[entry.buffer_index], entry.alignment)
+            for key, entry in named_data.pte_data.items()
+        ]
+    for key, data, alignment in entries:
+        view = byte_view(data, f"named data {key!r}")
+        check_positive(alignment, f"alignment of named data {key!r}")
+        known = blobs.get(key)
+        if known is not None and not same_bytes(known.view, view):
+            raise NamedDataConflictError(
+                key, f"{len(view)} bytes", f"{len(known.view)} bytes of other content"
+            )
+        blobs[key] = NamedBlob(
+            key, view, common_alignment(alignment, known.alignment if known else 1)
+        )
+    return list(blobs.values())

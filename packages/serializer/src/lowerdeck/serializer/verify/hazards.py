@@ -1,0 +1,184 @@
+"""What ends the runtime's process in a file that is right: it depends on numbers of the run.
+
+Each case here was run in the official runtime. Only what may happen is told: a division by a
+number that the file gives is none of it, unless that number is -1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.enums import ScalarType
+
+# Smaller integers are computed with 32 bits, where nothing overflows.
+_WIDE = {ScalarType.INT: "i", ScalarType.LONG: "q"}
+_INTEGERS = {*_WIDE, ScalarType.BYTE, ScalarType.CHAR, ScalarType.SHORT, ScalarType.BOOL}
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """One place of a file where the numbers of a run may end the runtime's process.
+
+    Attributes:
+        reason: What may happen.
+        field: The instruction.
+        offset: Where it is in the file.
+    """
+
+    reason: str
+    field: str
+    offset: int
+
+    def __str__(self) -> str:
+        """Return it as errors of this package are told."""
+        return f"{self.field} at byte {self.offset}: {self.reason}"
+
+
+class HazardFinder:
+    """Looks through one method that was verified."""
+
+    def __init__(
+        self,
+        plan: schema.ExecutionPlan,
+        stored: Callable[[schema.Tensor], memoryview | None],
+        position: Callable[[int, int], int],
+    ) -> None:
+        """Make a finder.
+
+        Args:
+            plan: The method.
+            stored: Returns the bytes of a tensor that the file gives, None for others.
+            position: Returns where in the file the instruction of a chain is, by both indices.
+        """
+        self._plan = plan
+        self._stored = stored
+        self._position = position
+        self._kernels = [runtime_kernels().get(one.full_name) for one in plan.operators]
+        # Inputs that are no tensors are known: the runtime refuses others than those of the file.
+        self._unknown = set(_written(plan))
+        # A constant of a thousand tensors is looked through once.
+        self._holds: dict[tuple[int, str, int], bool] = {}
+        # So is a list that a thousand calls take.
+        self._computed: dict[int, bool] = {}
+
+    def find(self) -> Iterator[Hazard]:
+        """Yield the hazards in the order of the instructions."""
+        for number, chain in enumerate(self._plan.chains):
+            for step, instruction in enumerate(chain.instructions):
+                call = instruction.instr_args
+                for reason in self._reasons(call, step):
+                    field = f"method {self._plan.name!r}.chains[{number}].instructions[{step}]"
+                    yield Hazard(reason, field, self._position(number, step))
+
+    def _reasons(self, call: schema.InstructionArguments, step: int) -> Iterator[str]:
+        if (
+            isinstance(call, schema.JumpFalseCall)
+            and call.destination_instruction <= step
+            and self._may_stay_false(call.cond_value_index)
+        ):
+            yield (
+                f"jumps back until value {call.cond_value_index} is true, which nothing "
+                "writes; the runtime gives up after 10,000,000 instructions"
+            )
+        if isinstance(call, schema.KernelCall):
+            kernel = self._kernels[call.op_index]
+            if kernel is None:
+                return
+            if "divides" in kernel.words:
+                yield from self._divisions(kernel, call.args)
+            for number in kernel.positive:
+                if self._is_computed(call.args[number]):
+                    yield (
+                        f"{kernel.name} divides by its argument {number}, which is computed: a 0 "
+                        "there ends the process"
+                    )
+
+    def _may_stay_false(self, index: int) -> bool:
+        """Return whether no instruction decides when a loop ends."""
+        if index in self._unknown:
+            return False
+        condition = self._plan.values[index].val
+        data = self._stored(condition) if isinstance(condition, schema.Tensor) else None
+        ends = isinstance(condition, schema.Bool) and condition.bool_val
+        return not (ends or (data is not None and any(data[:1])))
+
+    def _divisions(self, kernel: RuntimeKernel, args: Sequence[int]) -> Iterator[str]:
+        dividend, divisor = (self._plan.values[index].val for index in args[:2])
+        if kernel.name.startswith(PRIMITIVES):
+            if isinstance(dividend, schema.Int) and isinstance(divisor, schema.Int):
+                if args[1] in self._unknown:
+                    yield f"{kernel.name} divides by value {args[1]}: a 0 there ends the process"
+                elif not divisor.int_val:
+                    yield f"{kernel.name} divides by 0, which ends the process"
+                elif divisor.int_val == -1 and self._may_be_least(args[0]):
+                    yield f"{kernel.name} divides by -1: -2**63 by that ends the process"
+            return
+        rounded = not any(isinstance(self._plan.values[at].val, schema.Null) for at in args[2:3])
+        if rounded and self._overflows(args[0], args[1]):
+            yield (
+                f"{kernel.name} divides integers by value {args[1]}: the smallest integer by -1 "
+                "ends the process"
+            )
+
+    def _overflows(self, dividend: int, divisor: int) -> bool:
+        """Return whether the smallest integer of 32 or 64 bits may be divided by -1."""
+        left, right = self._plan.values[dividend].val, self._plan.values[divisor].val
+        if not isinstance(left, schema.Tensor) or left.scalar_type not in _INTEGERS:
+            return False
+        if not isinstance(right, schema.Tensor):
+            known = isinstance(right, schema.Int) and divisor not in self._unknown
+            minus = isinstance(right, schema.Int) and (not known or right.int_val == -1)
+            return minus and left.scalar_type in _WIDE and self._may_hold_least(left)
+        kinds = {left.scalar_type, right.scalar_type}
+        if not kinds <= _INTEGERS or not kinds & set(_WIDE):
+            return False
+        return self._may_hold(right, -1) and self._may_hold_least(left)
+
+    def _may_hold_least(self, tensor: schema.Tensor) -> bool:
+        return self._may_hold(tensor, -1 << 8 * tensor.scalar_type.itemsize - 1)
+
+    def _may_hold(self, tensor: schema.Tensor, number: int) -> bool:
+        """Return whether a tensor may hold a number: only of constants the file tells."""
+        code = _WIDE.get(tensor.scalar_type)
+        data = self._stored(tensor)
+        if code is None or data is None:
+            return True
+        key = tensor.data_buffer_idx, code, number
+        if key not in self._holds:
+            whole = data.tobytes()
+            sought, at = struct.pack(f"<{code}", number), -1
+            # A match between two elements is none.
+            while (at := whole.find(sought, at + 1)) >= 0 and at % len(sought):
+                pass
+            self._holds[key] = at >= 0
+        return self._holds[key]
+
+    def _may_be_least(self, index: int) -> bool:
+        value = self._plan.values[index].val
+        known = isinstance(value, schema.Int) and index not in self._unknown
+        return not known or (isinstance(value, schema.Int) and value.int_val == -1 << 63)
+
+    def _is_computed(self, index: int) -> bool:
+        """Return whether an instruction writes a number, or one of a list."""
+        if index not in self._computed:
+            value = self._plan.values[index].val
+            items = value.items if isinstance(value, schema.IntList) else (index,)
+            self._computed[index] = any(item in self._unknown for item in items)
+        return self._computed[index]
+
+
+def _written(plan: schema.ExecutionPlan) -> Iterator[int]:
+    """Yield the values that instructions write."""
+    for chain in plan.chains:
+        for step in chain.instructions:
+            call = step.instr_args
+            if isinstance(call, schema.KernelCall) and call.args:
+                yield call.args[-1]
+            elif isinstance(call, schema.DelegateCall):
+                yield from call.args
+            elif isinstance(call, schema.MoveCall):
+                yield call.move_to

@@ -1,0 +1,479 @@
+"""Whether the instructions of one method are what the runtime can execute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NoReturn
+
+from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError, LimitError
+from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
+from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.enums import ScalarType, TensorDataLocation
+from lowerdeck.serializer.verify.verify_views import View, views_of
+from lowerdeck.serializer.xnnpack.graph import XnnGraph
+from lowerdeck.serializer.xnnpack.verify import verify_call
+
+_NUMBERS = (schema.Int, schema.Double, schema.Bool)
+_ACCEPTED: Mapping[str, tuple[type, ...]] = {
+    "T": (schema.Tensor,),
+    "W": (schema.Tensor,),
+    "L": (schema.TensorList,),
+    "V": (schema.TensorList,),
+    "O": (schema.OptionalTensorList,),
+    "i": (schema.Int,),
+    "I": (schema.IntList,),
+    "n": _NUMBERS,
+    "f": (schema.Double,),
+    "b": (schema.Bool,),
+    "B": (schema.BoolList,),
+    "s": (schema.String,),
+    "t": (schema.Tensor, schema.Null),
+    "j": (schema.Int, schema.Null),
+    "J": (schema.IntList, schema.Null),
+    "m": (*_NUMBERS, schema.Null),
+    "g": (schema.Double, schema.Null),
+    "c": (schema.Bool, schema.Null),
+    "F": (schema.DoubleList, schema.Null),
+    "r": (schema.String, schema.Null),
+}
+
+
+_COMPLEX = {
+    ScalarType.COMPLEX_HALF,
+    ScalarType.COMPLEX_FLOAT,
+    ScalarType.COMPLEX_DOUBLE,
+}
+# Kernels abort the process on types that they do not know.
+_UNUSABLE = {
+    kind
+    for kind in ScalarType
+    if kind.name.startswith(("QINT", "QUINT", "BITS", "FLOAT8")) or kind is ScalarType.COMPLEX_HALF
+}
+
+
+_ALWAYS = 1 << 62
+# Jumps may end what a view gave again and again; a list is walked over anew each time.
+_MOST_LOOKS = 64
+
+
+# No list of dimensions, sizes or indices that is right is longer; a thousand calls may take one.
+_MOST_ITEMS = 17
+
+
+class _Known:
+    """What the file says of the arguments of a call."""
+
+    def __init__(
+        self,
+        values: list[schema.EValue],
+        args: list[int],
+        unknown: set[int],
+        is_constant: Callable[[int], bool],
+    ) -> None:
+        self._values = values
+        self._args = args
+        self._unknown = unknown
+        self._is_constant = is_constant
+
+    def tensor(self, number: int) -> schema.Tensor | None:
+        value = self._values[self._args[number]].val
+        return value if isinstance(value, schema.Tensor) else None
+
+    def tensors(self, number: int) -> list[schema.Tensor | None]:
+        value = self._values[self._args[number]].val
+        if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
+            return []
+        items = (
+            self._values[item].val if item >= 0 else None for item in value.items[:_MOST_ITEMS]
+        )
+        return [item if isinstance(item, schema.Tensor) else None for item in items]
+
+    def number(self, number: int) -> float | None:
+        return self._number(self._args[number])
+
+    def numbers(self, number: int) -> list[float | None]:
+        value = self._values[self._args[number]].val
+        if not isinstance(value, schema.IntList):
+            return []
+        return [self._number(item) for item in value.items[:_MOST_ITEMS]]
+
+    def is_constant(self, number: int) -> bool:
+        return self._is_constant(self._args[number])
+
+    def _number(self, index: int) -> float | None:
+        value = self._values[index].val
+        if index in self._unknown:
+            return None
+        if isinstance(value, schema.Int):
+            return value.int_val
+        if isinstance(value, schema.Double):
+            return value.double_val
+        return None
+
+
+class ChainVerifier:
+    """Checks the instructions of one method; each check names the place that is wrong."""
+
+    def __init__(
+        self,
+        plan: schema.ExecutionPlan,
+        position: Callable[[int, int], int],
+        payloads: Sequence[XnnGraph | None],
+    ) -> None:
+        """Make a verifier.
+
+        Args:
+            plan: The method, whose values are verified.
+            position: Returns where in the file the instruction of a chain is, by both indices.
+            payloads: For each delegate its payload, where it is one that can be read.
+        """
+        self._payloads = payloads
+        self._plan = plan
+        self._position = position
+        self._chain = 0
+        self._step = 0
+        self._kernels = [runtime_kernels().get(operator.full_name) for operator in plan.operators]
+        moves = [
+            call
+            for chain in plan.chains
+            for step in chain.instructions
+            if isinstance(call := step.instr_args, schema.MoveCall)
+        ]
+        self._computed = {
+            call.args[-1]
+            for chain in plan.chains
+            for step in chain.instructions
+            if isinstance(call := step.instr_args, schema.KernelCall) and call.args
+        }
+        self._unknown = self._computed | {call.move_to for call in moves}
+        self._given = {*plan.inputs, *plan.outputs}
+        # What was found right of a value is right wherever it is used again: a list of a
+        # thousand members that a thousand calls take is walked over once.
+        self._with_memory: dict[int, int] = {}
+        self._looks: Counter[int] = Counter()
+        self._writable: set[int] = set()
+        self._positive: set[int] = set()
+        self._moved = {call.move_to for call in moves}
+        # For each tensor without memory of its own the end of the run of steps in which a view
+        # has given it some.
+        self._viewed: dict[int, int] = {}
+        # Handles are copied, so what a constant is moved to must not be written either.
+        self._moved_constants = {
+            call.move_to
+            for call in moves
+            if 0 <= call.move_from < len(plan.values) and self._is_constant(call.move_from)
+        }
+        self._views = [list(views_of(chain, plan.operators)) for chain in plan.chains]
+        for view in (view for views in self._views for view in views):
+            # A view of a constant is one, and so is a view of that.
+            if self._shows_constant(view):
+                self._moved_constants.add(view.out)
+
+    def verify(self) -> None:
+        """Check all instructions.
+
+        Raises:
+            FormatError: One of them cannot be executed, or would crash the runtime.
+        """
+        for chain_number, chain in enumerate(self._plan.chains):
+            count = len(chain.instructions)
+            # What views gave memory in one chain may be without it in the next.
+            if self._viewed:
+                self._with_memory = {k: v for k, v in self._with_memory.items() if v == _ALWAYS}
+            self._viewed.clear()
+            views = {view.step: view for view in self._views[chain_number]}
+            for number, step in enumerate(chain.instructions):
+                self._chain, self._step = chain_number, number
+                call = step.instr_args
+                if number in views:
+                    self._verify_view(views[number])
+                if isinstance(call, schema.KernelCall):
+                    self._verify_kernel(call)
+                elif isinstance(call, schema.DelegateCall):
+                    self._verify_delegate(call)
+                elif isinstance(call, schema.MoveCall):
+                    self._verify_move(call)
+                elif isinstance(call, schema.JumpFalseCall):
+                    self._verify_jump(call, count)
+                else:
+                    self._verify_free(call)
+
+    def _verify_view(self, view: View) -> None:
+        """Take the memory that a view gives into account, once that of its source is there."""
+        self._verify_indices((view.source, view.out))
+        source, out = (self._plan.values[index].val for index in (view.source, view.out))
+        if not isinstance(source, schema.Tensor) or not isinstance(out, schema.Tensor):
+            return  # refused with the call
+        if self._is_constant(view.out):
+            self._refuse(f"found the constant {view.out} as a view, whose place would be another")
+        if out.allocation_info is not None:
+            return
+        self._verify_memory(view.source)
+        if source.scalar_type is not out.scalar_type or source.nbytes != out.nbytes:
+            self._refuse(
+                f"found a view of {source.nbytes} bytes of {source.scalar_type!r} as "
+                f"{out.nbytes} of {out.scalar_type!r}, expected the same"
+            )
+        self._viewed[view.out] = max(view.end, self._viewed.get(view.out, 0))
+
+    def _verify_kernel(self, call: schema.KernelCall) -> None:
+        operators = self._plan.operators
+        if not 0 <= call.op_index < len(operators):
+            self._refuse(
+                f"found op_index {call.op_index}, expected one of {len(operators)} operators",
+                IndexRangeError,
+            )
+        self._verify_arguments(call.args)
+        kernel = self._kernels[call.op_index]
+        if kernel is None:
+            return  # a custom kernel: its registration says what it takes
+        if kernel.name.startswith(PRIMITIVES):
+            self._verify_primitive(kernel, call.args)
+            return
+        name, letters = kernel.name, kernel.arguments
+        if len(call.args) != len(letters) + 1:
+            self._refuse(
+                f"found {len(call.args)} arguments of {name}, expected {len(letters)} and one "
+                "for the return value"
+            )
+        for number, (letter, index) in enumerate(zip(letters, call.args, strict=False)):
+            self._verify_kind(name, number, index, letter)
+        if kernel.returned:
+            self._verify_kind(name, len(letters), call.args[-1], kernel.returned)
+        if name.endswith("_") and call.args[-1] != call.args[0]:
+            self._refuse(
+                f"found {call.args[-1]} for the return value of {name}, which works in place on "
+                f"{call.args[0]}"
+            )
+        self._verify_types(kernel, call.args)
+        for number in kernel.positive:
+            self._verify_positive(name, number, call.args[number])
+        for limit in kernel.limits:
+            problem = limit(_Known(self._plan.values, call.args, self._unknown, self._is_constant))
+            if problem:
+                self._refuse(f"{problem}, for {name}, which ends the process otherwise")
+
+    def _verify_primitive(self, kernel: RuntimeKernel, args: list[int]) -> None:
+        """Check what the runtime's own operators use before they check it themselves."""
+        needed = len(kernel.arguments) + len(kernel.returned)
+        if len(args) < needed:
+            self._refuse(f"found {len(args)} arguments of {kernel.name}, expected {needed}")
+        for number, (letter, index) in enumerate(zip(kernel.arguments, args, strict=False)):
+            self._verify_kind(kernel.name, number, index, letter)
+
+    def _verify_kind(self, name: str, number: int, index: int, letter: str) -> None:
+        value = self._plan.values[index].val
+        if not isinstance(value, _ACCEPTED[letter]):
+            wanted = " or ".join(kind.__name__ for kind in _ACCEPTED[letter])
+            self._refuse(
+                f"found a {type(value).__name__} (value {index}) as argument {number} of {name}, "
+                f"expected {wanted}"
+            )
+        if letter in "WV" and index not in self._writable:
+            for tensor in value.items if isinstance(value, schema.TensorList) else (index,):
+                if self._is_constant(tensor) or tensor in self._moved_constants:
+                    self._refuse(f"found the constant {tensor} where {name} writes its result")
+            self._writable.add(index)
+
+    def _verify_positive(self, name: str, number: int, index: int) -> None:
+        if index in self._positive:
+            return
+        value = self._plan.values[index].val
+        for item in value.items if isinstance(value, schema.IntList) else (index,):
+            known = self._plan.values[item].val
+            # What an instruction computes is not known before it runs.
+            if not isinstance(known, schema.Int) or item in self._unknown:
+                continue
+            if not 1 <= known.int_val < 1 << 31:
+                self._refuse(
+                    f"found {known.int_val} (value {item}) as argument {number} of {name}, "
+                    "expected 1 to 2**31, for the kernel divides by it and counts up to it"
+                )
+        self._positive.add(index)
+
+    def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
+        """Refuse element types on which kernels abort, and outputs that overlap inputs."""
+        tensors = [
+            (letter, tensor)
+            for letter, index in zip(kernel.arguments, args, strict=False)
+            if isinstance(tensor := self._plan.values[index].val, schema.Tensor)
+        ]
+        kinds = {tensor.scalar_type for _, tensor in tensors}
+        odd = kinds & _UNUSABLE
+        if odd:
+            self._refuse(
+                f"found tensors of {odd} as arguments of {kernel.name}, which has none such"
+            )
+        if kinds & _COMPLEX and kinds - _COMPLEX and "mixed" not in kernel.words:
+            self._refuse(
+                f"found tensors of {kinds} as arguments of {kernel.name}, expected one kind"
+            )
+        for letter, written in tensors:
+            if letter == "W":
+                for other_letter, read in tensors:
+                    if other_letter != "W" and _overlap_askew(written, read):
+                        self._refuse(
+                            "found planned memory that is read and overwritten with a shift by "
+                            f"{kernel.name}"
+                        )
+
+    def _verify_delegate(self, call: schema.DelegateCall) -> None:
+        count = len(self._plan.delegates)
+        if not 0 <= call.delegate_index < count:
+            self._refuse(
+                f"found delegate_index {call.delegate_index}, expected one of {count} delegates",
+                IndexRangeError,
+            )
+        self._verify_arguments(call.args)
+        payload = self._payloads[call.delegate_index]
+        if payload is not None:
+            try:
+                verify_call(payload, [self._plan.values[index].val for index in call.args])
+            except ContentError as error:
+                self._refuse(error.reason)
+
+    def _verify_move(self, call: schema.MoveCall) -> None:
+        self._verify_indices((call.move_from, call.move_to))
+        source, target = (
+            type(self._plan.values[index].val) for index in (call.move_from, call.move_to)
+        )
+        if source is not target:
+            self._refuse(f"found a move of a {source.__name__} to a {target.__name__}")
+
+    def _verify_jump(self, call: schema.JumpFalseCall, count: int) -> None:
+        self._verify_indices((call.cond_value_index,))
+        condition = self._plan.values[call.cond_value_index].val
+        if isinstance(condition, schema.Tensor):
+            self._verify_memory(call.cond_value_index)
+            if condition.scalar_type is not ScalarType.BOOL:
+                self._refuse(f"found a condition of {condition.scalar_type!r}, expected booleans")
+        elif not isinstance(condition, schema.Bool):
+            self._refuse(
+                f"found a {type(condition).__name__} as condition, expected a Bool or a Tensor"
+            )
+        if not 0 <= call.destination_instruction <= count:
+            self._refuse(
+                f"found destination {call.destination_instruction}, expected 0 to {count}; "
+                "the runtime would end the chain without a word",
+                IndexRangeError,
+            )
+
+    def _verify_free(self, call: schema.FreeCall) -> None:
+        index = call.value_index
+        self._verify_indices((index,))
+        if not isinstance(self._plan.values[index].val, schema.Tensor):
+            self._refuse(f"found value {index}, expected a Tensor")
+        # A freed tensor stays without memory, in the next execution as well.
+        if index in self._used:
+            self._refuse(f"found value {index}, which is still used")
+
+    @cached_property
+    def _used(self) -> set[int]:
+        used = set(self._given)
+        for chain in self._plan.chains:
+            for step in chain.instructions:
+                call = step.instr_args
+                if isinstance(call, schema.KernelCall | schema.DelegateCall):
+                    used.update(call.args)
+                elif isinstance(call, schema.MoveCall):
+                    used |= {call.move_from, call.move_to}
+                elif isinstance(call, schema.JumpFalseCall):
+                    used.add(call.cond_value_index)
+        for index in list(used):
+            used.update(self._tensors_of(index))
+        return used
+
+    def _verify_arguments(self, args: list[int]) -> None:
+        self._verify_indices(args)
+        for index in args:
+            if self._step >= self._with_memory.get(index, 0):
+                self._with_memory[index] = self._memory_end(index)
+
+    def _memory_end(self, index: int) -> int:
+        """Return up to which step a tensor, or all in a list, have memory; refuse if now none."""
+        end = _ALWAYS
+        for tensor in self._tensors_of(index):
+            self._verify_memory(tensor)
+            end = min(end, self._viewed.get(tensor, _ALWAYS))
+        if end != _ALWAYS:
+            self._looks[index] += 1
+            if self._looks[index] > _MOST_LOOKS:
+                self._refuse(
+                    f"found value {index} used among jumps past the views that give it memory "
+                    f"more than {_MOST_LOOKS} times",
+                    LimitError,
+                )
+        return end
+
+    def _verify_indices(self, indices: Iterable[int]) -> None:
+        count = len(self._plan.values)
+        for index in indices:
+            if not 0 <= index < count:
+                self._refuse(f"found value {index}, expected one of {count}", IndexRangeError)
+
+    def _tensors_of(self, index: int) -> tuple[int, ...]:
+        if not 0 <= index < len(self._plan.values):
+            return ()
+        value = self._plan.values[index].val
+        if isinstance(value, schema.Tensor):
+            return (index,)
+        if isinstance(value, schema.TensorList | schema.OptionalTensorList):
+            return tuple(
+                item
+                for item in value.items
+                if item >= 0 and isinstance(self._plan.values[item].val, schema.Tensor)
+            )
+        return ()
+
+    def _verify_memory(self, index: int) -> None:
+        """Refuse a tensor that nobody gives memory, for kernels would follow a null pointer."""
+        tensor = self._plan.values[index].val
+        if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
+            return
+        if self._is_constant(index) or not tensor.nbytes or index in self._moved:
+            return
+        if index not in self._given and self._step >= self._viewed.get(index, 0):
+            self._refuse(
+                f"found tensor {index} without memory: it is no constant, has no allocation_info, "
+                "is neither input, output nor the target of a move, and no view on every way here "
+                "gave it some"
+            )
+
+    def _shows_constant(self, view: View) -> bool:
+        count = len(self._plan.values)
+        if not (0 <= view.source < count and 0 <= view.out < count):
+            return False
+        out = self._plan.values[view.out].val
+        if not isinstance(out, schema.Tensor) or out.allocation_info is not None:
+            return False
+        return self._is_constant(view.source) or view.source in self._moved_constants
+
+    def _is_constant(self, index: int) -> bool:
+        return is_constant(self._plan.values[index].val)
+
+    def _refuse(self, reason: str, kind: type[FormatError] = ContentError) -> NoReturn:
+        raise kind(
+            reason,
+            field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
+            offset=self._position(self._chain, self._step),
+        )
+
+
+def is_constant(value: schema.KernelTypes) -> bool:
+    """Return whether a value is a tensor whose bytes the file gives, for reading only."""
+    if not isinstance(value, schema.Tensor) or value.allocation_info is not None:
+        return False
+    extra = value.extra_tensor_info
+    external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
+    return external or value.data_buffer_idx > 0
+
+
+def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:
+    """Return whether two tensors share planned memory without starting at the same place."""
+    ours, theirs = left.allocation_info, right.allocation_info
+    if ours is None or theirs is None or ours.memory_id != theirs.memory_id:
+        return False
+    start, other = ours.memory_offset, theirs.memory_offset
+    return start != other and start < other + right.nbytes and other < start + left.nbytes

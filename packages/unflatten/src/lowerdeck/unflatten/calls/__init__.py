@@ -1,0 +1,1 @@
+"""How a module is called: its signature, its checks, what it takes besides."""

@@ -1,0 +1,1 @@
+"""The Python source of a module, and what it names."""

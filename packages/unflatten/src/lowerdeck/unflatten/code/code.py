@@ -1,0 +1,418 @@
+"""Python source for the graph of one module, and the function that it defines."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD_MODE,
+    packet_name,
+)
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, form_of, returned
+from lowerdeck.unflatten.calls.python_names import is_name
+from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.code.bindings import METHODS, callable_for
+from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
+from lowerdeck.unflatten.code.source_lines import source_comment
+
+_SERIAL = re.compile(r"(_\d+)+$")
+_WORD = re.compile(r"[^0-9a-zA-Z_]+")
+_FILE_NUMBERS = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of one ``forward``.
+
+    Two graphs with equal ``key`` compute the same from the same arguments and children.
+
+    Attributes:
+        lines: The lines of the function, without comments.
+        comments: For each line the model's own source line, or an empty string.
+        names: The objects that the lines name.
+        key: What tells two functions apart: their lines and the objects in them by identity.
+    """
+
+    lines: tuple[str, ...]
+    comments: tuple[str, ...]
+    names: Mapping[str, object]
+    key: tuple[object, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        objects = ((name, *_object_key(value)) for name, value in self.names.items())
+        object.__setattr__(self, "key", (self.lines, *objects))
+
+    @property
+    def text(self) -> str:
+        """The source with the model's own lines as comments."""
+        return "".join(
+            f"{line}  # {comment}\n" if comment else f"{line}\n"
+            for line, comment in zip(self.lines, self.comments, strict=True)
+        )
+
+    def compile(self) -> Callable[..., Any]:
+        """Return the function; a traceback through it shows its lines and the model's."""
+        file = f"<lowerdeck.unflatten {next(_FILE_NUMBERS)}>"
+        text = self.text
+        # No __name__: a compiler would look for these names in the module of that name.
+        scope: dict[str, Any] = dict(self.names)
+        exec(compile(text, file, "exec"), scope)
+        # A None time keeps the entry: linecache cannot look for a file that does not exist.
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        function = scope["forward"]
+        if not isinstance(function, FunctionType):
+            raise TypeError(f"the source defines {function!r} instead of a function named forward")
+        return function
+
+
+class Itself:
+    """An object as a key: equal to itself alone, and kept alive so that no other gets its id."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value: object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _object_key(value: object) -> tuple[object, ...]:
+    if isinstance(value, torch.fx.GraphModule):
+        return ("graph module", *_graph_key(value))
+    try:
+        hash(value)
+    except TypeError:
+        return (Itself(value),)
+    return (type(value), value)
+
+
+def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
+    """Yield what tells two bodies of operators apart, whatever names export gave their nodes."""
+    held = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    children = {name: child for name, child in module.named_modules() if name in held}
+    yield write_source(module.graph, None, children).key
+    for name in sorted(held.difference(children)):
+        parent, _, last = name.rpartition(".")
+        yield name, Itself(getattr(module.get_submodule(parent), last))
+
+
+def write_source(
+    graph: Graph,
+    signature: CallSignature | None = None,
+    attributes: Mapping[str, object] | None = None,
+) -> Source:
+    """Return the source of a function that computes what ``graph`` does.
+
+    Args:
+        graph: The graph of one module.
+        signature: How arguments and result are structured; without it they are flat.
+        attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
+    """
+    return _Writer(graph, signature, attributes or {}).write()
+
+
+class _Writer:
+    def __init__(
+        self, graph: Graph, signature: CallSignature | None, attributes: Mapping[str, object]
+    ) -> None:
+        self.graph = graph
+        self.signature = signature
+        self.attributes = attributes
+        self.lines: list[str] = []
+        self.comments: list[str] = []
+        self.names: dict[str, object] = {}
+        self.parameters: set[str] = set()
+        self.by_object: dict[int, str] = {}
+        self.local: dict[Node, str] = {}
+        self.bases: dict[Node, str] = {}
+        self.used: dict[str, int] = {}
+        self.taken: set[str] = set(_PYTHON_NAMES)
+        self.leaves: list[str] = []
+        self.indent = "    "
+
+    def write(self) -> Source:
+        nodes = list(self.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self._open(placeholders)
+        dead = self._last_uses(nodes)
+        for node in nodes:
+            if node.op not in {"placeholder", "output"}:
+                self._node(node, dead.get(node, ()))
+        output = next((node for node in reversed(nodes) if node.op == "output"), None)
+        if output is not None:
+            self._close(output)
+        return Source(tuple(self.lines), tuple(self.comments), self.names)
+
+    def _open(self, placeholders: Sequence[Node]) -> None:
+        if self.signature is None:
+            for node in placeholders:
+                self._name(node, "x")
+            parameters = "".join(f", {self.local[node]}" for node in placeholders)
+            self.line(
+                f"def forward(self{parameters}, /):" if parameters else "def forward(self):",
+                outer=True,
+            )
+            return
+        self.taken.update(self.signature.parameter_names)
+        self.parameters.update(self.signature.parameter_names)
+        for node, parameter in zip(placeholders, self.signature.leaf_parameters(), strict=True):
+            if parameter is None:
+                self._name(node)
+            else:
+                self.local[node] = parameter
+        self.line(f"def forward(self{self.signature.parameters}):", outer=True)
+        self.leaves = [self.local[node] for node in placeholders]
+        for text in self.signature.flatten_lines(self.leaves, self.object_name):
+            self.line(text)
+
+    def _close(self, output: Node) -> None:
+        value = output.args[0]
+        if self.signature is None:
+            self.line(f"return {self.argument(value)}")
+            return
+        leaves = list(value) if isinstance(value, (tuple, list)) else [value]
+        texts = [self.argument(leaf) for leaf in leaves]
+        for path, leaf in self.signature.updates:
+            target = self.leaves[leaf] if path is None else self.attribute(path)
+            self.line(f"{target}.copy_({texts.pop(0)})")
+        self.line(f"return {self.signature.result_text(texts, self.object_name)}")
+
+    def _last_uses(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+        """Return for each node the values that nobody reads after it."""
+        seen: set[Node] = set()
+        dead: dict[Node, list[Node]] = {}
+        for node in reversed(nodes):
+            for source in node.all_input_nodes:
+                if source not in seen:
+                    seen.add(source)
+                    if node.op != "output" and source.op not in {"placeholder", "get_attr"}:
+                        dead.setdefault(node, []).append(source)
+        return dead
+
+    def _node(self, node: Node, dead: Sequence[Node]) -> None:
+        if node.op == "get_attr":
+            text = self.attribute(str(node.target))
+            if len(node.users) == 1:
+                # Read where it is used: one name less.
+                self.local[node] = text
+                return
+            self.line(f"{self._name(node)} = {text}")
+            return
+        if node.op == "call_function" and self._mode(node):
+            return
+        text = self._call(node)
+        if node.users:
+            text = f"{self._name(node, heir_of=dead)} = {text}"
+        left = [
+            self.local[source] for source in dead if self.local[source] != self.local.get(node)
+        ]
+        if left:
+            text += f"; {' = '.join(left)} = None"
+        self.line(text, source_comment(node))
+
+    def _mode(self, node: Node) -> bool:
+        """Open or close a block for a node that changes a mode; return whether it was one."""
+        if node.target is SET_GRAD_MODE or node.target is ENTER_AUTOCAST:
+            if "closes" in node.meta:
+                self._close_block()
+                return True
+            manager = torch.set_grad_enabled if node.target is SET_GRAD_MODE else torch.autocast
+            arguments = self.arguments(node.args, {})
+            if node.target is ENTER_AUTOCAST:
+                device, dtype, enabled, cache = (self.argument(value) for value in node.args)
+                arguments = f"{device}, dtype={dtype}, enabled={enabled}, cache_enabled={cache}"
+            self.line(f"with {self.object_name(manager)}({arguments}):", source_comment(node))
+            self.indent += "    "
+            return True
+        if node.target is EXIT_AUTOCAST:
+            self._close_block()
+            return True
+        return False
+
+    def _close_block(self) -> None:
+        # Regions that touch each other leave empty ones between them.
+        if self.lines[-1].endswith(":"):
+            self.line("pass")
+        self.indent = self.indent[:-4]
+
+    def _call(self, node: Node) -> str:
+        if node.op == "call_function":
+            if node.target is operator.getitem:
+                value, key = node.args
+                return f"{self.argument(value)}[{self.argument(key)}]"
+            if node.target in METHODS and node.args and not node.kwargs:
+                value, *rest = node.args
+                return f"{self.argument(value)}.{METHODS[node.target]}({self.arguments(rest, {})})"
+            function = self.object_name(callable_for(node.target, node.kwargs))
+            return f"{function}({self.arguments(node.args, node.kwargs)})"
+        if node.op == "call_module":
+            return self._call_child(node)
+        if node.op == "call_method":
+            value, *rest = node.args
+            method = str(node.target)
+            owner = self.argument(value)
+            found = (
+                f"{owner}.{method}"
+                if is_name(method)
+                else f"{self.object_name(getattr)}({owner}, {method!r})"
+            )
+            return f"{found}({self.arguments(rest, node.kwargs)})"
+        raise TypeError(f"a graph cannot hold a node of kind {node.op!r}")
+
+    def _call_child(self, node: Node) -> str:
+        module = self.child(str(node.target))
+        kwargs = dict(node.kwargs)
+        called = module
+        if CARRIED in kwargs:
+            values = self.argument(kwargs.pop(CARRIED))
+            called = f"{self.object_name(carrying)}({module}, {values})"
+        text = f"{called}({self.arguments(node.args, kwargs)})"
+        if CARRIES in node.meta:
+            text = f"{self.object_name(returned)}({module}, {text}, {node.meta[CARRIES]!r})"
+        return text
+
+    def child(self, target: str) -> str:
+        """Return the expression for the module that a call's target names."""
+        path, variant = split_call_target(target)
+        module = self.attribute(path, is_module=True)
+        # A module put in the dispatcher's place has one forward for all calls.
+        if variant is None:
+            return module
+        return f"{self.object_name(form_of)}({module}, {variant!r})"
+
+    def attribute(self, path: str, *, is_module: bool = False) -> str:
+        """Return the expression that reads an attribute of this module."""
+        if path in self.attributes:
+            return self.object_name(self.attributes[path], _SERIAL.sub("", path))
+        text = "self"
+        parts = path.split(".")
+        for place, part in enumerate(parts):
+            if (is_module or place < len(parts) - 1) and not is_name(part):
+                # As torch's containers do it; compilers know the name of what is read so.
+                text = f"{text}._modules[{part!r}]"
+            elif is_reserved(part):
+                text = f"{self.object_name(lookup)}({text}, {part!r})"
+            elif is_name(part):
+                text = f"{text}.{part}"
+            else:
+                text = f"{self.object_name(getattr)}({text}, {part!r})"
+        return text
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return the text between the parentheses of a call."""
+        texts = [self.argument(value) for value in args]
+        if all(is_name(name) for name in kwargs):
+            texts += [f"{name}={self.argument(value)}" for name, value in kwargs.items()]
+        else:
+            pairs = ", ".join(
+                f"{name!r}: {self.argument(value)}" for name, value in kwargs.items()
+            )
+            texts.append(f"**{{{pairs}}}")
+        return ", ".join(texts)
+
+    def argument(self, value: Any) -> str:
+        """Return the expression for one argument."""
+        if isinstance(value, Node):
+            return self.local[value]
+        if value is None or (isinstance(value, (bool, int, str)) and type(value) in _LITERALS):
+            return repr(value)
+        if type(value) is float:
+            return repr(value) if math.isfinite(value) else self.object_name(value)
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return f"({''.join(self.argument(item) + ', ' for item in value)})"
+        if isinstance(value, list):
+            return f"[{', '.join(self.argument(item) for item in value)}]"
+        if isinstance(value, dict):
+            pairs = (f"{self.argument(key)}: {self.argument(item)}" for key, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        if isinstance(value, slice):
+            parts = ", ".join(
+                self.argument(part) for part in (value.start, value.stop, value.step)
+            )
+            return f"{self.object_name(slice)}({parts})"
+        return self.object_name(value)
+
+    def object_name(self, value: object, hint: str = "") -> str:
+        """Return the global name by which the function knows an object."""
+        found = self.by_object.get(id(value))
+        if found is None:
+            words = hint or getattr(value, "__name__", None) or _words(value)
+            if _PYTHON_NAMES.get(str(words)) is value and words not in self.parameters:
+                return str(words)
+            base = "_" + _WORD.sub("_", str(words)).strip("_")[:40]
+            found, number = base, 1
+            while found in self.names or found in self.parameters:
+                found, number = f"{base}_{number}", number + 1
+            self.by_object[id(value)] = found
+            self.names[found] = value
+        return found
+
+    def _name(self, node: Node, base: str = "", *, heir_of: Sequence[Node] = ()) -> str:
+        # Names of what is computed, not of the flat graph's nodes: equal modules get equal source.
+        base = base or self._base(node)
+        self.bases[node] = base
+        for source in heir_of:
+            if self.bases.get(source) == base:
+                # One variable for a chain of like steps, as a person would write it.
+                name = self.local[node] = self.local[source]
+                return name
+        number = self.used.get(base, 0)
+        name = f"{base}_{number}" if number else base
+        while name in self.taken or not is_name(name):
+            number += 1
+            name = f"{base}_{number}"
+        self.used[base] = number + 1
+        self.taken.add(name)
+        self.local[node] = name
+        return name
+
+    def _base(self, node: Node) -> str:
+        base = _SERIAL.sub("", _WORD.sub("_", _base_name(node))).lstrip("_") or "value"
+        if base[0].isdigit():
+            return "value" if base.isdigit() else f"value_{base}"
+        return base
+
+    def line(self, text: str, comment: str = "", *, outer: bool = False) -> None:
+        """Add a line at the current depth."""
+        self.lines.append(text if outer else self.indent + text)
+        self.comments.append(comment)
+
+
+def _words(value: object) -> str:
+    """Return what to call an object: the same in every process, so no addresses, no hashes."""
+    return str(value) if isinstance(value, _SPELLED) else type(value).__name__
+
+
+def _base_name(node: Node) -> str:
+    if node.op in {"call_module", "get_attr"}:
+        path, _ = split_call_target(str(node.target))
+        return path.rpartition(".")[2]
+    if node.op == "placeholder":
+        return node.name
+    return str(packet_name(node.target) or getattr(node.target, "__name__", str(node.target)))
+
+
+_SPELLED = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LITERALS = {bool, int, str}
+_PYTHON_NAMES: dict[str, object] = {
+    "self": None,
+    **{found.__name__: found for found in (getattr, slice, type, len, tuple, list, dict)},
+}
+"""What generated code names of Python's own, unless a parameter has that name."""

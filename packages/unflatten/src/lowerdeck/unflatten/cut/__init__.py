@@ -1,0 +1,1 @@
+"""The graph of a program cut into those of its modules."""

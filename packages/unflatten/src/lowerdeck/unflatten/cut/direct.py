@@ -1,0 +1,92 @@
+"""Programs whose own graph can be cut into modules as it stands, without a working copy of it.
+
+Most can: functional ones that overwrite nothing, run nothing in another mode and preserve no
+signature. Their state is read where it is used, by the attribute that the module there owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD_MODE,
+    OpOverload,
+    schema_of,
+)
+from lowerdeck.unflatten.cut.preserved import preserved_calls
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.trace.call_tree import CallTree
+from lowerdeck.unflatten.trace.flat_items import Item, Role
+from lowerdeck.unflatten.trace.module_paths import ModulePaths
+from lowerdeck.unflatten.trace.mutations import Mutations
+from lowerdeck.unflatten.trace.state import ProgramState
+
+_SWITCHES = (SET_GRAD_MODE, ENTER_AUTOCAST, EXIT_AUTOCAST)
+
+
+def direct_graph(
+    program: ExportedProgram,
+    items: Sequence[Item],
+    state: ProgramState,
+    paths: ModulePaths,
+    tree: CallTree,
+    mutations: Mutations,
+) -> WorkingGraph | None:
+    """Return the program's own graph, to be read and not changed, or None if that will not do.
+
+    Args:
+        program: The program.
+        items: Its steps.
+        state: Its state.
+        paths: Its modules.
+        tree: The calls around its steps; their nodes are entered where the graph will do.
+        mutations: What it overwrites.
+    """
+    if mutations.count or not _is_plain(program, items) or preserved_calls(program):
+        return None
+    placeholders = program.graph.find_nodes(op="placeholder")
+    held = [node for node in placeholders if node.name in state.targets]
+    home = {item.node: tree.home[item].path for item in items}
+    local: dict[tuple[str, Node], str] = {}
+    for node in held:
+        names = state.names_of(node.name)
+        # The outermost module reads whatever it wants by its name.
+        local["", node] = names[0]
+        for user in node.users:
+            owner = home.get(user, "")
+            found = (paths.attribute(owner, name) for name in names)
+            path = next((text for text in found if text is not None), None)
+            if path is None:
+                return None
+            local.setdefault((owner, node), path)
+    for item in items:
+        tree.home[item].nodes.append(item.node)
+    inputs = [node for node in placeholders if node.name not in state.targets]
+    return WorkingGraph(program.graph, tree, inputs, local=local)
+
+
+def _is_plain(program: ExportedProgram, items: Sequence[Item]) -> bool:
+    """Return whether every step stands in the outermost graph and only computes a value."""
+    others = sum(1 for node in program.graph.nodes if node.op in {"placeholder", "output"})
+    if len(items) + others != len(program.graph.nodes):
+        return False
+    if any(item.role is not Role.COMPUTE for item in items):
+        return False
+    # By identity: hashing an operator is a call into Python.
+    targets = {id(item.node.target): item.node for item in items}
+    return all(_computes(node) for node in targets.values())
+
+
+def _computes(node: Node) -> bool:
+    if node.op != "call_function" or node.target in _SWITCHES:
+        return False
+    if node.target is torch.ops.aten.alias.default:
+        # It may stand for a detach, which must be written again.
+        return False
+    return not (isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable)

@@ -1,0 +1,212 @@
+"""Arguments and results that were written in place before the call, or before it returned.
+
+Decomposing makes a new value of each write. A signature names the value that an argument had when
+it was made; the call reads the one that it has by then, and so must a module in its place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import OpOverload, schema_of
+from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
+from lowerdeck.unflatten.trace.mutations import is_view
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of the nodes around a call.
+
+    Attributes:
+        inside: The nodes of the call and of those that it makes.
+        returned: The nodes that the program returns.
+        stored: The nodes whose values become new state.
+        reads: The placeholder of the state that each node reads which reads state.
+    """
+
+    inside: Collection[Node]
+    returned: Collection[object]
+    stored: Collection[object]
+    reads: Mapping[Node, str]
+
+    def taken(self) -> list[Node]:
+        """Return the tensors that the call reads besides state, but does not compute."""
+        sources = (source for node in self.inside for source in node.all_input_nodes)
+        return [
+            node
+            for node in dict.fromkeys(sources)
+            if node not in self.inside and node.op != "get_attr" and _layout(node) is not None
+        ]
+
+    def is_read_outside(self, node: Node) -> bool:
+        """Return whether anything but the call reads a value."""
+        return node in self.returned or any(user not in self.inside for user in node.users)
+
+    def identity(self, node: Node) -> object:
+        """Return a key that is equal for two reads of the same state."""
+        return self.reads.get(node, node)
+
+
+def with_current_leaves(
+    call: PreservedCall, around: Surroundings
+) -> tuple[PreservedCall, Sequence[Leaf]]:
+    """Return the call with the values that its leaves have by then, and arguments in doubt.
+
+    Args:
+        call: The call as the signature names its leaves.
+        around: The nodes around it.
+    """
+    taken = around.taken()
+    known = {around.identity(node) for node in taken}
+    unread = [
+        leaf
+        for leaf in dict.fromkeys(call.inputs)
+        if isinstance(leaf, Absent)
+        or (
+            isinstance(leaf, Node)
+            and _layout(leaf) is not None
+            and around.identity(leaf) not in known
+        )
+    ]
+    written = [node for node in taken if node not in call.inputs and _is_written(node)]
+    renewed = _renewed_arguments(unread, written, around)
+    doubtful = [
+        leaf
+        for leaf in unread
+        if leaf not in renewed
+        and any(_may_be(node, leaf) for node in written if node not in renewed.values())
+    ]
+    inputs = tuple(renewed.get(leaf, leaf) for leaf in call.inputs)
+    renewed |= _renewed_results(call.outputs, around)
+    outputs = tuple(renewed.get(leaf, leaf) for leaf in call.outputs)
+    return replace(call, inputs=inputs, outputs=outputs), doubtful
+
+
+def warn_of_doubtful(names: Iterable[str]) -> None:
+    """Warn that the arguments of the calls named so are not certain."""
+    shown = ", ".join(dict.fromkeys(names))
+    if shown:
+        warnings.warn(
+            f"An argument of {shown} seems to have been written in place before the call, and "
+            "decomposing this program lost which value the call is given. The whole computes what "
+            "eager does, but do not replace these modules in it: unflatten the program before it "
+            "is decomposed to do that.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _renewed_arguments(
+    unread: Sequence[Leaf], written: Iterable[Node], around: Surroundings
+) -> dict[Leaf, Node]:
+    """Return the value that replaced each argument which the call itself never reads."""
+    wanted = {around.identity(leaf): leaf for leaf in unread if isinstance(leaf, Node)}
+    found: dict[Leaf, list[Node]] = {}
+    for node in written:
+        for source in _earlier_values(node):
+            leaf = wanted.get(around.identity(source))
+            if leaf is not None:
+                if _layout(node) == _layout(leaf):
+                    found.setdefault(leaf, []).append(node)
+                break
+    return {leaf: nodes[0] for leaf, nodes in found.items() if len(nodes) == 1}
+
+
+def _renewed_results(outputs: Iterable[Leaf], around: Surroundings) -> dict[Leaf, Node]:
+    """Return the value that replaced each result which nobody reads as it was made."""
+    unread = {
+        leaf
+        for leaf in outputs
+        if isinstance(leaf, Node)
+        and leaf in around.inside
+        and not around.is_read_outside(leaf)
+        and not _may_be_whole(leaf)
+    }
+    found: dict[Leaf, list[Node]] = {}
+    for node in around.inside if unread else ():
+        if node in around.stored or node in outputs or not around.is_read_outside(node):
+            continue
+        for source in _earlier_values(node) if _is_written(node) else ():
+            if source in unread:
+                if _layout(source) == _layout(node):
+                    found.setdefault(source, []).append(node)
+                break
+    return {leaf: nodes[0] for leaf, nodes in found.items() if len(nodes) == 1}
+
+
+def _earlier_values(node: Node) -> Iterator[Node]:
+    """Yield what ``node`` was before it was written in place, and what that is a view of."""
+    is_changed = False
+    while node.all_input_nodes and (_writes(node) or is_view(node.target)):
+        # Writing all of a tensor can leave nothing but a view or a copy of what was written.
+        is_changed = is_changed or not (is_view(node.target) or node.target in _COPIES)
+        # First comes what the operator's variant in place writes; a choice keeps its last.
+        is_choice = node.target is torch.ops.aten.where.self
+        node = node.all_input_nodes[-1 if is_choice else 0]
+        if is_changed:
+            yield node
+
+
+_COPIES = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
+
+
+def _is_written(node: Node) -> bool:
+    """Return whether ``node`` is what became of a value that was written in place, or a view."""
+    while is_view(node.target) and node.all_input_nodes and not _writes(node):
+        node = node.all_input_nodes[0]
+    return _writes(node)
+
+
+def _may_be_whole(node: Node) -> bool:
+    """Return whether ``node`` may be all of what eager wrote a part of, and returned that part.
+
+    torch then names the whole for the part: nothing tells which value the call returns.
+    """
+    is_choice = node.target is torch.ops.aten.where.self
+    return (is_choice or "_scatter." in str(node.target)) and _writes(node)
+
+
+def _writes(node: Node) -> bool:
+    """Return whether ``node`` stands for an operator that wrote in place."""
+    return any(_is_mutable(str(source.target)) for source in _origins(node))
+
+
+def _origins(node: Node) -> list[Any]:
+    """Return what ``node`` was made of, through all the passes since export."""
+    found = list(node.meta.get("from_node") or ())
+    for source in found:
+        found.extend(source.from_node)
+    return found
+
+
+@cache
+def _is_mutable(target: str) -> bool:
+    """Return whether the operator that is written so, such as ``aten.add_.Tensor``, writes."""
+    found: Any = torch.ops
+    for part in target.split("."):
+        found = getattr(found, part, None) if part.isidentifier() else None
+    return isinstance(found, OpOverload) and schema_of(found).is_mutable
+
+
+def _may_be(node: Node, leaf: Leaf) -> bool:
+    """Return whether ``node`` may be what ``leaf``, or what that is a view of, became."""
+    if not isinstance(leaf, Node):
+        return True
+    layouts = [_layout(leaf)]
+    while is_view(leaf.target) and leaf.all_input_nodes:
+        leaf = leaf.all_input_nodes[0]
+        layouts.append(_layout(leaf))
+    return _layout(node) in layouts
+
+
+def _layout(node: Node) -> object:
+    value = node.meta.get("val")
+    # As text: comparing symbolic sizes would note that they are equal.
+    return (str(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,104 @@
+"""Pairs of steps that must keep their order though no value flows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD_MODE,
+    OpOverload,
+    schema_of,
+)
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
+
+SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE})
+"""Functions that begin or end a mode."""
+
+
+def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
+    """Yield pairs (before, after) that bringing a call's nodes together must not turn around.
+
+    Each call reads state by a node of its own, so the graph does not show that two of them name
+    one tensor. Steps inside a mode region must stay inside, those outside outside.
+
+    Args:
+        working: The working graph.
+    """
+    yield from _state_order(working)
+    if _has_switches(working) and not _stands_together(working):
+        yield from _mode_order(working)
+
+
+def _state_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
+    written = {name for node in working.graph.nodes for name in _written(node, working)}
+    if not written:
+        return
+    last_write: dict[str, Node] = {}
+    reads: dict[str, list[Node]] = {}
+    for node in working.graph.nodes:
+        writes = dict.fromkeys(_written(node, working))
+        for source in node.all_input_nodes:
+            name = working.reads.get(source)
+            if name not in written:
+                continue
+            if name in last_write:
+                yield last_write[name], node
+            reads.setdefault(name, []).append(node)
+        for name in writes:
+            for reader in reads.pop(name, ()):
+                if reader is not node:
+                    yield reader, node
+            last_write[name] = node
+
+
+def _written(node: Node, working: WorkingGraph) -> Iterator[str]:
+    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
+        return
+    for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, Node) and value in working.reads:
+            yield working.reads[value]
+
+
+def _has_switches(working: WorkingGraph) -> bool:
+    return any(
+        node.op == "call_function" and node.target in SWITCHES for node in working.graph.nodes
+    )
+
+
+def _stands_together(working: WorkingGraph) -> bool:
+    """Return whether the nodes of every call stand in one piece."""
+    home: dict[Node, Frame] = {}
+    for frame in working.tree.frames():
+        home.update(dict.fromkeys(frame.nodes, frame))
+    left: set[Frame] = set()
+    current: list[Frame] = []
+    for node in working.graph.nodes:
+        if node not in home:
+            continue
+        chain = frames_around(home[node])
+        if not left.isdisjoint(chain):
+            return False
+        left.update(set(current).difference(chain))
+        current = chain
+    return True
+
+
+def _mode_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
+    switch: Node | None = None
+    since: list[Node] = []
+    for node in working.graph.nodes:
+        if node.op in {"placeholder", "output", "get_attr"}:
+            continue
+        if switch is not None:
+            yield switch, node
+        if node.target in SWITCHES:
+            yield from ((earlier, node) for earlier in since)
+            switch, since = node, []
+        else:
+            since.append(node)

@@ -1,0 +1,1 @@
+"""The modules that come out."""

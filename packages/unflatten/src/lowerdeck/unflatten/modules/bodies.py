@@ -1,0 +1,123 @@
+"""Make what each call runs: its code at once, its graph when somebody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph
+
+from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
+from lowerdeck.unflatten.code.code import Source, write_source
+from lowerdeck.unflatten.cut.preserved import FlatCall, SignatureApplier
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph, attribute_modules
+from lowerdeck.unflatten.modules.generated_module import Body
+from lowerdeck.unflatten.trace.call_tree import Frame
+from lowerdeck.unflatten.trace.structure import region_structure
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The first of many equal calls.
+
+    Attributes:
+        graph: Its graph; nobody else is ever given it.
+        source: The source of all of them.
+    """
+
+    graph: Graph
+    source: Source
+
+
+class BodyMaker:
+    """Makes the bodies of all calls, those of a call's own calls before its own.
+
+    Equal calls are written once, and their graphs are not even built. A graph is built at once
+    where a signature is preserved, for that changes the caller's graph too, and where it names
+    other graphs.
+
+    Args:
+        working: The working graph.
+        plan: How it is cut.
+        regions: The region of each call.
+    """
+
+    def __init__(
+        self, working: WorkingGraph, plan: OutlinePlan, regions: Mapping[Frame, Region]
+    ) -> None:
+        self.working = working
+        self.plan = plan
+        self.regions = regions
+        self._applier = SignatureApplier()
+        self._built: dict[Frame, RegionGraph] = {}
+        self._written: dict[object, _Written] = {}
+        self._targets: dict[Region, str] = {}
+
+    def set_target(self, frame: Frame, target: str) -> None:
+        """Let the caller of ``frame`` call it by this name."""
+        self._targets[self.regions[frame]] = target
+
+    def body(self, frame: Frame) -> Body:
+        """Return what a call runs; its own calls have been given their names."""
+        call = self.working.preserved.get(frame)
+        if call is None and frame not in self._built and not self._names_graphs(frame):
+            return self._shared_body(frame)
+        graph = self._graph(frame)
+        signature = None
+        if call is not None:
+            signature = self._applier.apply(call, self._flat_call(frame))
+        attributes = attribute_modules(graph, self.working.attributes)
+        return Body(graph, signature, attributes, frame.type_name)
+
+    def root_graph(self) -> tuple[Graph, dict[str, torch.nn.Module]]:
+        """Return the outermost graph, and the graph modules that it names."""
+        graph = self._graph(self.working.tree.root)
+        return graph, attribute_modules(graph, self.working.attributes)
+
+    def _shared_body(self, frame: Frame) -> Body:
+        region = self.regions[frame]
+        structure = region_structure(self.plan, region, self._targets)
+        first = self._written.get(structure)
+        if first is None:
+            graph = self._named(self.plan.graph(region)).graph
+            first = self._written[structure] = _Written(graph, write_source(graph))
+        graph_later = self.plan.defer(region, first.graph)
+        return Body(graph_later, type_name=frame.type_name, source=first.source)
+
+    def _names_graphs(self, frame: Frame) -> bool:
+        held = self.working.attributes
+        return bool(held) and any(
+            node.op == "get_attr" and node.target in held for node in frame.nodes
+        )
+
+    def _graph(self, frame: Frame) -> Graph:
+        return self._named(self._region_graph(frame)).graph
+
+    def _region_graph(self, frame: Frame) -> RegionGraph:
+        found = self._built.get(frame)
+        if found is None:
+            region = None if frame.parent is None else self.regions[frame]
+            found = self._built[frame] = self.plan.graph(region)
+        return found
+
+    def _named(self, built: RegionGraph) -> RegionGraph:
+        for region, call in built.calls.items():
+            # torch looks a node up in its graph whenever an attribute of it is set.
+            if call.target != self._targets[region]:
+                call.target = self._targets[region]
+        return built
+
+    def _flat_call(self, frame: Frame) -> FlatCall:
+        region, inner = self.regions[frame], self._region_graph(frame)
+        if frame.parent is None:
+            raise ValueError("the outermost module has no caller")
+        outer = self._region_graph(frame.parent)
+        return FlatCall(
+            inner.graph,
+            self.plan.inputs(region),
+            self.plan.outputs(region),
+            inner.node_map,
+            outer.calls[region],
+            outer.results[region],
+        )

@@ -1,0 +1,72 @@
+"""Give children the eager class that they stand for, or any module of the caller's."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+
+from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten.modules.generated_module import PRIVATE, GeneratedModule, give_eager_type
+
+ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
+"""Returns what stands under a name in place of the module that was made for it."""
+
+
+def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
+    """Make each child an instance of its eager class too.
+
+    Args:
+        modules: The modules by name, the outermost under ``""``.
+        eager: The module that was exported: children get its children's classes and plain
+            attributes. Without it, classes that are loaded are found by name.
+    """
+    for name, module in modules.items():
+        if not name:
+            continue
+        model = _child(eager, name)
+        cls = type(model) if model is not None else _loaded_class(module)
+        if cls is None or not issubclass(cls, torch.nn.Module):
+            continue
+        if isinstance(module, GeneratedModule):
+            give_eager_type(module, cls)
+        else:
+            module.__class__ = cls
+        if model is not None:
+            _copy_attributes(model, module)
+
+
+def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
+    """Put what ``factory`` returns in the place of each child, children before their parents."""
+    made: dict[int, torch.nn.Module] = {}
+    for name, child in reversed(list(root.named_modules(remove_duplicate=False))):
+        if not name:
+            continue
+        if id(child) not in made:
+            made[id(child)] = factory(name, child)
+        parent, _, last = name.rpartition(".")
+        children_of(root.get_submodule(parent))[last] = made[id(child)]
+
+
+def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
+    for part in name.split("."):
+        eager = children_of(eager).get(part) if eager is not None else None
+    return eager
+
+
+def _loaded_class(module: torch.nn.Module) -> type | None:
+    body = module.__dict__.get(PRIVATE)
+    outer, _, name = (body.type_name or "" if body is not None else "").rpartition(".")
+    # Not by getattr: a module may import others when it is asked for a name.
+    found = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
+    return found if isinstance(found, type) else None
+
+
+def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:
+    for name, value in vars(model).items():
+        if name not in module.__dict__ and not isinstance(value, torch.nn.Module):
+            module.__dict__[name] = copy.copy(value)
+    module.training = model.training

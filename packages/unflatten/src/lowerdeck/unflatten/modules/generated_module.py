@@ -1,0 +1,270 @@
+"""A module that runs the Python code generated from its graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch.fx import Graph
+
+from lowerdeck.graph_fuser import DeferredGraph
+from lowerdeck.unflatten._torch_private import (
+    MovesConstants,
+    buffers_of,
+    children_of,
+    has_hooks,
+    module_state,
+    parameters_of,
+)
+from lowerdeck.unflatten.calls.carrying import Generated
+from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.code.call_targets import OWN_NAMES, form_name, lookup
+from lowerdeck.unflatten.code.code import Source, write_source
+from lowerdeck.unflatten.modules.chosen_forms import call_in_form, forward_of
+from lowerdeck.unflatten.modules.graph_record import (
+    GraphRecord,
+    ModuleRecord,
+    record_graph,
+    record_module,
+)
+
+PRIVATE = "_lowerdeck"
+"""The one attribute that generated modules have beside those of ``torch.nn.Module``."""
+
+Function = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Body:
+    """What a generated module runs.
+
+    Attributes:
+        made: The graph, or how to build it; children, parameters and buffers are read from the
+            module.
+        signature: Structure of arguments and result; None where both are flat.
+        attributes: Graph modules that operators such as ``cond`` take.
+        type_name: Qualified name of the eager module's type.
+        source: What was generated from the graph last.
+        others: The bodies of further forms of the module's call.
+        shadowed: Names of ours that the model gave to a child or to state.
+        eager_type: The class that the module should be an instance of too.
+    """
+
+    made: Graph | DeferredGraph
+    signature: CallSignature | None = None
+    attributes: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    type_name: str | None = None
+    source: Source | None = None
+    others: list[Body] = field(default_factory=list)
+    shadowed: tuple[str, ...] = ()
+    eager_type: type[torch.nn.Module] | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, which may be edited from now on."""
+        if isinstance(self.made, DeferredGraph):
+            self.made = self.made.build()
+        return self.made
+
+    def write(self) -> Source:
+        """Return the source of the graph as it is now, and remember it."""
+        if self.source is None or isinstance(self.made, Graph):
+            self.source = write_source(self.graph, self.signature, self.attributes)
+        return self.source
+
+    def latest(self) -> Source:
+        """Return what was generated from the graph last."""
+        return self.write() if self.source is None else self.source
+
+    def compile(self) -> list[Function]:
+        """Return the functions of all forms."""
+        return [body.write().compile() for body in (self, *self.others)]
+
+    def copy(self, memo: dict[int, Any]) -> Body:
+        """Return a body with graphs of its own."""
+        others = [other.copy(memo) for other in self.others]
+        made = copy.deepcopy(self.made, memo) if isinstance(self.made, Graph) else self.made
+        return replace(self, made=made, others=others)
+
+    def record(self) -> tuple[Any, ...]:
+        """Return the body as data that pickles."""
+        others = [other.record() for other in self.others]
+        # What is built for a record is not kept.
+        graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
+        names = (self.type_name, self.shadowed, self.eager_type)
+        held = {name: record_module(module) for name, module in self.attributes.items()}
+        return (graph, self.signature, held, others, names)
+
+
+def body_of(record: tuple[Any, ...]) -> Body:
+    """Return the body that ``Body.record`` recorded."""
+    graph, signature, attributes, others, (type_name, shadowed, eager_type) = record
+    if not isinstance(graph, GraphRecord):
+        raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
+    held = {
+        name: value.module() if isinstance(value, ModuleRecord) else value
+        for name, value in attributes.items()
+    }
+    made = Body(graph.graph(), signature, held, type_name)
+    made.shadowed, made.eager_type = shadowed, eager_type
+    made.others = [body_of(other) for other in others]
+    return made
+
+
+class GeneratedModule(Generated, MovesConstants):
+    """Base of the modules that ``unflatten`` makes.
+
+    Each has a class of its own (shared by modules of equal code) that carries its ``forward``.
+    """
+
+    def __init__(self, body: Body, made_class: type | None = None) -> None:
+        # Not by torch.nn.Module.__init__, which takes several times as long for the same.
+        self.__dict__.update(module_state())
+        self.__dict__[PRIVATE] = body
+        if made_class is not None:
+            self.__class__ = made_class
+        else:
+            GeneratedModule.recompile(self)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of this module; call ``recompile`` after editing it."""
+        graph: Graph = self.__dict__[PRIVATE].graph
+        return graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        """Run another graph from now on."""
+        self.__dict__[PRIVATE].made = graph
+        GeneratedModule.recompile(self)
+
+    @property
+    def code(self) -> str:
+        """The Python source of ``forward``, with the model's own lines as comments."""
+        body: Body = self.__dict__[PRIVATE]
+        return body.latest().text
+
+    def recompile(self) -> None:
+        """Generate ``forward`` again after the graph was edited."""
+        body: Body = self.__dict__[PRIVATE]
+        self.__class__ = class_with(
+            _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type
+        )
+
+    def finalize(self) -> None:
+        """Generate ``forward`` again: torch's name for ``recompile``."""
+        GeneratedModule.recompile(self)
+
+    def type_name(self) -> str | None:
+        """Return the qualified name of the eager module's type, or None if it is not known."""
+        name: str | None = self.__dict__[PRIVATE].type_name
+        return name
+
+    def extra_repr(self) -> str:
+        """Return what the eager class tells of itself, where this module has what it reads."""
+        try:
+            return super().extra_repr()
+        except (AttributeError, KeyError):
+            # Restored types never ran their constructor: plain attributes may be missing.
+            return ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        state = dict(self.__dict__)
+        made.__dict__[PRIVATE] = state.pop(PRIVATE).copy(memo)
+        for name in _DESCRIPTIONS.intersection(state):
+            made.__dict__[name] = state.pop(name)
+        made.__dict__.update(copy.deepcopy(state, memo))
+        return made
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        state = dict(self.__dict__)
+        body: Body = state.pop(PRIVATE)
+        return _restore_class, (_plain_class(type(self)),), (body.record(), state)
+
+    def __setstate__(self, state: Any) -> None:
+        record, attributes = state
+        self.__dict__.update(attributes)
+        self.__dict__[PRIVATE] = body_of(record)
+        GeneratedModule.recompile(self)
+
+
+_DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
+"""What describes the program and never changes: copies share it."""
+
+
+def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
+    """Make ``module`` an instance of ``eager_type`` too, running its own code still."""
+    module.__dict__[PRIVATE].eager_type = eager_type
+    GeneratedModule.recompile(module)
+
+
+def shadow_own_names(module: torch.nn.Module) -> None:
+    """Let a child or state of ``module`` be found under its name though we use that name too."""
+    if not isinstance(module, GeneratedModule):
+        return
+    names: set[str] = set()
+    for held in (children_of(module), parameters_of(module), buffers_of(module)):
+        names.update(name for name in OWN_NAMES.intersection(held) if name[:2] != "__")
+    if names:
+        module.__dict__[PRIVATE].shadowed = tuple(sorted(names))
+        GeneratedModule.recompile(module)
+
+
+def class_with(
+    base: type,
+    functions: Sequence[Function],
+    shadowed: Sequence[str] = (),
+    eager_type: type | None = None,
+) -> type:
+    """Return a subclass of ``base`` whose ``forward`` is the first function.
+
+    Each further one is what a call of another form runs, by a method of that form's name.
+    """
+    first, *others = functions
+    namespace: dict[str, Any] = {
+        "forward": forward_of(functions) if others else first,
+        "__module__": base.__module__,
+        "__doc__": base.__doc__,
+        _MARK: True,
+    }
+    for number, function in enumerate(others, start=1):
+        namespace[form_name(number)] = _call_of(number, function)
+    if others:
+        namespace[FUNCTIONS] = tuple(functions)
+    namespace.update((name, _held(name)) for name in shadowed)
+    if eager_type is None or issubclass(base, eager_type):
+        return type(base.__name__, (base,), namespace)
+    return type(eager_type.__name__, (base, eager_type), namespace)
+
+
+def _held(name: str) -> property:
+    return property(lambda module: lookup(module, name))
+
+
+def _call_of(number: int, function: Function) -> Function:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_hooks(self):
+            return call_in_form(self, number, args, kwargs)
+        return function(self, *args, **kwargs)
+
+    return call
+
+
+_MARK = "_lowerdeck_generated_class"
+FUNCTIONS = "forms..functions"
+"""Where a class holds the functions of all forms: no name of state or a child holds a dot."""
+
+
+def _plain_class(cls: type) -> type:
+    while _MARK in vars(cls):
+        cls = cls.__bases__[0]
+    return cls
+
+
+def _restore_class(cls: type[GeneratedModule]) -> GeneratedModule:
+    return cls.__new__(cls)

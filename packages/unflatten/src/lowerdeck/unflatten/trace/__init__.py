@@ -1,0 +1,1 @@
+"""What an exported program tells of the modules that it came from."""

@@ -1,0 +1,158 @@
+"""Which module call computed each node: ``nn_module_stack`` read as a tree of calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY
+from lowerdeck.unflatten.trace.call_tree import CallTree, Frame, common_ancestor
+from lowerdeck.unflatten.trace.flat_items import Item, Role
+from lowerdeck.unflatten.trace.mode_borders import settle_borders
+from lowerdeck.unflatten.trace.module_paths import ModulePaths
+
+_CALL_INDEX = re.compile(r"@([0-9]{1,18})\Z")
+
+Step = tuple[str, int, str | None]
+"""One entry of a module stack: path, index of the call, name of the type."""
+
+
+def call_homes(items: list[Item], paths: ModulePaths) -> CallTree:
+    """Return the tree of calls with the home of each item.
+
+    Nodes are not yet entered into ``Frame.nodes``: passes may still add some.
+
+    Args:
+        items: The program's steps; mode regions that several calls share are divided.
+        paths: The modules of the program, for stacks that name a module through another owner.
+    """
+    root = Frame("", 0, None, 0, _root_type(items))
+    builder = _Builder(paths, CallTree(root, {}))
+    missing: list[Item] = []
+    for item in items:
+        steps = module_stack(item.node, paths)
+        if steps is None:
+            missing.append(item)
+        else:
+            builder.tree.home[item] = builder.enter(steps)
+    _adopt(builder.tree, missing)
+    settle_borders(builder.tree, items)
+    return builder.tree
+
+
+def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
+    """Return the calls around ``node`` without the root, or None if nobody recorded them."""
+    stack: Mapping[str, tuple[str, object]] | None = node.meta.get("nn_module_stack")
+    if not stack or (len(stack) == 1 and EMPTY_STACK_KEY in stack):
+        return None
+    return tuple(
+        (
+            path,
+            _call_index(key, traced),
+            type_name if isinstance(type_name, str) else _name(type_name),
+        )
+        for key, (traced, type_name) in stack.items()
+        if (path := paths.eager(traced))
+    )
+
+
+def _call_index(key: str, path: str) -> int:
+    # A module may itself be named "n@1": then the key ends with the whole path.
+    if key.endswith(path):
+        return 0
+    found = _CALL_INDEX.search(key)
+    return int(found.group(1)) if found else 0
+
+
+def _name(type_: object) -> str:
+    return f"{getattr(type_, '__module__', '')}.{getattr(type_, '__qualname__', type_)}"
+
+
+def _root_type(items: Iterable[Item]) -> str | None:
+    for item in items:
+        for path, type_name in item.node.meta.get("nn_module_stack", {}).values():
+            if not path:
+                return type_name if isinstance(type_name, str) else _name(type_name)
+    return None
+
+
+class _Builder:
+    def __init__(self, paths: ModulePaths, tree: CallTree) -> None:
+        self.paths = paths
+        self.tree = tree
+        self.known: dict[tuple[Step, ...], Frame] = {(): tree.root}
+        self.calls: dict[tuple[Frame, str, int], Frame] = {}
+
+    def enter(self, steps: tuple[Step, ...]) -> Frame:
+        found = self.known.get(steps)
+        if found is None:
+            frame = self.tree.root
+            for path, index, type_name in steps:
+                inner = self.paths.under(frame.path, path)
+                if inner is None:
+                    # The owner of this module is not on the stack: its nodes stay with the caller.
+                    break
+                frame = self._call(frame, inner, index, type_name)
+            found = self.known[steps] = frame
+        return found
+
+    def _call(self, parent: Frame, path: str, index: int, type_name: str | None) -> Frame:
+        key = (parent, path, index)
+        frame = self.calls.get(key)
+        if frame is None:
+            frame = Frame(path, index, parent, parent.depth + 1, type_name)
+            parent.children.append(frame)
+            self.calls[key] = frame
+        return frame
+
+
+def _adopt(tree: CallTree, missing: Sequence[Item]) -> None:
+    """Give items without a stack to the innermost call that holds all their neighbours.
+
+    Neighbours are the next ones whose call is known: a pass may have added several nodes in a row.
+    """
+    lost = {item.node for item in missing if item.role is Role.COMPUTE}
+    before: dict[Node, Frame | None] = {}
+    for item in missing:
+        if item.role is not Role.COMPUTE:
+            tree.home[item] = tree.root
+            continue
+        # Where an attribute is read says nothing about who needs it.
+        sources = (node for node in item.node.all_input_nodes if node.op != "get_attr")
+        before[item.node] = _around(tree, item, sources, lost, before)
+    after: dict[Node, Frame | None] = {}
+    for item in reversed(missing):
+        if item.role is Role.COMPUTE:
+            users = _around(tree, item, item.node.users, lost, after)
+            after[item.node] = users
+            tree.home[item] = _common([before[item.node], users]) or tree.root
+
+
+def _around(
+    tree: CallTree,
+    item: Item,
+    neighbours: Iterable[Node],
+    lost: Container[Node],
+    passed: Mapping[Node, Frame | None],
+) -> Frame | None:
+    """Return the innermost call around the neighbours on one side, or None if there are none."""
+    known = item.scope.items
+    homes: list[Frame | None] = []
+    for node in neighbours:
+        if node.op == "output":
+            homes.append(tree.root)
+        elif node in lost:
+            homes.append(passed.get(node))
+        elif node in known:
+            homes.append(tree.home.get(known[node]))
+    return _common(homes)
+
+
+def _common(frames: Iterable[Frame | None]) -> Frame | None:
+    found: Frame | None = None
+    for frame in frames:
+        if frame is not None:
+            found = frame if found is None else common_ancestor(found, frame)
+    return found

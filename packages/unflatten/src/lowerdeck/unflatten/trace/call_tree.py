@@ -1,0 +1,95 @@
+"""The calls of a program as a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from lowerdeck.unflatten.trace.flat_items import Item
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One call of one module; frames are compared by identity.
+
+    Attributes:
+        path: Name of the module as the caller knows it, from the root; ``""`` for the root.
+        index: Which call of that name this is, from 0 in order of execution.
+        parent: The call that made this one; None for the root.
+        depth: Number of frames around this one.
+        type_name: Qualified name of the eager module's type, or None.
+        part: 0, or the number of the piece where one call had to be split.
+        nodes: What stands directly in the call, in order.
+        children: The calls made by this one, in order.
+    """
+
+    path: str
+    index: int
+    parent: Frame | None
+    depth: int
+    type_name: str | None = None
+    part: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    children: list[Frame] = field(default_factory=list)
+
+    @property
+    def call_name(self) -> str:
+        """The name that the module call graph gives to this call: ``path`` or ``path@index``."""
+        return f"{self.path}@{self.index}" if self.index else self.path
+
+    @property
+    def accessor(self) -> str:
+        """The attribute path from the caller's module to this one's."""
+        if self.parent is None or not self.parent.path:
+            return self.path
+        return self.path[len(self.parent.path) + 1 :]
+
+
+@dataclass(slots=True)
+class CallTree:
+    """All calls of a program.
+
+    Attributes:
+        root: The call of the outermost module.
+        home: The frame in which each item stands.
+        unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
+    """
+
+    root: Frame
+    home: dict[Item, Frame]
+    unsure: set[Frame] = field(default_factory=set)
+
+    def frames(self) -> list[Frame]:
+        """Return every frame, parents before their children."""
+        found = [self.root]
+        for frame in found:
+            found.extend(frame.children)
+        return found
+
+
+def common_ancestor(first: Frame, second: Frame) -> Frame:
+    """Return the innermost frame that holds both."""
+    while first is not second:
+        if first.depth >= second.depth and first.parent is not None:
+            first = first.parent
+        elif second.parent is not None:
+            second = second.parent
+    return first
+
+
+def frames_around(frame: Frame) -> list[Frame]:
+    """Return ``frame`` and the calls around it, the innermost first."""
+    found = [frame]
+    while found[-1].parent is not None:
+        found.append(found[-1].parent)
+    return found
+
+
+def release(tree: CallTree) -> None:
+    """Take apart what refers to itself, and to the program, so that no collector need come."""
+    for scope in {item.scope for item in tree.home}:
+        scope.items.clear()
+    for frame in tree.frames():
+        frame.parent = None
+    tree.home.clear()
