@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 
 import pytest
 import torch
 from torch.fx import Graph, symbolic_trace
 
 from tools import torch_private
+from tools.torch_private import private_module
 from tools.workspace import PACKAGES, ROOT, TORCH_FREE
 
 
@@ -32,12 +34,12 @@ def test_only_one_module_touches_what_is_private_in_torch(package):
         if path.name != torch_private.MODULE
         for line, name in torch_private.private_uses(path, own, of_torch)
     ]
-    assert not found, f"take it from {torch_private.private_module(package)}"
+    assert not found, f"take it from {private_module(package)}"
 
 
-@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in TORCH_FREE])
+@pytest.mark.parametrize("package", [p for p in PACKAGES if private_module(p).exists()])
 def test_each_private_use_has_a_test_of_what_is_expected_of_it(package):
-    tree = ast.parse(torch_private.private_module(package).read_text())
+    tree = ast.parse(private_module(package).read_text())
     offered = {
         node.name
         for node in tree.body
@@ -61,9 +63,18 @@ def test_each_private_use_has_a_test_of_what_is_expected_of_it(package):
     assert not bare, "say in the package's tests/test_torch_private.py what is expected of these"
 
 
+def test_what_two_packages_need_is_in_torch_base():
+    users = defaultdict(list)
+    for package in PACKAGES:
+        for name in torch_private.touched_names(package):
+            users[name].append(package)
+    doubled = {name: packages for name, packages in users.items() if len(packages) > 1}
+    assert not doubled, "each fact has one place: offer it in torch_base, and take it from there"
+
+
 def test_a_package_without_torch_needs_no_such_module():
     for package in TORCH_FREE:
-        assert not torch_private.private_module(package).exists()
+        assert not private_module(package).exists()
 
 
 def test_the_page_tells_what_is_touched():

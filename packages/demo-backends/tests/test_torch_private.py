@@ -11,11 +11,7 @@ import torch
 import torch._inductor
 from torch import nn
 
-from lowerdeck.demo_backends._torch_private import (
-    OpOverload,
-    compile_package,
-    load_package,
-)
+from lowerdeck.demo_backends._torch_private import compile_package, load_package
 
 
 def test_a_compiler_of_native_code_takes_a_program_and_a_path(tmp_path: Path) -> None:
@@ -37,8 +33,3 @@ def test_a_compiler_of_native_code_takes_a_program_and_a_path(tmp_path: Path) ->
     assert [tuple(one.shape) for one in seen["inputs"][0]] == [(3, 2)]
     with pytest.raises(RuntimeError, match="archive"):
         load_package(path)
-
-
-def test_operators_have_overloads() -> None:
-    assert isinstance(torch.ops.aten.softmax.int, OpOverload)
-    assert not isinstance(torch.ops.aten.softmax, OpOverload)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.export import export
 
 from lowerdeck.emitter import EmitConfig, emit
-from lowerdeck.emitter.frontend.source_code import stack_frames
+from lowerdeck.emitter.backend.debug_map import stack_frames
 
 
 class Block(nn.Module):

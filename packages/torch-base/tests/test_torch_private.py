@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, symbolic_trace
 
 from lowerdeck.torch_base import _torch_private as private
 from lowerdeck.torch_base import bytes_of
@@ -20,6 +24,8 @@ def test_operators_have_kinds_and_overloads_a_schema() -> None:
     assert isinstance(add.Tensor, private.OpOverload)
     assert isinstance(add, private.OpOverloadPacket)
     assert isinstance(torch.ops.higher_order.cond, private.HigherOrderOperator)
+    assert private.overload_name(add.Tensor) == "Tensor"
+    assert private.overload_name(torch.ops.aten.relu.default) == "default"
     schema = private.schema_of(torch.ops.aten.add_.Tensor)
     assert schema.name == "aten::add_"
     written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
@@ -118,3 +124,194 @@ def test_upper_bounds_come_from_the_range_or_the_example() -> None:
         node = next(one for one in program.graph.nodes if one.op == "call_function")
         sizes.append([private.upper_bound(size) for size in node.meta["val"].shape])
     assert sizes == [[16, 2], [3, 2]]
+
+
+def _graph() -> GraphModule:
+    """Return a graph with every kind of node, nested arguments, and a value of two readers."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            x = self.inner(x) * self.scale
+            parts = torch.split(torch.cat([x, y.relu()], dim=0), [1, 1])
+            return [parts[0] + x, torch.stack((parts[1], x), dim=0)]
+
+    traced = symbolic_trace(Model())
+    for place, node in enumerate(traced.graph.nodes):
+        node.meta["place"] = place
+    return traced
+
+
+def test_copy_node_does_what_node_copy_does() -> None:
+    gm = _graph()
+    ours, theirs = Graph(), Graph()
+    env_ours: dict[torch.fx.Node, torch.fx.Node] = {}
+    env_theirs: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in gm.graph.nodes:
+        env_ours[node] = private.copy_node(ours, node, env_ours)
+        env_theirs[node] = theirs.node_copy(node, env_theirs.__getitem__)
+    assert str(ours) == str(theirs)
+    assert len(ours.nodes) == len(theirs.nodes)
+    ours.lint()
+    for node in gm.graph.nodes:
+        one, other = env_ours[node], env_theirs[node]
+        assert one.name == other.name
+        assert [user.name for user in one.users] == [user.name for user in other.users]
+        assert one.meta == other.meta
+        assert one.meta is not node.meta
+        assert one.type == other.type
+    for op in ("placeholder", "get_attr", "output"):
+        assert len(ours.find_nodes(op=op)) == len(theirs.find_nodes(op=op))
+    # Names stay unique when the graph grows by torch's own ways.
+    last = ours.output_node()
+    with ours.inserting_before(last):
+        new = ours.call_function(torch.sin, (last.prev,), name=last.prev.name)
+    assert new.name not in {node.name for node in gm.graph.nodes}
+
+
+def test_erasing_does_what_erase_node_does() -> None:
+    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
+    for gm in (ours, theirs):
+        sin, cos = list(gm.graph.nodes)[1:3]
+        if gm is ours:
+            private.erase_nodes_now(gm.graph, [cos, sin])
+        else:
+            gm.graph.erase_node(cos)
+            gm.graph.erase_node(sin)
+        assert sin._erased
+        assert not sin.users
+        assert not cos.all_input_nodes
+        assert not gm.graph.find_nodes(op="call_method")
+    assert str(ours.graph) == str(theirs.graph)
+    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
+    ours.graph.lint()
+
+
+def test_erase_hooks_are_called() -> None:
+    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
+    seen: list[str] = []
+    gm._register_erase_node_hook(lambda node: seen.append(node.name))
+    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
+    assert seen == ["sin"]
+
+
+def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
+    inner = symbolic_trace(lambda x: x.sin())
+    assert not private.is_impure(inner)
+    assert not private.is_impure(None)
+    private.mark_impure(inner)
+    for module in (inner, copy.deepcopy(inner)):
+        assert private.is_impure(module)
+        graph = Graph()
+        x = graph.placeholder("x")
+        graph.call_module("inner", (x,))
+        graph.output(x)
+        gm = GraphModule({"inner": module}, graph)
+        gm.graph.eliminate_dead_code()
+        assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
+
+
+def test_add_node_names_nodes_as_create_node_does() -> None:
+    ours, theirs = Graph(), Graph()
+    wanted = ["x", "x", "x", "y_3", "input", "None", "a.b", "0", "a@1", "ä", "", "a_b"]
+    for name in wanted:
+        private.add_node(ours, "get_attr", "attribute", (), name, type_expr=torch.Tensor)
+        theirs.create_node("get_attr", "attribute", (), {}, name, torch.Tensor)
+    for graph in (ours, theirs):
+        last = next(reversed(graph.nodes))
+        if graph is ours:
+            private.add_node(graph, "output", "output", (last,), "output")
+        else:
+            graph.output(last)
+        graph.lint()
+    assert str(ours) == str(theirs)
+    assert [node.name for node in ours.nodes] == [node.name for node in theirs.nodes]
+    assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
+
+
+def test_hooks_hear_of_added_nodes() -> None:
+    gm = symbolic_trace(lambda x: x.sin())
+    seen: list[str] = []
+    gm._register_create_node_hook(lambda node: seen.append(node.name))
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        private.add_node(
+            gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
+        )
+    assert seen == ["cos"]
+
+
+def test_readers_that_are_missing_are_entered_and_others_left() -> None:
+    gm = _graph()
+    before = {node: list(node.users) for node in gm.graph.nodes}
+    private.mend_readers(gm.graph)
+    assert {node: list(node.users) for node in gm.graph.nodes} == before
+    for node, users in before.items():
+        if users:
+            del node.users[users[-1]]
+    private.mend_readers(gm.graph)
+    assert {node: set(node.users) for node in gm.graph.nodes} == {
+        node: set(users) for node, users in before.items()
+    }
+
+
+def test_a_bare_program_is_a_whole_program() -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    bare = private.bare_program(
+        program.graph_module,
+        program.graph_signature,
+        state_dict=program.state_dict,
+        constants=program.constants,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        verifiers=list(program.verifiers),
+    )
+    assert set(vars(bare)) == set(vars(program))
+    bare.validate()  # type: ignore[no-untyped-call]
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(bare.module()(x), program.module()(x))
+
+
+def test_the_operator_is_torchs() -> None:
+    assert private.executorch_call_delegate is torch.ops.higher_order.executorch_call_delegate
+
+
+def test_parts_of_a_program_are_replaced_in_place() -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    signature = program.graph_signature
+    state = {
+        name: torch.nn.Parameter(torch.zeros_like(value))
+        for name, value in program.state_dict.items()
+    }
+    private.set_program_parts(program, state_dict=state, constants={"k": torch.ones(1)})
+    assert program.state_dict is state
+    assert list(program.constants) == ["k"]
+    assert program.graph_signature is signature
+    assert not program.module()(torch.ones(1, 2)).any()
+
+
+def test_overloads_have_schemas_and_nothing_else_has() -> None:
+    found = private.find_schema(torch.ops.aten.add_.Tensor)
+    assert isinstance(torch.ops.aten.add_.Tensor, private.OpOverload)
+    assert found is not None
+    assert [a.alias_info is not None and a.alias_info.is_write for a in found.arguments] == [
+        *(True, False, False)
+    ]
+    assert found.returns[0].alias_info is not None
+    assert private.find_schema(len) is None
+    assert private.find_schema("relu") is None
+
+
+def test_trees_come_apart_and_together() -> None:
+    tree = ((1, [2]), {"k": 3})
+    leaves, spec = private.pytree.tree_flatten(tree)
+    assert leaves == private.pytree.tree_leaves(tree) == [1, 2, 3]
+    assert private.pytree.tree_unflatten(leaves, spec) == tree
+    assert private.pytree.tree_structure(((5, [6]), {"k": 7})) == spec
+    assert isinstance(spec, private.pytree.TreeSpec)
+    assert [child.type for child in spec.children()] == [tuple, dict]
+    assert private.pytree.treespec_tuple(spec.children()) == spec
+    assert json.loads(private.pytree.treespec_dumps(spec))[1]["type"] == "builtins.tuple"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
+from lowerdeck.torch_base import set_program_parts
+
 __all__ = [
-    "OpOverload",
     "compile_package",
     "load_package",
 ]
@@ -30,7 +30,7 @@ def compile_package(program: ExportedProgram, path: Path) -> Path:
     # A partition has no example inputs of its own, and AOTInductor compiles for some.
     wanted = set(program.graph_signature.user_inputs)
     values = [node.meta["val"] for node in program.graph.nodes if node.name in wanted]
-    program._example_inputs = (tuple(map(_example, values)), {})
+    set_program_parts(program, example_inputs=(tuple(map(_example, values)), {}))
     # AOTInductor's module costs seconds to import, and few need it.
     from torch._inductor import aoti_compile_and_package
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.demo_backends._torch_private import OpOverload
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.emitter import emit
 from lowerdeck.graph_fuser import propose_partitions
@@ -31,6 +30,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.runner import LoadedMethod, RunnerError, load
 from lowerdeck.serializer import CompileSpec as StoredSpec
 from lowerdeck.serializer import FormatError
+from lowerdeck.torch_base import OpOverload
 
 NAME = "ExecutorBackend"
 INNER_BACKEND = "inner_backend"

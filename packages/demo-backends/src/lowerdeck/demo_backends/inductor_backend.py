@@ -23,11 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.demo_backends._torch_private import (
-    OpOverload,
-    compile_package,
-    load_package,
-)
+from lowerdeck.demo_backends._torch_private import compile_package, load_package
 from lowerdeck.demo_backends.errors import (
     BlobError,
     CompilerMissingError,
@@ -47,7 +43,7 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.serializer import CompileSpec as StoredSpec
-from lowerdeck.torch_base import upper_bound
+from lowerdeck.torch_base import OpOverload, upper_bound
 
 NAME = "InductorBackend"
 VERSION = 2

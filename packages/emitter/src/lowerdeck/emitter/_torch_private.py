@@ -13,56 +13,32 @@ from typing import Any
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._guards import detect_fake_mode
-from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._ops import OperatorBase
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import (
-    TreeSpec,
-    tree_flatten,
-    tree_leaves,
-    tree_structure,
-    treespec_dumps,
-    treespec_tuple,
-)
 from torch.utils._thunk import Thunk
 
 from lowerdeck.emitter.traced import TracedProgram
+from lowerdeck.torch_base import OpOverload, OpOverloadPacket, executorch_call_delegate
 
 __all__ = [
-    "FakeTensor",
-    "HigherOrderOperator",
-    "OpOverload",
     "OperatorBase",
-    "TreeSpec",
-    "call_delegate_operator",
     "core_decompositions",
     "current_result",
-    "data_address",
     "detect_fake_mode",
     "dimension_names",
-    "dump_tree_spec",
-    "is_composite",
-    "is_delegate_call",
     "is_known",
     "is_traceable_wrapper_subclass",
     "lower_bound",
     "number_functions",
     "operator_schemas",
-    "overload_name",
     "overload_packet",
     "reference_decompositions",
     "retrace",
-    "schema_of",
-    "spec_kind",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_structure",
-    "treespec_tuple",
     "untraced",
     "upper_bound",
 ]
@@ -73,31 +49,9 @@ def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
     return torch._C._jit_get_schemas_for_operator(name)
 
 
-def schema_of(operator: Any) -> torch.FunctionSchema:
-    """Return the schema of one overload of an operator."""
-    schema: torch.FunctionSchema = operator._schema
-    return schema
-
-
 def overload_packet(operator: OpOverload) -> OpOverloadPacket:
     """Return what holds all overloads of the same operator, by name."""
     return operator._overloadpacket
-
-
-def overload_name(operator: OpOverload) -> str:
-    """Return the name of an overload, such as ``"Tensor"``; ``"default"`` when it has none."""
-    name: str = operator._overloadname
-    return name
-
-
-def call_delegate_operator() -> Any:
-    """Return torch's higher-order operator that calls a lowered module."""
-    return executorch_call_delegate
-
-
-def is_delegate_call(target: object) -> bool:
-    """Return whether ``target`` is the operator that calls a lowered module."""
-    return target is executorch_call_delegate
 
 
 def number_functions() -> dict[Callable[..., Any], OpOverload]:
@@ -165,17 +119,6 @@ def dimension_names(size: torch.SymInt) -> dict[str, str]:
     }
 
 
-def dump_tree_spec(spec: TreeSpec) -> str:
-    """Return a pytree spec as JSON text."""
-    return treespec_dumps(spec)
-
-
-def spec_kind(spec: TreeSpec) -> type | None:
-    """Return the container class that a pytree spec stands for."""
-    kind: type | None = spec.type
-    return kind
-
-
 def untraced() -> AbstractContextManager[Any]:
     """Return a context in which arithmetic on sizes is not recorded.
 
@@ -190,19 +133,6 @@ def current_result() -> Any:
     return fx_traceback.get_current_meta().get("val")
 
 
-def data_address(tensor: torch.Tensor) -> int:
-    """Return the address of a dense tensor's first element, for reading only.
-
-    ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one: a copy of
-    the memory, or the end of the process where the memory belongs to a file.
-
-    Args:
-        tensor: A tensor with memory.
-    """
-    start: int = tensor.const_data_ptr()  # type: ignore[attr-defined]  # not in torch's stubs
-    return start
-
-
 def reference_decompositions(
     targets: Sequence[OpOverload],
 ) -> dict[OperatorBase, Callable[..., Any]]:
@@ -215,13 +145,6 @@ def reference_decompositions(
 def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return torch's decompositions to core ATen, without those of composite operators."""
     return dict(_core_aten_decompositions_post_autograd())
-
-
-def is_composite(target: OpOverload) -> bool:
-    """Return whether torch takes ``target`` apart by itself unless it is told not to."""
-    key = "CompositeImplicitAutograd"
-    name: str = target.name()  # type: ignore[no-untyped-call]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 # torch's tracing changes what operators do for the whole process: two at once fail.

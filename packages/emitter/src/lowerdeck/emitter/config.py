@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowerdeck.emitter._torch_private import OpOverload
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.memory.memory_plan import MemoryPlanner, one_memory
+from lowerdeck.torch_base import OpOverload
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter.backend.build_plan import PlanBuilder
 from lowerdeck.emitter.backend.constant_methods import constant_plan
-from lowerdeck.emitter.backend.debug_map import DebugTrace, unused_handles
+from lowerdeck.emitter.backend.debug_map import DebugTrace, stack_frames, unused_handles
 from lowerdeck.emitter.backend.external_weights import ExternalWeights
 from lowerdeck.emitter.backend.linearize import linearize
-from lowerdeck.emitter.collector import collector_held
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.errors import EmitterError
@@ -21,7 +20,6 @@ from lowerdeck.emitter.frontend.delegate_constants import check_delegate_constan
 from lowerdeck.emitter.frontend.delegates import DelegatePool
 from lowerdeck.emitter.frontend.read_graph import read_method
 from lowerdeck.emitter.frontend.shared_names import SharedNames, SharedState
-from lowerdeck.emitter.frontend.source_code import stack_frames
 from lowerdeck.emitter.frontend.state_sharing import find_states
 from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.memory.memory_plan import plan_memory
@@ -29,6 +27,7 @@ from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
+from lowerdeck.torch_base import collector_held
 
 
 def emit(

@@ -1,7 +1,6 @@
 """Lower parts of an ExportedProgram to compiler backends."""
 
 from lowerdeck.graph_fuser import create_submodule_from_nodes
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.authoring.declarative import DeclarativeBackend, visits
@@ -56,6 +55,7 @@ from lowerdeck.lowered_module.program.signature import (
     create_exported_program_from_submodule,
 )
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.torch_base import executorch_call_delegate
 
 __all__ = [
     # Lowering

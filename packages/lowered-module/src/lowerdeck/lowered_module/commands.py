@@ -18,7 +18,6 @@ from torch.export import ExportedProgram
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
@@ -26,6 +25,7 @@ from lowerdeck.lowered_module.inspect.report import LoweringFigures, figures_of,
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.serializer import CommandError, ExitStatus, is_closed, keep_apart, say, writing
+from lowerdeck.torch_base import pytree
 
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
 STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")

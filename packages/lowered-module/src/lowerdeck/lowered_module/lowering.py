@@ -14,10 +14,8 @@ from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._executorch import is_peers
-from lowerdeck.lowered_module._torch_private import set_program_parts
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons
-from lowerdeck.lowered_module.collector import collector_held
 from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import AliasingError, PartitionError
@@ -41,7 +39,7 @@ from lowerdeck.lowered_module.program.functional import (
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
-from lowerdeck.torch_base import MemoryMap
+from lowerdeck.torch_base import MemoryMap, collector_held, set_program_parts
 
 PartitionerLike = Callable[[ExportedProgram], Any]
 

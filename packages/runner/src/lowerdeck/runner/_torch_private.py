@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.export import ExportedProgram
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowerdeck.torch_base import OpOverload, OpOverloadPacket, find_schema, pytree, schema_of
 
 __all__ = [
     "SchemaArgument",
@@ -61,7 +61,7 @@ def find_overload(namespace: str, name: str, overload: str) -> OpOverload | None
 
 def operator_name(target: object) -> str | None:
     """Return the name of an operator, such as ``aten::add``, or None for anything else."""
-    schema = getattr(target, "_schema", None)
+    schema = find_schema(target)
     return None if schema is None else str(schema.name)
 
 
@@ -75,7 +75,7 @@ def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
             argument.is_out,
             argument.alias_info is not None and argument.alias_info.is_write,
         )
-        for argument in operator._schema.arguments
+        for argument in schema_of(operator).arguments
     )
 
 
@@ -97,35 +97,35 @@ def direct_call(operator: OpOverload) -> Callable[..., Any]:
 
 def registered_named_tuple(name: str) -> type | None:
     """Return the named tuple that is registered under ``name``, or None; nothing is imported."""
-    found = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-    return found if isinstance(found, type) and _pytree.is_namedtuple_class(found) else None
+    found = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    return found if isinstance(found, type) and pytree.is_namedtuple_class(found) else None
 
 
-def structure_of(tree: object) -> _pytree.TreeSpec:
+def structure_of(tree: object) -> pytree.TreeSpec:
     """Return the pytree structure of ``tree``."""
-    return _pytree.tree_structure(tree)
+    return pytree.tree_structure(tree)
 
 
-def flatten_like(tree: object, spec: _pytree.TreeSpec) -> list[Any] | None:
+def flatten_like(tree: object, spec: pytree.TreeSpec) -> list[Any] | None:
     """Return the leaves of ``tree``, or None unless it has the structure ``spec``."""
-    leaves, found = _pytree.tree_flatten(tree)
+    leaves, found = pytree.tree_flatten(tree)
     return leaves if found == spec else None
 
 
-def unflatten(leaves: list[Any], spec: _pytree.TreeSpec) -> Any:
+def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
     """Return the tree of structure ``spec`` that holds ``leaves``."""
-    return _pytree.tree_unflatten(leaves, spec)
+    return pytree.tree_unflatten(leaves, spec)
 
 
-def leaf_paths(spec: _pytree.TreeSpec) -> list[str]:
+def leaf_paths(spec: pytree.TreeSpec) -> list[str]:
     """Return a readable path to each leaf of ``spec``, such as ``[0][1]['mask']``."""
-    tree = _pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    return [_pytree.keystr(path) for path, _ in _pytree.tree_flatten_with_path(tree)[0]]
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
 
 
 def leaves(tree: object) -> list[Any]:
     """Return the leaves of ``tree``."""
-    return _pytree.tree_leaves(tree)
+    return pytree.tree_leaves(tree)
 
 
 def flat_graph_inputs(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lowerdeck.runner.arena import Arena
@@ -18,6 +16,7 @@ from lowerdeck.runner.shared_state import check_places, state_memories
 from lowerdeck.runner.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.runner.turn import Turn
 from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program
+from lowerdeck.torch_base import collector_held
 
 _LOADING = threading.RLock()
 """Held while any method is made: the filters of warnings and the garbage collector, which are
@@ -157,7 +156,7 @@ class LoadedProgram:
 
     def _load(self, plan: ExecutionPlan) -> LoadedMethod:
         try:
-            with _LOADING, _collector_paused(), warnings.catch_warnings():
+            with _LOADING, collector_held(), warnings.catch_warnings():
                 # Constants are the file itself, mapped read-only; nothing ever writes to them.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                 return LoadedMethod(
@@ -210,19 +209,3 @@ class LoadedProgram:
                 )
             )
         return delegates
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from running meanwhile.
-
-    Each instruction becomes a dozen objects that all live long; collections set off by their
-    number would traverse all of torch's objects again and again, and find nothing.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -1,15 +1,39 @@
-"""What nodes of torch.fx graphs do besides computing: effects, writes in place, shared memory.
+"""What several packages must know of torch's graphs and programs, each fact once.
 
-The lowest layer: what several packages must know of torch's graphs, each fact once. It changes no
-graph and replaces nothing of torch.
+The lowest layer: what nodes do besides computing (effects, writes in place, shared memory), and
+what is private in torch but needed by more than one package. It replaces nothing of torch.
 """
 
 from __future__ import annotations
 
-from lowerdeck.torch_base._torch_private import upper_bound
+from lowerdeck.torch_base._torch_private import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    add_node,
+    bare_program,
+    copy_node,
+    data_address,
+    erase_nodes_now,
+    executorch_call_delegate,
+    find_schema,
+    is_composite,
+    is_impure,
+    mark_impure,
+    mend_readers,
+    overload_name,
+    pytree,
+    schema_of,
+    set_program_parts,
+    storage_identity,
+    upper_bound,
+    with_graph_module,
+)
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
+from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
@@ -22,7 +46,13 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError
-from lowerdeck.torch_base.source_line import describe_node
+from lowerdeck.torch_base.sources import (
+    SourceFrame,
+    describe_node,
+    module_path,
+    source_frame,
+    source_frames,
+)
 from lowerdeck.torch_base.tensor_bytes import bytes_of
 from lowerdeck.torch_base.tensor_view import view_tensor
 
@@ -43,10 +73,40 @@ __all__ = [
     # The bytes of a tensor, and copies that cost nothing until they are written
     "OwnCopies",
     "bytes_of",
+    "data_address",
     "lazy_clone",
+    "storage_identity",
     "view_tensor",
+    # Operators, their schemas and kinds
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "executorch_call_delegate",
+    "find_schema",
+    "is_composite",
+    "overload_name",
+    "schema_of",
+    # Nodes added, copied and erased at a third of torch's cost; readers that torch forgot
+    "add_node",
+    "copy_node",
+    "erase_nodes_now",
+    "is_impure",
+    "mark_impure",
+    "mend_readers",
+    # Programs made of parts, without a copy and without a check
+    "bare_program",
+    "set_program_parts",
+    "with_graph_module",
+    # torch's own module of trees, tensors without data, and the garbage collector held back
+    "FakeTensor",
+    "collector_held",
+    "pytree",
     # What a message and a compiler ask of a node
+    "SourceFrame",
     "describe_node",
+    "module_path",
+    "source_frame",
+    "source_frames",
     "upper_bound",
     # What torch's functionalisation would lose, said explicitly
     "RepeatedMemoryError",

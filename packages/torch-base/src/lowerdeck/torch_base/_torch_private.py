@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._higher_order_ops.executorch_call_delegate import (
+    executorch_call_delegate as _executorch_call_delegate,
+)
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import _illegal_names
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
 
 __all__ = [
     "FakeTensor",
@@ -21,12 +29,23 @@ __all__ = [
     "NormBase",
     "OpOverload",
     "OpOverloadPacket",
+    "add_node",
+    "bare_program",
     "composite_parts",
+    "copy_node",
     "data_address",
+    "erase_nodes_now",
+    "executorch_call_delegate",
+    "find_schema",
     "is_composite",
     "is_impure",
+    "mark_impure",
+    "mend_readers",
     "negative_view",
+    "overload_name",
+    "pytree",
     "schema_of",
+    "set_program_parts",
     "shared_copy",
     "storage_address",
     "storage_identity",
@@ -39,11 +58,28 @@ _LARGEST = 2**31 - 1
 NormBase: type[torch.nn.Module] = _NormBase
 """What batch and instance norms of all dimensions are made from."""
 
+# The same object, with a type that checkers need not infer.
+executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
+"""torch's operator that calls a lowered module: ``torch.ops.higher_order`` has it only once it
+was imported."""
+
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
     """Return the schema of one overload of an operator."""
     schema: torch.FunctionSchema = operator._schema
     return schema
+
+
+def find_schema(target: object) -> torch.FunctionSchema | None:
+    """Return the schema of one overload of an operator, of any dialect; None for anything else."""
+    schema: torch.FunctionSchema | None = getattr(target, "_schema", None)
+    return schema
+
+
+def overload_name(operator: OpOverload) -> str:
+    """Return the name of an overload, such as ``"Tensor"``; ``"default"`` when it has none."""
+    name: str = operator._overloadname
+    return name
 
 
 def is_composite(operator: OpOverload) -> bool:
@@ -75,6 +111,13 @@ def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
 def is_impure(module: object) -> bool:
     """Return whether dead code elimination keeps calls of ``module``."""
     return bool(getattr(module, "_is_impure", False))
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+    attributes["_is_impure"] = True
+    module._is_impure = True  # type: ignore[assignment]
 
 
 def data_address(tensor: torch.Tensor) -> int:
@@ -146,6 +189,42 @@ def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor)
 
 
+def set_program_parts(
+    program: ExportedProgram,
+    *,
+    graph_module: GraphModule | None = None,
+    signature: ExportGraphSignature | None = None,
+    state_dict: dict[str, Any] | None = None,
+    constants: dict[str, Any] | None = None,
+    module_call_graph: list[ModuleCallEntry] | None = None,
+    verifiers: list[type] | None = None,
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+) -> None:
+    """Replace parts of ``program`` in place; what is None stays.
+
+    Args:
+        program: A program that nobody else holds.
+        graph_module: The graph module.
+        signature: What describes its inputs and outputs.
+        state_dict: Parameters and buffers.
+        constants: Lifted tensors, buffers that no state dict has, and objects.
+        module_call_graph: How modules were called.
+        verifiers: What checks it.
+        example_inputs: Positional and named inputs.
+    """
+    for name, value in {
+        "_graph_module": graph_module,
+        "_graph_signature": signature,
+        "_state_dict": state_dict,
+        "_constants": constants,
+        "_module_call_graph": module_call_graph,
+        "_verifiers": verifiers,
+        "_example_inputs": example_inputs,
+    }.items():
+        if value is not None:
+            setattr(program, name, value)
+
+
 def with_graph_module(
     program: ExportedProgram,
     graph_module: GraphModule,
@@ -159,6 +238,168 @@ def with_graph_module(
         signature: What describes it; that of ``program`` if None.
     """
     made = copy.copy(program)
-    made._graph_module = graph_module
-    made._graph_signature = program.graph_signature if signature is None else signature
+    set_program_parts(made, graph_module=graph_module, signature=signature)
     return made
+
+
+def bare_program(
+    graph_module: GraphModule,
+    signature: ExportGraphSignature,
+    *,
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+    range_constraints: Mapping[Any, Any],
+    module_call_graph: list[ModuleCallEntry],
+    verifiers: list[type],
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    cls: type[ExportedProgram] = ExportedProgram,
+) -> ExportedProgram:
+    """Return a program of exactly these parts, neither copied, nor generated anew, nor verified.
+
+    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
+    for a thousand partitions of one program that is work for nothing: the whole is verified once.
+
+    Args:
+        graph_module: The graph module.
+        signature: What describes its inputs and outputs.
+        state_dict: Parameters and buffers.
+        constants: Lifted tensors, buffers that no state dict has, and objects.
+        range_constraints: The range of each symbol.
+        module_call_graph: How modules were called.
+        verifiers: What checks it.
+        example_inputs: Positional and named inputs.
+        cls: The class of the program.
+    """
+    program = cls.__new__(cls)
+    program._range_constraints = dict(range_constraints)
+    program._guards_code = []
+    program._example_inputs = example_inputs
+    set_program_parts(
+        program,
+        graph_module=graph_module,
+        signature=signature,
+        state_dict=state_dict,
+        constants=constants,
+        module_call_graph=module_call_graph,
+        verifiers=verifiers,
+    )
+    return program
+
+
+def add_node(
+    graph: Graph,
+    op: str,
+    target: Any,
+    args: tuple[Any, ...],
+    name: str,
+    kwargs: dict[str, Any] | None = None,
+    type_expr: Any = None,
+) -> Node:
+    """Add a node at the insert point of ``graph``, as ``Graph.create_node`` does but faster.
+
+    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; the caller
+    passes none.
+
+    Args:
+        graph: The graph.
+        op: The kind of node.
+        target: What it calls or reads.
+        args: Positional arguments.
+        name: The name wanted; it gets a number if it is taken.
+        kwargs: Keyword arguments.
+        type_expr: The type of its value, where that is known.
+    """
+    if graph._owning_module is not None:
+        # Hooks of the owner want to hear of it.
+        return graph.create_node(op, target, args, kwargs or {}, name, type_expr)
+    free = _free_name(graph, name)
+    return _append(graph, Node(graph, free, op, target, args, kwargs or {}, type_expr))
+
+
+def copy_node(
+    graph: Graph,
+    node: Node,
+    env: Mapping[Node, Node],
+    name: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Node:
+    """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
+
+    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
+    that its original did not have.
+
+    Args:
+        graph: The graph to append to; it must have no owner yet.
+        node: A node of another graph.
+        env: From the nodes that ``node`` reads to their copies.
+        name: The name wanted; None for that of ``node``.
+        meta: The meta of the copy; None for that of ``node``.
+    """
+    lookup = env.__getitem__
+    args: Any = map_arg(node._args, lookup) if node._args else ()
+    kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
+    free = _free_name(graph, node.name if name is None else name)
+    copy = _append(graph, Node(graph, free, node.op, node.target, args, kwargs, node.type))
+    # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
+    copy.meta.update(node.meta if meta is None else meta)
+    return copy
+
+
+def _free_name(graph: Graph, name: str) -> str:
+    """Return ``name``, or one like it that is legal and free: what torch returns, but faster."""
+    namespace = graph._graph_namespace
+    is_legal = name.isidentifier() and name.isascii() and name not in _illegal_names
+    if not is_legal or name in namespace._used_names:
+        return namespace.create_name(name, None)
+    namespace._used_names.add(name)
+    return name
+
+
+def _append(graph: Graph, node: Node) -> Node:
+    graph._graph_namespace._obj_to_name[node] = node.name
+    graph._insert(node)
+    # Graph.find_nodes looks functions up by what they call, other nodes by their kind alone.
+    op = node.op
+    key = (op, node.target if op == "call_function" else None)
+    graph._find_nodes_lookup_table.table[key][node] = None
+    graph._len += 1
+    return node
+
+
+def mend_readers(graph: Graph) -> None:
+    """Enter every node among the users of what it reads.
+
+    ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
+    behind a write. Whoever goes by users alone loses those edges.
+
+    Args:
+        graph: The graph; nothing changes where it is whole.
+    """
+    for node in graph.nodes:
+        for source in node._input_nodes:
+            if node not in source.users:
+                source.users[node] = None
+
+
+def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+
+    Args:
+        graph: The graph.
+        nodes: Readers before what they read.
+    """
+    owner = graph.owning_module
+    if owner is not None and getattr(owner, "_erase_node_hooks", None):
+        for node in nodes:
+            graph.erase_node(node)
+        return
+    forget = graph._find_nodes_lookup_table.remove
+    count = 0
+    for node in nodes:
+        forget(node)
+        node._remove_from_list()
+        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        object.__setattr__(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        count += 1
+    graph._len -= count

@@ -10,14 +10,14 @@ from typing import Any, Self
 import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 from torch.nn.modules import module as _all_modules
-from torch.utils import _pytree as pytree
+
+from lowerdeck.torch_base import with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
@@ -29,19 +29,12 @@ __all__ = [
     "NATIVE_FUNCTIONS",
     "SET_GRAD_MODE",
     "TRACER_ROOT",
-    "HigherOrderOperator",
-    "OpOverload",
-    "add_node",
     "buffers_of",
     "children_of",
     "has_hooks",
     "module_state",
-    "overload_name",
     "packet_name",
     "parameters_of",
-    "pytree",
-    "schema_of",
-    "storage_key",
     "unsaved_buffers_of",
     "without_effect_tokens",
 ]
@@ -68,21 +61,9 @@ NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
 
 
-def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """Return the schema of one overload of an operator."""
-    schema: torch.FunctionSchema = operator._schema
-    return schema
-
-
 def packet_name(operator: object) -> str | None:
     """Return the name that all overloads of an operator share, or None for anything else."""
     name: str | None = getattr(operator, "_opname", None)
-    return name
-
-
-def overload_name(operator: OpOverload) -> str:
-    """Return the name of an overload, such as ``"Tensor"``; ``"default"`` when it has none."""
-    name: str = operator._overloadname
     return name
 
 
@@ -134,39 +115,14 @@ def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:
         for module in program.graph_module.modules()
         if not isinstance(module, GraphModule)
     }
-    copied = copy.copy(program)
-    copied._graph_module = copy.deepcopy(program.graph_module, shared)
-    copied._graph_signature = ExportGraphSignature(
+    own_signature = ExportGraphSignature(
         [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs],
         [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs],
     )
-    without: ExportedProgram = _remove_effect_tokens(copied)
+    own_module = copy.deepcopy(program.graph_module, shared)
+    own = with_graph_module(program, own_module, own_signature)
+    without: ExportedProgram = _remove_effect_tokens(own)
     return without
-
-
-def add_node(
-    graph: Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, name: str
-) -> Node:
-    """Add a node at the graph's insert point, as ``Graph.create_node`` does but faster.
-
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; no exported
-    program holds any.
-
-    Args:
-        graph: A graph without an owner.
-        op: The kind of node.
-        target: What it calls or reads.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        name: The name wanted; it gets a number if it is taken.
-    """
-    free = graph._graph_namespace.create_name(name, None)
-    made = Node(graph, free, op, target, args, kwargs)
-    graph._graph_namespace.associate_name_with_obj(free, made)
-    graph._insert(made)
-    graph._find_nodes_lookup_table.insert(made)
-    graph._len += 1
-    return made
 
 
 def module_state() -> dict[str, Any]:
@@ -183,11 +139,6 @@ _MODULE_CONTAINERS = [
     for name, value in _MODULE_STATE.items()
     if isinstance(value, (dict, list, set))
 ]
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that two tensors have in common exactly when they share memory."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 class MovesConstants(torch.nn.Module):

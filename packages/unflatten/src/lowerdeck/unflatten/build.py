@@ -9,11 +9,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
-from lowerdeck.unflatten._torch_private import pytree, without_effect_tokens
+from lowerdeck.torch_base import collector_held, pytree
+from lowerdeck.unflatten._torch_private import without_effect_tokens
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
-from lowerdeck.unflatten.collector import collector_held
 from lowerdeck.unflatten.cut.cutting import cut
 from lowerdeck.unflatten.cut.direct import direct_graph
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, WorkingGraphBuilder

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack._torch_private import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, schema_of
 
 
 @cache

@@ -16,7 +16,7 @@ from lowerdeck.lowered_module import (
     constant_names,
     tag_constant_data,
 )
-from lowerdeck.xnnpack._torch_private import OpOverload, is_mutable
+from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.operators.table import OPERATORS, refusal
 
 NAME = "XnnpackBackend"
@@ -89,7 +89,7 @@ def _inseparable(nodes: Iterator[Node]) -> Iterator[Sequence[Node]]:
     chains: dict[Node, list[Node]] = {}
     for node in nodes:
         source = node.args[0]
-        if not isinstance(node.target, OpOverload) or not is_mutable(node.target):
+        if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
             continue
         if isinstance(source, Node):
             chain = chains.setdefault(source, [source])

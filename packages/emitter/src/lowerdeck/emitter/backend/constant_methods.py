@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import tree_flatten, tree_structure
 from lowerdeck.emitter.backend.build_plan import PlanBuilder
 from lowerdeck.emitter.backend.instructions import Code
 from lowerdeck.emitter.errors import UnsupportedError
@@ -16,6 +15,7 @@ from lowerdeck.emitter.frontend.delegates import DelegatePool
 from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.frontend.tensors import ValueFactory
 from lowerdeck.serializer import ExecutionPlan
+from lowerdeck.torch_base import pytree
 
 
 def constant_plan(name: str, result: Any, constants: ConstantPool) -> ExecutionPlan:
@@ -29,7 +29,7 @@ def constant_plan(name: str, result: Any, constants: ConstantPool) -> ExecutionP
     Raises:
         UnsupportedError: If a leaf of ``result`` is of another type.
     """
-    leaves, spec = tree_flatten(result)
+    leaves, spec = pytree.tree_flatten(result)
     factory = ValueFactory(name)
     outputs: list[Any] = []
     for index, leaf in enumerate(leaves):
@@ -44,5 +44,5 @@ def constant_plan(name: str, result: Any, constants: ConstantPool) -> ExecutionP
             )
     builder = PlanBuilder(constants, StatePool(zeroed_memory=True), DelegatePool())
     plan = builder.build(Code(name, [], [], [], outputs), [0])
-    plan.container_meta_type = container_metadata(tree_structure(((), {})), spec)
+    plan.container_meta_type = container_metadata(pytree.tree_structure(((), {})), spec)
     return plan

@@ -12,7 +12,8 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter.backend.instructions import Code, DelegateStep, KernelStep, Step
 from lowerdeck.emitter.frontend.provenance import Provenance
-from lowerdeck.emitter.frontend.source_code import module_path, source_line
+from lowerdeck.serializer import Frame, FrameList
+from lowerdeck.torch_base import module_path, source_frame, source_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class DebugTrace:
         if node is None:
             return InstructionSource((), operator)
         return InstructionSource(
-            (self._handle(node),), operator, node.name, source_line(node), module_path(node)
+            (self._handle(node),), operator, node.name, _place(node), module_path(node)
         )
 
     def _handle(self, node: fx.Node) -> int:
@@ -123,7 +124,7 @@ def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
         handle = node.meta.get("debug_handle")
         if isinstance(handle, int):
             found[handle] = InstructionSource(
-                (handle,), str(node.target), node.name, source_line(node), module_path(node)
+                (handle,), str(node.target), node.name, _place(node), module_path(node)
             )
     return found
 
@@ -134,3 +135,14 @@ def _operator(step: Step) -> str:
     if isinstance(step, DelegateStep):
         return str(step.module.backend_id)
     return type(step).__name__.removesuffix("Step").lower()
+
+
+def _place(node: fx.Node) -> str:
+    frame = source_frame(node)
+    return frame.place if frame else ""
+
+
+def stack_frames(origin: fx.Node | None) -> FrameList:
+    """Return the stack trace of a node as the file format has it, outermost frame first."""
+    frames = source_frames(origin) if origin is not None else ()
+    return FrameList([Frame(f.file, f.line, f.function, f.code) for f in frames])

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import fx
 
-from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.backend.boxing import box, box_untyped
 from lowerdeck.emitter.backend.instructions import (
     Branches,
@@ -35,6 +34,7 @@ from lowerdeck.emitter.ir.graph import (
 )
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of
+from lowerdeck.torch_base import OpOverload, schema_of
 
 _CLONE = Kernel("aten::clone", "out")
 _SELECT = Kernel("aten::select_copy", "int_out")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.torch_base import OpOverload
 
 
 def expert_rules() -> dict[OpOverload, Callable[..., Any]]:

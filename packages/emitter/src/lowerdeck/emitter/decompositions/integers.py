@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 # Half of what float64 counts to without a gap, so that an end behind it is exact as well.

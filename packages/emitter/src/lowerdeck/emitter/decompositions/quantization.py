@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload
 from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
+from lowerdeck.torch_base import OpOverload
 
 
 def quantization_rules() -> dict[OpOverload, Callable[..., Any]]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload, is_known
+from lowerdeck.emitter._torch_private import is_known
+from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 Joined = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Sequence[torch.Tensor]]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload
 from lowerdeck.emitter.decompositions.pairs import fits
+from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 

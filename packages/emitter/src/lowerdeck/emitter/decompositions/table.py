@@ -12,16 +12,11 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter._torch_private import (
-    HigherOrderOperator,
     OperatorBase,
-    OpOverload,
     core_decompositions,
     detect_fake_mode,
-    is_composite,
     reference_decompositions,
     retrace,
-    schema_of,
-    tree_leaves,
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
@@ -47,7 +42,16 @@ from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.passes.drop_assertions import is_assertion
 from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import RepeatedMemoryError, explicit, written_overlap
+from lowerdeck.torch_base import (
+    HigherOrderOperator,
+    OpOverload,
+    RepeatedMemoryError,
+    explicit,
+    is_composite,
+    pytree,
+    schema_of,
+    written_overlap,
+)
 
 _ATEN = torch.ops.aten
 
@@ -269,7 +273,7 @@ def has_complex_numbers(exported: ExportedProgram) -> bool:
     return any(
         isinstance(value, torch.Tensor) and (value.is_complex() or "fft" in str(node.target))
         for node in (*exported.graph.nodes, *Provenance(exported).nodes)
-        for value in tree_leaves(node.meta.get("val"))
+        for value in pytree.tree_leaves(node.meta.get("val"))
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 
-from lowerdeck.emitter._torch_private import OpOverload
+from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 

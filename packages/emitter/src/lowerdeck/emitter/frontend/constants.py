@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import data_address
 from lowerdeck.serializer import Buffer
+from lowerdeck.torch_base import data_address
 
 # Below this size equal bytes are found by comparing them; above it only the same memory is.
 _COMPARED_UP_TO = 4096

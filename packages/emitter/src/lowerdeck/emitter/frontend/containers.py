@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowerdeck.emitter._torch_private import TreeSpec, dump_tree_spec, spec_kind, treespec_tuple
 from lowerdeck.serializer import ContainerMetadata
+from lowerdeck.torch_base import pytree
 
 
-def container_metadata(in_spec: TreeSpec | None, out_spec: TreeSpec | None) -> ContainerMetadata:
+def container_metadata(
+    in_spec: pytree.TreeSpec | None, out_spec: pytree.TreeSpec | None
+) -> ContainerMetadata:
     """Return the pytree specs of a method as the format holds them.
 
     Args:
@@ -18,25 +20,27 @@ def container_metadata(in_spec: TreeSpec | None, out_spec: TreeSpec | None) -> C
     return ContainerMetadata(_text(in_spec), _text(out_spec))
 
 
-def _text(spec: TreeSpec | None) -> str:
+def _text(spec: pytree.TreeSpec | None) -> str:
     if spec is None:
         return ""
     # Only from 2.14 on torch has names for its own result classes, torch.return_types.topk for
     # one; a file is to be the same, and readable, wherever it was made.
     plain = _with_tuples(spec, lambda kind: kind.__module__ == "torch.return_types")
     try:
-        return dump_tree_spec(plain)
+        return pytree.treespec_dumps(plain)
     except NotImplementedError:
         # A class without a registered name.
-        return dump_tree_spec(_with_tuples(plain, lambda kind: kind not in (tuple, list, dict)))
+        return pytree.treespec_dumps(
+            _with_tuples(plain, lambda kind: kind not in (tuple, list, dict))
+        )
 
 
-def _with_tuples(spec: TreeSpec, replaced: Callable[[type], bool]) -> TreeSpec:
+def _with_tuples(spec: pytree.TreeSpec, replaced: Callable[[type], bool]) -> pytree.TreeSpec:
     """Return ``spec`` with every node whose class is to be replaced turned into a tuple."""
     if spec.is_leaf():
         return spec
     children = [_with_tuples(child, replaced) for child in spec.children()]
-    kind = spec_kind(spec)
+    kind: type | None = spec.type
     if kind is None or not replaced(kind):
-        return TreeSpec(spec.type, spec.context, children)
-    return treespec_tuple(children)
+        return pytree.TreeSpec(spec.type, spec.context, children)
+    return pytree.treespec_tuple(children)

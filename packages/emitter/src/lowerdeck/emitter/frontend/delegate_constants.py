@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import is_delegate_call
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.frontend.state_sharing import MUTATIONS
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import Extent, MemoryMap, attribute, graphs_of
+from lowerdeck.torch_base import Extent, MemoryMap, attribute, executorch_call_delegate, graphs_of
 
 
 def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
@@ -105,7 +104,7 @@ def _held(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor, boo
     """Yield what delegates hold: call, name, tensor, and whether the delegate changes it."""
     for gm in graphs_of(exported.graph_module):
         for node in gm.graph.nodes:
-            if node.op != "call_function" or not is_delegate_call(node.target):
+            if node.op != "call_function" or node.target is not executorch_call_delegate:
                 continue
             delegate = attribute(gm, str(node.args[0].target))
             original = getattr(delegate, "original_module", None)

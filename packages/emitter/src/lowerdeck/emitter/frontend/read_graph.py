@@ -12,15 +12,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from lowerdeck.emitter._torch_private import (
-    FakeTensor,
-    HigherOrderOperator,
-    OpOverload,
-    dimension_names,
-    is_delegate_call,
-    schema_of,
-    tree_leaves,
-)
+from lowerdeck.emitter._torch_private import dimension_names
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
 from lowerdeck.emitter.frontend.state_sharing import MUTATIONS, StateView, StateViews
 from lowerdeck.emitter.frontend.tensors import ValueFactory, layout_of
@@ -37,6 +29,14 @@ from lowerdeck.emitter.ir.graph import (
 )
 from lowerdeck.emitter.ir.values import Role, TensorValue, Value
 from lowerdeck.emitter.traced import TracedProgram
+from lowerdeck.torch_base import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    executorch_call_delegate,
+    pytree,
+    schema_of,
+)
 
 _HIGHER_ORDER = torch.ops.higher_order
 
@@ -228,7 +228,7 @@ class _Reader:
         if reader is not None:
             operation = reader(node)
             return operation, list(operation.outs)
-        if is_delegate_call(node.target):
+        if node.target is executorch_call_delegate:
             return self._delegate(node)
         if node.target is _HIGHER_ORDER.with_effects:
             _, target, *args = self._look_up(node.args)
@@ -294,7 +294,7 @@ class _Reader:
                     "compile_specs"
                 )
         result, outs = self._results(node)
-        return Delegate(module, tree_leaves(args), outs, node), result
+        return Delegate(module, pytree.tree_leaves(args), outs, node), result
 
     def _sub_block(self, module: fx.GraphModule, arguments: Sequence[Any]) -> Block:
         """Return the block of an inner graph whose inputs are ``arguments``."""

@@ -14,12 +14,11 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from lowerdeck.emitter._torch_private import FakeTensor, data_address
 from lowerdeck.emitter.errors import EmitterError, UnsupportedError
 from lowerdeck.emitter.frontend.shared_names import SharedNames
 from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import Extent, MemoryMap
+from lowerdeck.torch_base import Extent, FakeTensor, MemoryMap, data_address
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 MUTATIONS = (

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from lowerdeck.emitter._torch_private import OpOverload, TreeSpec, schema_of
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
+from lowerdeck.torch_base import OpOverload, pytree, schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ class Method:
     outputs: list[Any]
     block: Block
     write_backs: list[WriteBack]
-    in_spec: TreeSpec | None = None
-    out_spec: TreeSpec | None = None
+    in_spec: pytree.TreeSpec | None = None
+    out_spec: pytree.TreeSpec | None = None
     ranges: Mapping[Any, Any] = field(default_factory=dict)
 
 

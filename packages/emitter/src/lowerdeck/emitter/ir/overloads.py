@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from lowerdeck.emitter._torch_private import OpOverload, operator_schemas, schema_of
+from lowerdeck.emitter._torch_private import operator_schemas
+from lowerdeck.torch_base import OpOverload, schema_of
 
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload, number_functions, schema_of
+from lowerdeck.emitter._torch_private import number_functions
 from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
+from lowerdeck.torch_base import OpOverload, schema_of
 
 _ATEN = torch.ops.aten
 # A longer chain of products is a power by the kernel on tensors.

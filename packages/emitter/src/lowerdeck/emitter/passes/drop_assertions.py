@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.ir.graph import Call, Method, all_blocks
+from lowerdeck.torch_base import OpOverload, schema_of
 
 _ASSERTIONS_NAMES = """
     _assert_async _assert_scalar _assert_tensor_metadata _functional_assert_async

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.ir.graph import (
     Block,
@@ -20,6 +19,7 @@ from lowerdeck.emitter.ir.graph import (
     values_in,
 )
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value
+from lowerdeck.torch_base import OpOverload, schema_of
 
 # A folded result stands in the file, so it must be small, or smaller than what it is made of.
 _ALWAYS_UP_TO = 1024

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 from torch.export.graph_signature import OutputKind
 
-from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.ir.graph import (
     Block,
@@ -37,6 +36,7 @@ from lowerdeck.emitter.ir.values import (
     channels_last_order,
     contiguous_order,
 )
+from lowerdeck.torch_base import OpOverload, schema_of
 
 _COPIES = frozenset({"clone", "_to_copy"})
 

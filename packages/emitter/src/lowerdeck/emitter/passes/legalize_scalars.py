@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import OpOverload, overload_name, overload_packet, schema_of
+from lowerdeck.emitter._torch_private import overload_packet
 from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue
+from lowerdeck.torch_base import OpOverload, overload_name, schema_of
 
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 

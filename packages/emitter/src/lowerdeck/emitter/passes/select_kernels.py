@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from lowerdeck.emitter._torch_private import OpOverload, schema_of
 from lowerdeck.emitter.errors import MissingKernel, MissingKernelError
-from lowerdeck.emitter.frontend.source_code import source_line
 from lowerdeck.emitter.ir.graph import Call, Kernel, Method, all_blocks, values_in
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
 from lowerdeck.emitter.ir.values import TensorValue
+from lowerdeck.torch_base import OpOverload, schema_of, source_frame
 
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
 _SHOWN = 5
@@ -144,8 +143,8 @@ def source_of(node: fx.Node | None) -> str:
     """Return the name of a node and the line of the user's code that made it."""
     if node is None:
         return "the emitter"
-    place = source_line(node)
-    return f"{node.name} ({place})" if place else node.name
+    frame = source_frame(node)
+    return f"{node.name} ({frame.place})" if frame else node.name
 
 
 def _some(sources: list[str]) -> tuple[str, ...]:

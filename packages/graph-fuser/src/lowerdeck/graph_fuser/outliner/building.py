@@ -8,12 +8,7 @@ from typing import TypeAlias
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import (
-    defer_code,
-    is_impure,
-    lazy_graph_module,
-    mark_impure,
-)
+from lowerdeck.graph_fuser._torch_private import defer_code, lazy_graph_module
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.order.attributes import install
 from lowerdeck.graph_fuser.outliner.boundary import Boundary
@@ -21,7 +16,7 @@ from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.splice import splice_root
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
-from lowerdeck.torch_base import Behaviours, Effect, attribute
+from lowerdeck.torch_base import Behaviours, Effect, attribute, is_impure, mark_impure
 
 MakeModule: TypeAlias = Callable[[Region | None, Graph], torch.nn.Module]
 """Makes the module of one region (None: of the root) around its finished graph."""

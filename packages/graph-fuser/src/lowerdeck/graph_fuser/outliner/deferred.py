@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser._torch_private import add_node, copy_node
 from lowerdeck.graph_fuser.order.meta import value_meta
+from lowerdeck.torch_base import add_node, copy_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class DeferredGraph:
             meta = value_meta(noted) if hands_on else noted
             if node.op == "placeholder":
                 # Its target is what its caller calls it.
-                made = env[node] = add_node(graph, "placeholder", name, (), name, node.type)
+                made = env[node] = add_node(
+                    graph, "placeholder", name, (), name, type_expr=node.type
+                )
                 made.meta.update(meta)
             else:
                 env[node] = copy_node(graph, node, env, name, meta)

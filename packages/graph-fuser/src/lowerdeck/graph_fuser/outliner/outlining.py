@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, InputOrder
 from lowerdeck.graph_fuser.outliner.building import MakeModule, ModuleBuilder
@@ -19,6 +18,7 @@ from lowerdeck.graph_fuser.outliner.checks import (
 from lowerdeck.graph_fuser.outliner.outlined import Outline
 from lowerdeck.graph_fuser.outliner.plan import prepare
 from lowerdeck.graph_fuser.regions import ROOT, Region
+from lowerdeck.torch_base import collector_held
 
 
 def outline(

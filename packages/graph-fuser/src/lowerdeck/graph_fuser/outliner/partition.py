@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import mend_readers
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
 from lowerdeck.graph_fuser.order.ordering import ordered_tree
 from lowerdeck.graph_fuser.outliner.boundary import InputOrder, find_boundary
@@ -16,6 +15,7 @@ from lowerdeck.graph_fuser.outliner.outlined import Outline, OutlinedRegion
 from lowerdeck.graph_fuser.outliner.outlining import outline
 from lowerdeck.graph_fuser.outliner.schedule import schedule
 from lowerdeck.graph_fuser.regions import Region
+from lowerdeck.torch_base import mend_readers
 
 
 @dataclass(frozen=True, slots=True)

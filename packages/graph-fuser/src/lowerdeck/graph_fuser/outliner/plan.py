@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import mend_readers
-from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.order.meta import call_meta
 from lowerdeck.graph_fuser.order.ordering import ordered_tree
@@ -23,6 +21,7 @@ from lowerdeck.graph_fuser.outliner.region_graph import (
 )
 from lowerdeck.graph_fuser.outliner.schedule import body_order, schedule
 from lowerdeck.graph_fuser.regions import ROOT, Region
+from lowerdeck.torch_base import collector_held, mend_readers
 
 
 class OutlinePlan:

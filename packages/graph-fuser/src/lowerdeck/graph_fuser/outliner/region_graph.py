@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser._torch_private import add_node, copy_node, share_codegen
+from lowerdeck.graph_fuser._torch_private import share_codegen
 from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, Boundary
 from lowerdeck.graph_fuser.outliner.schedule import Schedule, body_order
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
+from lowerdeck.torch_base import add_node, copy_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class GraphBuilder:
         graph, env = Graph(), dict[Node, Node]()
         for outer in self.boundary.inputs[index]:
             name = outer.name
-            placeholder = add_node(graph, "placeholder", name, (), name, outer.type)
+            placeholder = add_node(graph, "placeholder", name, (), name, type_expr=outer.type)
             placeholder.meta.update(value_meta(outer.meta))
             env[outer] = placeholder
         for outer, name in self.boundary.local[index].items():
@@ -121,7 +122,9 @@ class GraphBuilder:
         arguments = tuple(env[outer] for outer in self.boundary.inputs[index])
         bare = self.is_bare(index)
         type_expr = outputs[0].type if bare else None
-        call = add_node(graph, "call_module", name, arguments, call_label(name), type_expr)
+        call = add_node(
+            graph, "call_module", name, arguments, call_label(name), type_expr=type_expr
+        )
         call.meta.update(call_meta(outputs, bare=bare))
         if bare:
             env[outputs[0]] = call

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from lowerdeck.graph_fuser._torch_private import erase_nodes_now, replace_hooks
+from lowerdeck.graph_fuser._torch_private import replace_hooks
 from lowerdeck.graph_fuser.order.ordering import relink
 from lowerdeck.graph_fuser.outliner.boundary import Boundary
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.schedule import Schedule
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
+from lowerdeck.torch_base import erase_nodes_now
 
 
 def splice_root(

@@ -9,8 +9,6 @@ from typing import TypeAlias
 from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from lowerdeck.graph_fuser._torch_private import mend_readers
-from lowerdeck.graph_fuser.collector import collector_held
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.order.elements import followers, is_getitem
 from lowerdeck.graph_fuser.order.ordering import legal_order
@@ -25,6 +23,7 @@ from lowerdeck.graph_fuser.proposer.items import ItemGraph, keep_items_apart
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.proposer.spreading import spread
 from lowerdeck.graph_fuser.proposer.targets import qualified_name
+from lowerdeck.torch_base import collector_held, mend_readers
 
 Supported: TypeAlias = Callable[[Node], bool] | OperatorSupportBase
 """Says whether a node may be fused: a predicate, or torch's operator support."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from lowerdeck.graph_fuser._torch_private import OpOverload, OpOverloadPacket
+from lowerdeck.torch_base import OpOverload, OpOverloadPacket
 
 
 def qualified_name(node: Node) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, erase_nodes_now, mend_readers
+from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import ErasedNodeError, ForeignNodeError, NodeInUseError
 from lowerdeck.graph_fuser.order.attributes import install
 from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
@@ -19,6 +19,7 @@ from lowerdeck.graph_fuser.outliner.outlining import extract
 from lowerdeck.graph_fuser.outliner.partition import fuse_partitions
 from lowerdeck.graph_fuser.outliner.splice import replace_inputs
 from lowerdeck.graph_fuser.regions import Region
+from lowerdeck.torch_base import erase_nodes_now, mend_readers
 
 
 def fuse_as_graphmodule(

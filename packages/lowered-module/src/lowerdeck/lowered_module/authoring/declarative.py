@@ -22,7 +22,7 @@ from lowerdeck.lowered_module.authoring.supported import (
 from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.errors import UnsupportedOperatorError
 from lowerdeck.lowered_module.program.graphs import is_getitem
-from lowerdeck.lowered_module.program.source_code import source_of
+from lowerdeck.torch_base import describe_node
 
 Visitor = TypeVar("Visitor", bound=Callable[..., Any])
 
@@ -158,9 +158,7 @@ def unsupported(backend: str, node: Node, known: Any) -> UnsupportedOperatorErro
         node: The node.
         known: Names of the operators that it can compile.
     """
-    source = (source_of(node) or "unknown source").splitlines()
     return UnsupportedOperatorError(
-        f"backend {backend!r} cannot compile {operator_name(node)} (node {node.name!r}, from "
-        f"{' '.join(line.strip() for line in source)}); it knows "
+        f"backend {backend!r} cannot compile {describe_node(node)}; it knows "
         f"{', '.join(sorted(known)) or 'nothing'}: leave it out of the table, or visit it"
     )

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._torch_private import OpOverload
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.torch_base import OpOverload
 
 
 class DelegationSpec(NamedTuple):

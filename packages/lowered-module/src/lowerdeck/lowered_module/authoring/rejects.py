@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.fx import Graph, Node
 
-from lowerdeck.lowered_module._torch_private import OpOverload
+from lowerdeck.torch_base import OpOverload
 
 REJECT = "lowerdeck.reject"
 """Key of ``node.meta`` under which a partitioner leaves the reason for leaving a node alone."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from lowerdeck.lowered_module._torch_private import OpOverload, pytree, schema_of
 from lowerdeck.lowered_module.authoring.rejects import operator_name
 from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.torch_base import OpOverload, pytree, schema_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.graph_fuser import propose_partitions
-from lowerdeck.lowered_module._torch_private import OpOverload
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
@@ -20,7 +19,7 @@ from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import graphs_of
+from lowerdeck.torch_base import OpOverload, graphs_of
 
 
 class TablePartitioner(Partitioner):

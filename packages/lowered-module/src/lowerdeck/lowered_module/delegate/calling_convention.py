@@ -10,9 +10,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
 from torch.fx import Node
 
-from lowerdeck.lowered_module._torch_private import pytree, set_program_parts
 from lowerdeck.lowered_module.errors import SignatureError
 from lowerdeck.lowered_module.program.copies import copy_signature
+from lowerdeck.torch_base import pytree, set_program_parts
 
 
 @dataclass(frozen=True, slots=True)

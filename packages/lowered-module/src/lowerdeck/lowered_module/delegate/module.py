@@ -10,11 +10,11 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module._executorch import as_peer
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.delegate.single_call import single_call_program
 from lowerdeck.lowered_module.errors import SignatureError
 from lowerdeck.lowered_module.program.prepared import PreparedProgram
+from lowerdeck.torch_base import executorch_call_delegate
 
 if TYPE_CHECKING:
     from lowerdeck.serializer import NamedDataStoreOutput, Program

@@ -17,10 +17,10 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.signature import argument_of, user_values
+from lowerdeck.torch_base import executorch_call_delegate
 
 
 def single_call_program(

@@ -10,13 +10,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.authoring.rejects import REJECT
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.inspect.graph_layout import place_nodes
 from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import attribute_of
+from lowerdeck.torch_base import attribute_of, executorch_call_delegate, module_path, source_frame
 
 _LONGEST = 300
 
@@ -248,16 +247,10 @@ def _type(value: object) -> str:
 
 
 def _place(node: Node) -> str:
-    """Return the module path, and the innermost line outside installed packages."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next((entry[0] for entry in reversed(stack.values()) if entry[0]), "")
-    frames = [line for line in (node.stack_trace or "").splitlines() if 'File "' in line]
-    line = ""
-    if frames:
-        own = [frame for frame in frames if "-packages/" not in frame] or frames
-        file, _, rest = own[-1].partition('File "')[2].partition('", line ')
-        line = f"{file}:{rest.split(',')[0].strip()}"
-    return ", ".join(part for part in (str(path), line) if part)
+    """Return the module path, and the innermost line outside torch."""
+    frame = source_frame(node)
+    line = f"{frame.file}:{frame.line}" if frame else ""
+    return ", ".join(part for part in (module_path(node), line) if part)
 
 
 def _brief(value: object) -> str:

@@ -11,13 +11,12 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
 
 from lowerdeck.lowered_module._executorch import clone_operator
-from lowerdeck.lowered_module._torch_private import schema_of
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
 from lowerdeck.lowered_module.partition.grouping import Groups
 from lowerdeck.lowered_module.program.functional import changing_inputs
 from lowerdeck.lowered_module.program.signature import OWNABLE_KINDS, STATE_MUTATIONS
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, USED_ELSEWHERE
-from lowerdeck.torch_base import MemoryUse
+from lowerdeck.torch_base import MemoryUse, find_schema
 
 Owned = dict[str, list[Node]]
 
@@ -157,6 +156,6 @@ def _cloned(value: Any) -> Any:
 
 def _clone_like(value: Node) -> Any:
     """Return the clone operator in the dialect of ``value``'s own operator."""
-    source = value.args[0] if schema_of(value.target) is None else value
+    source = value.args[0] if find_schema(value.target) is None else value
     target = source.target if isinstance(source, Node) else value.target
     return clone_operator(target) or torch.ops.aten.clone.default

@@ -10,14 +10,13 @@ from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.partition.cut import CutProgram
 from lowerdeck.lowered_module.partition.grouping import strip_tags
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import STATE_MUTATIONS, renamed
-from lowerdeck.torch_base import graphs_of
+from lowerdeck.torch_base import executorch_call_delegate, graphs_of
 
 
 def splice_delegates(

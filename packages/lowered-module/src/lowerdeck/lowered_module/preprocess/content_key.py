@@ -11,9 +11,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.authoring.rejects import operator_name
-from lowerdeck.torch_base import attribute_of
+from lowerdeck.torch_base import attribute_of, pytree
 
 FORMAT = b"lowerdeck result 2"
 

@@ -11,7 +11,7 @@ from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.partition.cut import Cut
 from lowerdeck.lowered_module.program.prepared import give_own_state
-from lowerdeck.lowered_module.program.source_code import source_of
+from lowerdeck.torch_base import source_frame
 
 
 def make_delegate(
@@ -91,9 +91,11 @@ def source_lines(program: ExportedProgram, limit: int = 5) -> str:
     """
     found: dict[str, None] = {}
     for node in program.graph.nodes:
-        place = source_of(node) if node.op == "call_function" and len(found) < limit else ""
-        if place:
-            found[place] = None
+        if node.op != "call_function" or len(found) == limit:
+            continue
+        frame = source_frame(node)
+        if frame:
+            found["\n    ".join(filter(None, (f"  {frame.place}", frame.code)))] = None
     return "\n".join(found)
 
 

@@ -8,8 +8,7 @@ from typing import cast
 
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import executorch_call_delegate
-from lowerdeck.torch_base import attribute_of, graphs_of
+from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of
 
 
 def is_getitem(node: Node) -> bool:

@@ -12,12 +12,11 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module._torch_private import pytree
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
 from lowerdeck.lowered_module.testing.programs import Sample, generated
-from lowerdeck.torch_base import graphs_of
+from lowerdeck.torch_base import graphs_of, pytree
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
-from lowerdeck.unflatten._torch_private import pytree
+from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.errors import InputStructureError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from lowerdeck.unflatten._torch_private import pytree
+from lowerdeck.torch_base import pytree
 
 __all__ = ["FlatArgsAdapter"]
 

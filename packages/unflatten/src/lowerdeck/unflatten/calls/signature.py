@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
-from lowerdeck.unflatten._torch_private import pytree
+from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.calls.adapting import adapted_arguments
 from lowerdeck.unflatten.calls.carrying import CARRIED, take_carried
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints

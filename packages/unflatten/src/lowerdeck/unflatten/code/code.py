@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from lowerdeck.torch_base import source_frames
 from lowerdeck.unflatten._torch_private import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -22,11 +23,10 @@ from lowerdeck.unflatten._torch_private import (
     packet_name,
 )
 from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, form_of, returned
-from lowerdeck.unflatten.calls.python_names import is_name
+from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
-from lowerdeck.unflatten.code.source_lines import source_comment
 
 _SERIAL = re.compile(r"(_\d+)+$")
 _WORD = re.compile(r"[^0-9a-zA-Z_]+")
@@ -225,7 +225,7 @@ class _Writer:
         ]
         if left:
             text += f"; {' = '.join(left)} = None"
-        self.line(text, source_comment(node))
+        self.line(text, _source_comment(node))
 
     def _mode(self, node: Node) -> bool:
         """Open or close a block for a node that changes a mode; return whether it was one."""
@@ -238,7 +238,7 @@ class _Writer:
             if node.target is ENTER_AUTOCAST:
                 device, dtype, enabled, cache = (self.argument(value) for value in node.args)
                 arguments = f"{device}, dtype={dtype}, enabled={enabled}, cache_enabled={cache}"
-            self.line(f"with {self.object_name(manager)}({arguments}):", source_comment(node))
+            self.line(f"with {self.object_name(manager)}({arguments}):", _source_comment(node))
             self.indent += "    "
             return True
         if node.target is EXIT_AUTOCAST:
@@ -416,3 +416,12 @@ _PYTHON_NAMES: dict[str, object] = {
     **{found.__name__: found for found in (getattr, slice, type, len, tuple, list, dict)},
 }
 """What generated code names of Python's own, unless a parameter has that name."""
+
+
+def _source_comment(node: Node) -> str:
+    """Return ``file:line in function: code`` of the node's innermost frame, on one line."""
+    frames = source_frames(node)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return on_one_line(f"{last.file}:{last.line} in {last.function}: {last.code}")

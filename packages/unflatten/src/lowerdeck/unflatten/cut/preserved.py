@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
-from lowerdeck.unflatten._torch_private import OpOverload, pytree, schema_of
+from lowerdeck.torch_base import OpOverload, pytree, schema_of
 from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
 from lowerdeck.unflatten.trace.call_tree import Frame

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.trace.mutations import is_view
 

@@ -18,12 +18,12 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
+from lowerdeck.torch_base import add_node
 from lowerdeck.unflatten._torch_private import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
     GRAD_MODE_REGION,
     SET_GRAD_MODE,
-    add_node,
 )
 from lowerdeck.unflatten.calls.carrying import (
     LOST_SIGNATURE,
@@ -195,7 +195,7 @@ class WorkingGraphBuilder:
             target = _DETACH
         args = self._resolve(node.args, scope, frame, place)
         kwargs = self._resolve(node.kwargs, scope, frame, place) if node.kwargs else {}
-        copy = add_node(self.graph, node.op, target, args, kwargs, node.name)
+        copy = add_node(self.graph, node.op, target, args, node.name, kwargs)
         self._place(copy, frame, node)
         first = node.args[0] if node.args and is_inplace(node.target) else None
         held = values.get(first) if isinstance(first, Node) else None
@@ -258,12 +258,12 @@ class WorkingGraphBuilder:
     def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
         name = path.replace(".", "_")
         if here:
-            return self._place(add_node(self.graph, "get_attr", path, (), {}, name), owner, None)
+            return self._place(add_node(self.graph, "get_attr", path, (), name), owner, None)
         first = _first_node(owner)
         if first is None:
-            return self._place(add_node(self.graph, "get_attr", path, (), {}, name), owner, None)
+            return self._place(add_node(self.graph, "get_attr", path, (), name), owner, None)
         with self.graph.inserting_before(first):
-            read = add_node(self.graph, "get_attr", path, (), {}, name)
+            read = add_node(self.graph, "get_attr", path, (), name)
         owner.nodes.insert(0, read)
         return read
 

@@ -6,13 +6,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import (
-    ENTER_AUTOCAST,
-    EXIT_AUTOCAST,
-    SET_GRAD_MODE,
-    OpOverload,
-    schema_of,
-)
+from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
 

@@ -11,12 +11,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from lowerdeck.unflatten._torch_private import (
-    HigherOrderOperator,
-    OpOverload,
-    overload_name,
-    packet_name,
-)
+from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name
+from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.errors import UnflattenError
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "closes", "carries")

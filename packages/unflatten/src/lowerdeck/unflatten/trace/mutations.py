@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item
 

@@ -12,8 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from lowerdeck.torch_base import OwnCopies
-from lowerdeck.unflatten._torch_private import storage_key
+from lowerdeck.torch_base import OwnCopies, storage_identity
 
 
 class StateKind(Enum):
@@ -171,7 +170,7 @@ def _memory(value: Any) -> int | None:
     if not _is_plain(value):
         return None
     try:
-        return storage_key(value)
+        return storage_identity(value)
     except NotImplementedError:
         return None
 

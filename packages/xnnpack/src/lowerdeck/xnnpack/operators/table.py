@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack._torch_private import OpOverload, is_mutable, returns_alias
+from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.arguments import Call, arguments
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
@@ -100,16 +100,22 @@ def _tensor_refusal(node: Node) -> str | None:
 
 def _mutation_refusal(node: Node) -> str | None:
     """A write in place is a plain result where nobody else can see what it overwrites."""
-    if not isinstance(node.target, OpOverload) or not is_mutable(node.target):
+    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
         return None
     source = node.args[0]
     if (
         not isinstance(source, Node)
         or not isinstance(source.target, OpOverload)
-        or returns_alias(source.target)
+        or _returns_alias(source.target)
         or source.target is torch.ops.aten.dropout.default
     ):
         return "it writes into what may belong to others"
     if len(source.users) > 1:
         return "it overwrites what others read"
     return None
+
+
+def _returns_alias(op: OpOverload) -> bool:
+    """Return whether a result can share memory with an argument that is only read."""
+    returned = schema_of(op).returns
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returned)
