@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, overload
@@ -60,10 +60,9 @@ class MethodProgramsPartitionerSpec:
 
 @overload
 def to_backend(
-    what: str,
-    program: ExportedProgram,
-    compile_specs: list[Any],
-    /,
+    backend_id: str,
+    edge_program: ExportedProgram,
+    compile_specs: Sequence[Any] = (),
     *,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -74,9 +73,8 @@ def to_backend(
 
 @overload
 def to_backend(
-    what: ExportedProgram,
-    partitioner: PartitionerLike,
-    /,
+    edge_program: ExportedProgram,
+    partitioner_instance: PartitionerLike,
     *,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -87,8 +85,19 @@ def to_backend(
 
 @overload
 def to_backend(
-    what: MethodProgramsPartitionerSpec,
-    /,
+    edge_program: ExportedProgram,
+    *,
+    partitioner: PartitionerLike,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> ExportedProgram:
+    """Return the same: ``partitioner`` is short for ``partitioner_instance``."""
+
+
+@overload
+def to_backend(
+    method_edge_program_partitioners: MethodProgramsPartitionerSpec,
     *,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
@@ -98,37 +107,37 @@ def to_backend(
 
 
 def to_backend(
-    what: Any,
-    second: Any = None,
-    third: Any = None,
-    /,
-    *,
+    *args: Any,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    **named: Any,
 ) -> Any:
     """Return a program, or several, of which parts are given to backends.
 
-    ``to_backend(backend_id, program, compile_specs)`` gives the whole program to one backend and
-    returns a ``LoweredBackendModule``. ``to_backend(program, partitioner)`` gives away what the
-    partitioner tags, nested graphs included, and returns a new program.
-    ``to_backend(MethodProgramsPartitionerSpec(...))`` does so for several methods, each backend
+    It has three forms, each by position or by name. ``to_backend(backend_id, edge_program,
+    compile_specs)`` gives the whole program to one backend and returns a
+    ``LoweredBackendModule``. ``to_backend(edge_program, partitioner_instance)`` gives away what
+    the partitioner tags, nested graphs included, and returns a new program.
+    ``to_backend(method_edge_program_partitioners)`` does so for several methods, each backend
     seeing its partitions of all methods at once (``preprocess_multimethod``).
 
     What is passed in is never changed, whether lowering succeeds or not. Weights are not copied.
     Results come in the same order, and are the same, with or without executor and cache.
 
     Args:
-        what: A backend id, a program, or a ``MethodProgramsPartitionerSpec``.
-        second: The program, or the partitioner: any callable from a program to something with
-            ``tagged_exported_program`` and ``partition_tags``.
-        third: The compile specs, with a backend id.
+        *args: What the form takes: ``backend_id``, the name of a backend; ``edge_program``, any
+            ``ExportedProgram``; ``compile_specs``, what the backend is to know;
+            ``partitioner_instance``, or for short ``partitioner``: any callable from a program to
+            something with ``tagged_exported_program`` and ``partition_tags``;
+            ``method_edge_program_partitioners``, a ``MethodProgramsPartitionerSpec``.
+        **named: The same by name.
         executor: Any ``concurrent.futures.Executor``: partitions are sent to it and preprocessed
             side by side. Backends must be importable there.
         cache: A directory of results by content (graph, weights, specs, backend version); it may
             be shared by concurrent lowerings.
-        progress: Called with the number of partitions done, of all, and the place of the last; if
-            None, a bar is shown where standard error is a terminal.
+        progress: Called with the number of partitions done, of all, and the last of them; if None,
+            a bar is shown where standard error is a terminal.
 
     Returns:
         A ``LoweredBackendModule``, a program, or a program for each method.
@@ -158,26 +167,74 @@ def to_backend(
         >>> [delegate.backend_id for delegate in get_lowered_backend_modules(lowered.graph_module)]
         ['Bytes']
     """
+    given = _form(args, named)
     kept = None if cache is None else ResultCache(cache)
-    if isinstance(what, str):
-        return _lower_whole(what, second, list(third or []), executor, kept, progress)
-    if isinstance(what, ExportedProgram):
-        cut = _partitioned(what, second)
-        after_calls = cut.next_handle + len(cut.cuts)
-        with handles_taken(after_calls), shown(progress, len(cut.cuts)) as show:
-            results = preprocess_each(cut.cuts, show, executor=executor, cache=kept)
-        return _spliced(cut, results, StateCopies([what]))
-    if hasattr(what, "method_to_edge_program") and hasattr(what, "method_to_partitioner"):
-        return _lower_methods(what, executor, kept, progress)
-    raise PartitionError(
-        f"found a {type(what).__name__}, expected a backend id, an ExportedProgram or a "
-        "MethodProgramsPartitionerSpec"
-    )
+    if "backend_id" in given:
+        specs = list(given.get("compile_specs") or [])
+        program = given.get("edge_program")
+        return _lower_whole(given["backend_id"], program, specs, executor, kept, progress)
+    if "method_edge_program_partitioners" in given:
+        return _lower_methods(given["method_edge_program_partitioners"], executor, kept, progress)
+    program, partitioner = given["edge_program"], given.get("partitioner_instance")
+    if not callable(partitioner):
+        raise PartitionError(
+            f"found a {type(partitioner).__name__} as the partitioner, expected a Partitioner, or "
+            "what else takes a program: to_backend(program, XnnpackPartitioner())"
+        )
+    cut = _partitioned(program, partitioner)
+    after_calls = cut.next_handle + len(cut.cuts)
+    with handles_taken(after_calls), shown(progress, len(cut.cuts)) as show:
+        results = preprocess_each(cut.cuts, show, executor=executor, cache=kept)
+    return _spliced(cut, results, StateCopies([program]))
+
+
+_FORMS = (
+    ("backend_id", "edge_program", "compile_specs"),
+    ("method_edge_program_partitioners",),
+    ("edge_program", "partitioner_instance"),
+)
+
+
+def _form(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``to_backend`` by name, whichever form they are of.
+
+    Raises:
+        PartitionError: The first argument is of none.
+        TypeError: An argument is unknown, given twice, or one too many, as Python would say.
+    """
+    if "partitioner" in named:
+        named.setdefault("partitioner_instance", named["partitioner"])
+        if named["partitioner_instance"] is not named.pop("partitioner"):
+            raise TypeError("to_backend() got both partitioner and partitioner_instance")
+    names = next((form for form in _FORMS[:2] if form[0] in named), _FORMS[2])
+    first = args[0] if args else named.get(names[0])
+    if isinstance(first, str):
+        names = _FORMS[0]
+    elif hasattr(first, "method_to_edge_program") and hasattr(first, "method_to_partitioner"):
+        names = _FORMS[1]
+    elif not isinstance(first, ExportedProgram):
+        raise PartitionError(
+            f"found a {type(first).__name__}, expected a backend id, an ExportedProgram or a "
+            "MethodProgramsPartitionerSpec"
+        )
+    if len(args) > len(names):
+        raise TypeError(f"to_backend() takes {', '.join(names)}; found {len(args)} arguments")
+    given = dict(zip(names, args, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            raise TypeError(
+                f"to_backend() got an unexpected argument {name!r}; with a "
+                f"{type(first).__name__} first it takes {', '.join(names)}"
+            )
+        if name in given:
+            raise TypeError(f"to_backend() got multiple values for argument {name!r}")
+        given[name] = value
+    return given
 
 
 def _lower_whole(
     backend_id: str,
-    program: ExportedProgram,
+    program: object,
     compile_specs: list[Any],
     executor: Executor | None,
     cache: ResultCache | None,
