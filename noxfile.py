@@ -13,6 +13,8 @@ nox.needs_version = ">=2026.8.10"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
+# Few machines have every Python; a CI that sets ``CI`` would fail instead of skipping.
+nox.options.error_on_missing_interpreters = False
 
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
@@ -162,6 +164,32 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *where, *options)
 
 
+def _test_with_own_torch(session: nox.Session) -> None:
+    # The torch that the other sessions borrow is built for their Python only.
+    session.install("torch", "numpy", *TEST_TOOLS, *EDITABLE, *DEV)
+    chosen, options = _chosen(session)
+    failed = []
+    for package in chosen:
+        try:
+            session.run("pytest", f"packages/{package}/tests", *options)
+        except nox.command.CommandFailed:
+            failed.append(package)
+    if failed:
+        session.error(f"on Python {session.python} these fail: {', '.join(failed)}")
+
+
+@nox.session(name="tests-3.12", python="3.12", default=False)
+def tests_3_12(session: nox.Session) -> None:
+    """Run every package's tests, or those named after ``--``, on Python 3.12 (5 GB of torch)."""
+    _test_with_own_torch(session)
+
+
+@nox.session(name="tests-3.13", python="3.13", default=False)
+def tests_3_13(session: nox.Session) -> None:
+    """Run every package's tests, or those named after ``--``, on Python 3.13 (5 GB of torch)."""
+    _test_with_own_torch(session)
+
+
 @nox.session(requires=["torch"])
 def docs(session: nox.Session) -> None:
     """Build the pages with warnings as errors and run every code block in them."""
@@ -174,15 +202,16 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def build(session: nox.Session) -> None:
-    """Build every package's sdist, and a wheel from that sdist, into ``dist/``."""
+    """Build sdists, and wheels from them, into ``dist/``; their descriptions must render."""
     # Here once for all packages: node, which pyright needs, takes 200 MB.
-    session.install("build", "hatchling", "pyright[nodejs]", *DEV)
+    session.install("build", "hatchling", "pyright[nodejs]", "readme-renderer[md]", *DEV)
     shutil.rmtree(DIST, ignore_errors=True)
     for package in PACKAGES:
         session.run(
             *("python", "-m", "build", "--no-isolation", "-o", str(DIST), f"packages/{package}"),
             silent=True,
         )
+    session.run("python", "-m", "tools.check_descriptions")
 
 
 @nox.session(requires=["build", "torch"], reuse_venv=False)

@@ -28,6 +28,10 @@ PACKAGES = (
 )
 TORCH_FREE = frozenset({"serializer"})
 
+# Where the public finds this repository: nowhere yet, and an address that does not answer is worse
+# than none. Whoever publishes it writes it here; tests then ask for it in every pyproject.toml.
+HOME_URL = ""
+
 _PIN = re.compile(rf"{BRAND}-([a-z-]+)>=(\d+\.\d+\.\d+),<")
 
 
@@ -41,6 +45,11 @@ def project(package: str) -> dict[str, Any]:
     text = (ROOT / "packages" / package / "pyproject.toml").read_text()
     table: dict[str, Any] = tomllib.loads(text)["project"]
     return table
+
+
+def project_urls() -> dict[str, str]:
+    """Return what every package must say in ``[project.urls]``."""
+    return {"Source": HOME_URL} if HOME_URL else {}
 
 
 def sibling_pins(package: str) -> dict[str, str]:

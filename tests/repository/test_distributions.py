@@ -1,0 +1,159 @@
+"""What a stranger sees of each package on an index, and what its code needs to be installed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import workspace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Distributions whose import name is another.
+IMPORTED_AS = {
+    f"lowerdeck-{package}": f"lowerdeck.{workspace.import_name(package)}"
+    for package in workspace.PACKAGES
+}
+# Who asks for what a package offers by an entry point: without it the offer is of no use.
+ASKED_BY = {
+    "lowerdeck.commands": "lowerdeck-serializer",
+    "lowerdeck.backends": "lowerdeck-lowered-module",
+    "lowerdeck.partitioners": "lowerdeck-lowered-module",
+    "lowerdeck.runtimes": "lowerdeck-runner",
+}
+# Type checkers bring it along; nothing imports it when code runs.
+ONLY_FOR_TYPES = {"_typeshed"}
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    return match[0]
+
+
+def _declared(table: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Return what is required, and what is required or belongs to an extra."""
+    required = {_name(r) for r in table["dependencies"]}
+    extras = table.get("optional-dependencies", {}).values()
+    return required, required.union(*({_name(r) for r in extra} for extra in extras))
+
+
+def _modules(tree: ast.AST) -> Iterator[str]:
+    """Yield the name of each module that a source imports, also by ``import_module("...")``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            text = node.args[0] if node.args else None
+            if called in {"import_module", "find_spec"} and isinstance(text, ast.Constant):
+                yield str(text.value)
+
+
+def _distributions(source: str) -> set[str]:
+    """Return the distributions of others that a source needs, by the names of its imports."""
+    by_import = {name: distribution for distribution, name in IMPORTED_AS.items()}
+    found = set()
+    for module in _modules(ast.parse(source)):
+        parts = module.split(".")
+        top = ".".join(parts[:2]) if parts[0] == workspace.BRAND else parts[0]
+        if top not in sys.stdlib_module_names | ONLY_FOR_TYPES:
+            found.add(by_import.get(top, top))
+    return found
+
+
+def _imported(package: str) -> set[str]:
+    sources = (ROOT / "packages" / package / "src").rglob("*.py")
+    found = set().union(*(_distributions(path.read_text()) for path in sources))
+    return found - {f"lowerdeck-{package}"}
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_every_import_is_declared(package):
+    _, allowed = _declared(workspace.project(package))
+    assert _imported(package) <= allowed, "declare it: a dependency's dependency may go"
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_every_dependency_is_imported_or_asks_for_an_entry_point(package):
+    table = workspace.project(package)
+    required, _ = _declared(table)
+    offered = {ASKED_BY[group] for group in table.get("entry-points", {}) if group in ASKED_BY}
+    assert required <= _imported(package) | offered
+
+
+@pytest.mark.parametrize(
+    ("source", "needs"),
+    [
+        ("import os.path\nimport sympy.core", {"sympy"}),
+        ("from lowerdeck import runner", {"lowerdeck-runner"}),
+        ("from lowerdeck.graph_fuser.plan import x", {"lowerdeck-graph-fuser"}),
+        ("def f():\n    import tqdm", {"tqdm"}),
+        ("importlib.import_module('lowerdeck.xnnpack')", {"lowerdeck-xnnpack"}),
+        ("importlib.import_module(f'{__name__}.here')\nfrom . import other", set()),
+        ("from _typeshed import ReadableBuffer", set()),
+    ],
+)
+def test_imports_are_found_however_they_are_written(source, needs):
+    assert _distributions(source) == needs
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_an_index_can_tell_whose_a_package_is_and_where_it_runs(package):
+    table = workspace.project(package)
+    assert table["authors"] == [{"name": "Lowerdeck developers"}]
+    assert len(table["keywords"]) >= 3
+    assert table["license"] == "BSD-3-Clause"
+    topics = {text.split(" :: ")[0] for text in table["classifiers"]}
+    assert topics >= {"Development Status", "Intended Audience", "Topic", "Typing"}
+    # The licence stands in `license`; a classifier beside it is an error on indexes (PEP 639).
+    assert "License" not in topics
+    assert table.get("urls", {}) == workspace.project_urls()
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_the_pythons_named_are_those_that_a_session_tests(package):
+    table = workspace.project(package)
+    oldest = table["requires-python"].removeprefix(">=")
+    sessions = re.findall(r'name="tests-(3\.\d+)"', (ROOT / "noxfile.py").read_text())
+    named = [re.fullmatch(r"Programming .* :: (3\.\d+)", text) for text in table["classifiers"]]
+    assert [match[1] for match in named if match] == [oldest, *sessions]
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert ruff["target-version"] == f"py{oldest.replace('.', '')}"
+
+
+def _targets(markdown: str) -> list[str]:
+    """Return where the links and pictures of a page lead, code left out."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    inline = re.findall(r"\]\(\s*<?([^)\s>]+)", text)
+    named = re.findall(r"^\s*\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
+    return inline + named + re.findall(r"""(?:href|src)\s*=\s*["']([^"']+)""", text)
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_no_link_of_a_readme_breaks_where_only_the_readme_is(package):
+    targets = _targets((ROOT / "packages" / package / "README.md").read_text())
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "targets"),
+    [
+        ("[a](../b.md) and ![c](d.png)", ["../b.md", "d.png"]),
+        ("[a][b]\n\n[b]: docs/c.md", ["docs/c.md"]),
+        ('<a href="x.md">x</a>', ["x.md"]),
+        ("```python\ny = a[0](b)\n```\n`a[0](b)`", []),
+    ],
+)
+def test_links_are_found_however_they_are_written(page, targets):
+    assert _targets(page) == targets
