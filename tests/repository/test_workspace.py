@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from tools import workspace
 
 ROOT = Path(__file__).resolve().parents[2]
+# From this commit on, a line of releases.toml is never changed: someone may have built from it.
+APPEND_ONLY_FROM = "d81db26"
 
 
 def test_packages_are_the_folders_and_lowest_layers_come_first():
@@ -60,3 +64,35 @@ def test_users_can_ask_for_every_set_of_packages_that_lacks_no_dependency():
 def test_an_extra_brings_what_it_declares():
     (brought,) = (b for wish, b in workspace.wishes() if wish == ("lowered-module[run]",))
     assert brought == workspace.siblings("lowered-module") | {"lowered-module", "runner"}
+
+
+def test_no_release_that_was_recorded_is_changed_or_lost():
+    try:
+        shallow = workspace.git("rev-parse", "--is-shallow-repository") == "true"
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("there is no git history here")
+    if shallow:
+        pytest.skip("this clone is shallow: fetch all history")
+    # Before, the record was written anew with the history that it names.
+    span = ("--full-history", f"{APPEND_ONLY_FROM}..HEAD", "--", "releases.toml")
+    commits = [APPEND_ONLY_FROM, *workspace.git("log", "--format=%H", *span).split()]
+    for commit in commits:
+        earlier = tomllib.loads(workspace.git("show", f"{commit}:releases.toml"))
+        assert _lost(earlier, workspace.releases()) == [], f"{commit} recorded otherwise"
+
+
+def _lost(earlier: dict[str, dict[str, str]], later: dict[str, dict[str, str]]) -> list[str]:
+    return [
+        f"{package} {version} = {commit}, now {later.get(package, {}).get(version)}"
+        for package, known in earlier.items()
+        for version, commit in known.items()
+        if later.get(package, {}).get(version) != commit
+    ]
+
+
+def test_a_record_may_only_grow():
+    record = {"serializer": {"0.1.0": "aa"}}
+    assert _lost(record, {"serializer": {"0.1.0": "aa", "0.1.1": "bb"}, "emitter": {}}) == []
+    assert _lost(record, {"serializer": {"0.1.0": "bb"}}) == ["serializer 0.1.0 = aa, now bb"]
+    assert _lost(record, {"serializer": {"0.1.1": "aa"}}) == ["serializer 0.1.0 = aa, now None"]
+    assert _lost(record, {}) == ["serializer 0.1.0 = aa, now None"]
