@@ -19,16 +19,21 @@ nox.options.error_on_missing_interpreters = False
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
-from tools.workspace import (  # noqa: E402  (tools/ stands beside this file, not on the path)
+from tools.mixes import (  # noqa: E402  (tools/ stands beside this file, not on the path)
+    known_versions,
+    largest_mixes,
+    oldest_siblings,
+)
+from tools.workspace import (  # noqa: E402
     PACKAGES,
     TORCH_FREE,
     extract,
     import_name,
     is_known,
+    project,
     released_commit,
     requirements_of,
     restore_tag,
-    sibling_pins,
     siblings,
     wishes,
 )
@@ -102,13 +107,24 @@ def _test_installed(session: nox.Session, package: str, *options: str) -> None:
         )
 
 
-def _do_main_job(session: nox.Session, resnet18: str, folder: Path) -> None:
-    """Lower two models, compare what runs with eager, and show what the files hold."""
-    convolution = "BackendWithDelegateMappingDemo.get_test_model_and_inputs"
-    for name, factory in {
-        "resnet18": resnet18,
-        "conv_relu_tan": f"lowerdeck.demo_backends:{convolution}",
-    }.items():
+def _build_released(session: nox.Session, package: str, version: str, folder: Path) -> Path:
+    """Build the wheel of a release from the commit that the record names."""
+    restore_tag(package, version)
+    commit = str(released_commit(package, version))
+    source = extract(commit, f"packages/{package}", folder / f"{package}-{version}")
+    session.run(
+        *("python", "-m", "build", "-w", "--no-isolation", "-o", str(folder), str(source)),
+        silent=True,
+    )
+    return next(folder.glob(f"lowerdeck_{import_name(package)}-{version}-*.whl"))
+
+
+CONV_RELU_TAN = "lowerdeck.demo_backends:BackendWithDelegateMappingDemo.get_test_model_and_inputs"
+
+
+def _do_main_job(session: nox.Session, factories: dict[str, str], folder: Path) -> None:
+    """Lower models, compare what runs with eager, and show what the files hold."""
+    for name, factory in factories.items():
         file = str(folder / f"{name}.pte")
         session.run(
             *("lowerdeck", "lower", factory, "--backend", "BackendWithDelegateMappingDemo"),
@@ -123,7 +139,8 @@ def demo(session: nox.Session) -> None:
     _borrow_torch(session)
     session.install(*EDITABLE, *DEV)
     OUT.mkdir(exist_ok=True)
-    _do_main_job(session, "examples.resnet18:example", OUT)
+    factories = {"resnet18": "examples.resnet18:example", "conv_relu_tan": CONV_RELU_TAN}
+    _do_main_job(session, factories, OUT)
 
 
 @nox.session
@@ -238,10 +255,11 @@ def alone(session: nox.Session, package: str) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def oldest(session: nox.Session, package: str) -> None:
     """Test one package with the oldest siblings that it admits, built from their commits."""
-    pins = sibling_pins(package)
-    if not pins:
+    # All of them, also those that only a sibling needs, so that pip looks for none elsewhere.
+    wanted = oldest_siblings(package)
+    if not wanted:
         session.skip("it declares no sibling")
-    for sibling, version in pins.items():
+    for sibling, version in wanted.items():
         commit = released_commit(sibling, version)
         if commit is None:
             session.skip(f"{sibling} {version} is not in releases.toml: it has not been released")
@@ -251,18 +269,8 @@ def oldest(session: nox.Session, package: str) -> None:
     session.install("build", "hatchling", *TEST_TOOLS, *DEV)
     here = Path(session.create_tmp()).resolve()
     shutil.rmtree(here / "old", ignore_errors=True)
-    for sibling, version in pins.items():
-        restore_tag(sibling, version)
-        source = extract(
-            str(released_commit(sibling, version)), f"packages/{sibling}", here / "old" / sibling
-        )
-        session.run(
-            *("python", "-m", "build", "-w", "--no-isolation", "-o", str(here / "old")),
-            str(source),
-            silent=True,
-        )
-    session.install(*(str(wheel) for wheel in (here / "old").glob("*.whl")))
-    # The old siblings are in place, so that pip has nothing of ours to look for elsewhere.
+    old = [_build_released(session, *one, here / "old") for one in wanted.items()]
+    session.install(*map(str, old))
     session.install(f"./packages/{package}")
     session.run("python", "-m", "pip", "check")
     _test_installed(session, package)
@@ -270,7 +278,7 @@ def oldest(session: nox.Session, package: str) -> None:
 
 @nox.session(requires=["build", "torch"], reuse_venv=False, default=False)
 def wheels(session: nox.Session) -> None:
-    """Install every set of wheels that the layers allow, then do the main job without sources."""
+    """Install every set of wheels that layers allow, and old ones with new; do the main job."""
     _borrow_torch(session)
     session.install(*sorted({r for package in PACKAGES for r in requirements_of(package)}))
     check = str(ROOT / "tools/check_installed.py")
@@ -289,7 +297,35 @@ def wheels(session: nox.Session) -> None:
             session.run("python", check, *sorted(brought))
         session.install("--no-index", "--find-links", str(DIST), "lowerdeck-demo-backends")
         shutil.copy(ROOT / "examples/resnet18.py", ".")
-        _do_main_job(session, "resnet18:example", Path())
+        factories = {"resnet18": "resnet18:example", "conv_relu_tan": CONV_RELU_TAN}
+        _do_main_job(session, factories, Path())
+        _test_mixes(session)
+
+
+def _test_mixes(session: nox.Session) -> None:
+    """Install old and new wheels together, in each mix that the pins allow; do small jobs."""
+    session.install("build", "hatchling", *DEV)
+    shutil.rmtree("old", ignore_errors=True)
+    known = known_versions()
+    files = {
+        (package, version): Path(*_wheels(package))
+        if version == project(package)["version"]
+        else _build_released(session, package, version, Path("old").resolve())
+        for package in known
+        for version in known[package]
+    }
+    for mix in largest_mixes(known):
+        session.log(", ".join(" ".join(one) for one in mix.items()))
+        session.run(
+            *("python", "-m", "pip", "uninstall", "-qy"),
+            *(f"lowerdeck-{package}" for package in PACKAGES),
+            silent=True,
+        )
+        session.install("--no-deps", *(str(files[one]) for one in mix.items()))
+        session.run("python", "-m", "pip", "check", silent=True)
+        session.run("python", str(ROOT / "tools/check_installed.py"), *mix)
+        session.run("python", str(ROOT / "tools/small_job.py"))
+        _do_main_job(session, {"conv_relu_tan": CONV_RELU_TAN}, Path())
 
 
 @nox.session(requires=["build", "torch"], default=False)

@@ -18,11 +18,13 @@ from tools.workspace import (
     git,
     import_name,
     is_known,
+    newest,
     project,
     released_commit,
     releases,
     sibling_pins,
     tagged_commit,
+    version_numbers,
 )
 
 DIST = ROOT / "dist"
@@ -68,7 +70,7 @@ def record_problems(package: str, version: str) -> list[str]:
             problems.append(
                 f"tag {tag} exists, but releases.toml does not know it: delete the tag"
             )
-        if known and _numbers(version) <= _numbers(last := _newest(known)):
+        if known and version_numbers(version) <= version_numbers(last := newest(known)):
             problems.append(f"{version} does not come after {last}: run `hatch version minor`")
         return problems
     if not is_known(commit):
@@ -129,7 +131,7 @@ def api_problems(package: str, version: str) -> list[str]:
     known = releases().get(package, {})
     if not known:
         return []
-    last = _newest(known)
+    last = newest(known)
     if may_break(last, version) or not is_known(known[last]):
         return []
     module, source = f"{BRAND}.{import_name(package)}", f"packages/{package}/src"
@@ -141,17 +143,11 @@ def api_problems(package: str, version: str) -> list[str]:
 
 def may_break(old: str, new: str) -> bool:
     """Return whether ``new`` may break ``old`` by semantic versions; before 1.0, a minor may."""
-    (old_major, old_minor, _), (new_major, new_minor, _) = _numbers(old), _numbers(new)
+    (old_major, old_minor, _), (new_major, new_minor, _) = (
+        version_numbers(old),
+        version_numbers(new),
+    )
     return new_major > old_major or (old_major == 0 == new_major and new_minor > old_minor)
-
-
-def _numbers(version: str) -> tuple[int, int, int]:
-    major, minor, patch = (int(part) for part in version.split("."))
-    return major, minor, patch
-
-
-def _newest(known: dict[str, str]) -> str:
-    return max(known, key=_numbers)
 
 
 def _digests(folder: Path, package: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import tarfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,24 @@ def released_commit(package: str, version: str) -> str | None:
     Tags do not travel with every clone, the file does: it is the record, the tag a convenience.
     """
     return releases().get(package, {}).get(version)
+
+
+def version_numbers(version: str) -> tuple[int, int, int]:
+    """Return ``X.Y.Z`` as numbers, which sort as versions do."""
+    major, minor, patch = (int(part) for part in version.split("."))
+    return major, minor, patch
+
+
+def newest(versions: Iterable[str]) -> str:
+    """Return the last of some versions."""
+    return max(versions, key=version_numbers)
+
+
+def project_at(commit: str, package: str) -> dict[str, Any]:
+    """Return the ``[project]`` table of a package as it was at ``commit``."""
+    text = git("show", f"{commit}:packages/{package}/pyproject.toml")
+    table: dict[str, Any] = tomllib.loads(text)["project"]
+    return table
 
 
 def is_known(commit: str) -> bool:

@@ -1,0 +1,55 @@
+"""Which versions of the packages may stand together, by their pins."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools import mixes, workspace
+
+OLD_AND_NEW = {
+    "low": {"0.1.0": {}, "0.1.1": {}},
+    "high": {"0.1.0": {"low": ("0.1.0", "0.2")}, "0.2.0": {"low": ("0.1.1", "0.2")}},
+    "top": {"0.1.0": {"high": ("0.2.0", "0.3")}},
+}
+
+
+def test_each_mix_is_allowed_and_as_large_as_can_be():
+    assert mixes.largest_mixes(OLD_AND_NEW) == [
+        {"low": "0.1.0", "high": "0.1.0"},
+        {"low": "0.1.1", "high": "0.1.0"},
+        {"low": "0.1.1", "high": "0.2.0", "top": "0.1.0"},
+    ]
+
+
+def test_a_package_that_nothing_fits_is_in_no_mix():
+    known = {"low": {"0.2.0": {}}, "high": {"0.1.0": {"low": ("0.1.0", "0.2")}}}
+    assert mixes.largest_mixes(known) == [{"low": "0.2.0"}]
+
+
+def test_one_mix_is_these_sources_alone():
+    known = mixes.known_versions()
+    present = {package: next(iter(versions)) for package, versions in known.items()}
+    assert list(present) == list(workspace.PACKAGES)
+    assert present in mixes.largest_mixes(known)
+
+
+def test_the_oldest_siblings_are_those_of_siblings_too(monkeypatch):
+    declared = {
+        "top": {"dependencies": ["lowerdeck-middle>=0.1.0,<0.2", "lowerdeck-low>=0.1.0,<0.2"]},
+        "middle": {"dependencies": []},
+        "low": {"dependencies": []},
+    }
+    released = {
+        "middle": {"dependencies": ["torch>=2.13", "lowerdeck-low>=0.1.2,<0.2"]},
+        "low": {"dependencies": []},
+    }
+    monkeypatch.setattr(mixes, "project", lambda package: {"version": "9", **declared[package]})
+    monkeypatch.setattr(mixes, "project_at", lambda commit, package: released[package])
+    monkeypatch.setattr(mixes, "released_commit", lambda package, version: "a commit")
+    monkeypatch.setattr(mixes, "is_known", lambda commit: True)
+    assert mixes.oldest_siblings("top") == {"middle": "0.1.0", "low": "0.1.2"}
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_every_sibling_that_pip_would_look_for_is_built_for_oldest(package):
+    assert set(mixes.oldest_siblings(package)) == workspace.siblings(package)

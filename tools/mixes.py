@@ -1,0 +1,86 @@
+"""Which released and present versions of the packages one environment may hold together."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+
+from tools.workspace import (
+    BRAND,
+    PACKAGES,
+    is_known,
+    newest,
+    project,
+    project_at,
+    released_commit,
+    releases,
+    version_numbers,
+)
+
+_RANGE = re.compile(rf"{BRAND}-([a-z-]+)>=(\d+\.\d+\.\d+),<(\d+\.\d+)$")
+
+# By sibling: the lowest version that fits, and the first one that does not fit any more.
+Pins = Mapping[str, tuple[str, str]]
+# By package and version: what it needs.
+Known = Mapping[str, Mapping[str, Pins]]
+
+
+def known_versions() -> dict[str, dict[str, Pins]]:
+    """Return what each package's sources need, and what the newest other release of it needs."""
+    found = {}
+    for package in PACKAGES:
+        table = project(package)
+        found[package] = {str(table["version"]): pins(table["dependencies"])}
+        others = {v: c for v, c in releases().get(package, {}).items() if v not in found[package]}
+        if others and is_known(commit := others[version := newest(others)]):
+            found[package][version] = pins(project_at(commit, package)["dependencies"])
+    return found
+
+
+def pins(requirements: Iterable[str]) -> Pins:
+    """Return the range of each sibling that stands in a package's requirements."""
+    matches = (_RANGE.match(requirement) for requirement in requirements)
+    return {match[1]: (match[2], match[3]) for match in matches if match}
+
+
+def largest_mixes(known: Known) -> list[dict[str, str]]:
+    """Return every choice of versions that the pins allow and that no other package fits in.
+
+    Smaller ones are parts of these: a package that nothing else needs changes nothing for the
+    others but by its entry points, of which a test should rather have more.
+    """
+    names = list(known)
+    allowed = []
+    for versions in itertools.product(*((*known[package], "") for package in names)):
+        mix = {package: v for package, v in zip(names, versions, strict=True) if v}
+        if all(_fits(known[package][version], mix) for package, version in mix.items()):
+            allowed.append(mix)
+    return [m for m in allowed if not any(m.items() < other.items() for other in allowed)]
+
+
+def oldest_siblings(package: str) -> dict[str, str]:
+    """Return the lowest version of each sibling that a package, and these siblings, admit."""
+    wanted: dict[str, str] = {}
+    waiting = [pins(project(package)["dependencies"])]
+    while waiting:
+        for sibling, (low, _) in waiting.pop().items():
+            if newest((low, wanted.get(sibling, "0.0.0"))) != wanted.get(sibling):
+                wanted[sibling] = low
+                waiting.append(_needed_by(sibling, low))
+    return wanted
+
+
+def _needed_by(package: str, version: str) -> Pins:
+    table, commit = project(package), released_commit(package, version)
+    if table["version"] != version and commit is not None and is_known(commit):
+        table = project_at(commit, package)
+    return pins(table["dependencies"])
+
+
+def _fits(needed: Pins, mix: Mapping[str, str]) -> bool:
+    return all(
+        sibling in mix
+        and version_numbers(low) <= version_numbers(mix[sibling]) < version_numbers(f"{high}.0")
+        for sibling, (low, high) in needed.items()
+    )
