@@ -16,6 +16,7 @@ from unflatten_comparison import compare  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import build, unflatten
 from lowerdeck.unflatten.cut.direct import direct_graph
+from lowerdeck.unflatten.trace.trace import Trace
 
 
 class Block(nn.Module):
@@ -100,8 +101,8 @@ def _graphs_made(program: ExportedProgram, monkeypatch: pytest.MonkeyPatch) -> l
     """Return for each unflattening whether it did without a copy of the graph."""
     seen: list[bool] = []
 
-    def watched(*parts: Any) -> Any:
-        found = direct_graph(*parts)
+    def watched(trace: Trace) -> Any:
+        found = direct_graph(trace)
         seen.append(found is not None)
         return found
 

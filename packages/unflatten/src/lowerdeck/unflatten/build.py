@@ -28,14 +28,9 @@ from lowerdeck.unflatten.modules.bodies import BodyMaker
 from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children, restore
 from lowerdeck.unflatten.modules.generated_module import Body, shadow_own_names
 from lowerdeck.unflatten.modules.unflattened_module import UnflattenedModule
-from lowerdeck.unflatten.trace.call_homes import call_homes
 from lowerdeck.unflatten.trace.call_tree import release
-from lowerdeck.unflatten.trace.flat_items import flat_items
-from lowerdeck.unflatten.trace.module_paths import ModulePaths, module_names
 from lowerdeck.unflatten.trace.mutations import Mutations
-from lowerdeck.unflatten.trace.shared_modules import note_shared_modules
-from lowerdeck.unflatten.trace.state import ProgramState
-from lowerdeck.unflatten.trace.write_back import plan_mutations
+from lowerdeck.unflatten.trace.trace import Trace
 
 T = TypeVar("T")
 
@@ -101,23 +96,13 @@ def unflatten(
 def _built(
     program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None, inplace: bool
 ) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module]]:
-    state = ProgramState(program)
-    paths = ModulePaths(module_names(program))
-    for name in state.entries:
-        paths.add(name.rpartition(".")[0])
-    items = list(flat_items(program.graph_module))
-    note_shared_modules(paths, items, state)
-    tree = call_homes(items, paths)
-    mutations = plan_mutations(program, items, tree, state, paths)
-    if not inplace:
-        mutations.keep_functional()
-    parts = (program, items, state, paths, tree, mutations)
-    working = direct_graph(*parts) or WorkingGraphBuilder(*parts).build()
+    trace = Trace.of(program, inplace=inplace)
+    working = direct_graph(trace) or WorkingGraphBuilder(trace).build()
     maker = BodyMaker(working, *cut(working))
-    forms = share(in_call_order(tree.root), maker, paths)
+    forms = share(in_call_order(trace.tree.root), maker, trace.paths)
     graph, attributes = maker.root_graph()
-    signature = _signature(program, working, flat_args_adapter, mutations)
-    body = Body(graph, signature, attributes, tree.root.type_name)
+    signature = _signature(program, working, flat_args_adapter, trace.mutations)
+    body = Body(graph, signature, attributes, trace.tree.root.type_name)
     root = UnflattenedModule(body)
     root.__dict__.update(
         graph_signature=_copied(program.graph_signature),
@@ -127,11 +112,11 @@ def _built(
         check_input_constraints=True,
         meta=dict(program.graph_module.meta),
     )
-    modules = build_hierarchy(root, forms, paths)
-    install_state(modules, state, paths)
+    modules = build_hierarchy(root, forms, trace.paths)
+    install_state(modules, trace.state, trace.paths)
     for made in modules.values():
         shadow_own_names(made)
-    release(tree)
+    release(trace.tree)
     return root, modules
 
 

@@ -16,34 +16,20 @@ from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.cut.preserved import preserved_calls
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
-from lowerdeck.unflatten.trace.call_tree import CallTree
 from lowerdeck.unflatten.trace.flat_items import Item, Role
-from lowerdeck.unflatten.trace.module_paths import ModulePaths
-from lowerdeck.unflatten.trace.mutations import Mutations
-from lowerdeck.unflatten.trace.state import ProgramState
+from lowerdeck.unflatten.trace.trace import Trace
 
 _SWITCHES = (SET_GRAD_MODE, ENTER_AUTOCAST, EXIT_AUTOCAST)
 
 
-def direct_graph(
-    program: ExportedProgram,
-    items: Sequence[Item],
-    state: ProgramState,
-    paths: ModulePaths,
-    tree: CallTree,
-    mutations: Mutations,
-) -> WorkingGraph | None:
+def direct_graph(trace: Trace) -> WorkingGraph | None:
     """Return the program's own graph, to be read and not changed, or None if that will not do.
 
     Args:
-        program: The program.
-        items: Its steps.
-        state: Its state.
-        paths: Its modules.
-        tree: The calls around its steps; their nodes are entered where the graph will do.
-        mutations: What it overwrites.
+        trace: The program; nodes are entered in the calls of its tree where the graph will do.
     """
-    if mutations.count or not _is_plain(program, items) or preserved_calls(program):
+    program, items, state, tree = trace.program, trace.items, trace.state, trace.tree
+    if trace.mutations.count or not _is_plain(program, items) or preserved_calls(program):
         return None
     placeholders = program.graph.find_nodes(op="placeholder")
     held = [node for node in placeholders if node.name in state.targets]
@@ -55,7 +41,7 @@ def direct_graph(
         local["", node] = names[0]
         for user in node.users:
             owner = home.get(user, "")
-            found = (paths.attribute(owner, name) for name in names)
+            found = (trace.paths.attribute(owner, name) for name in names)
             path = next((text for text in found if text is not None), None)
             if path is None:
                 return None

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
@@ -45,9 +44,8 @@ from lowerdeck.unflatten.cut.rewritten_leaves import (
 )
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item, Role, Scope, mode_arguments
-from lowerdeck.unflatten.trace.module_paths import ModulePaths
-from lowerdeck.unflatten.trace.mutations import Mutation, Mutations, is_inplace
-from lowerdeck.unflatten.trace.state import ProgramState
+from lowerdeck.unflatten.trace.mutations import Mutation, is_inplace
+from lowerdeck.unflatten.trace.trace import Trace
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -88,31 +86,18 @@ class WorkingGraphBuilder:
     """Copies a program node by node.
 
     Args:
-        program: The program; it stays as it is.
-        items: Its steps.
-        state: Its state.
-        paths: Its modules.
-        tree: The calls around its steps.
-        mutations: Where new values are written back; None to leave them among the outputs.
+        trace: The program; it stays as it is.
     """
 
-    def __init__(
-        self,
-        program: ExportedProgram,
-        items: Sequence[Item],
-        state: ProgramState,
-        paths: ModulePaths,
-        tree: CallTree,
-        mutations: Mutations,
-    ) -> None:
-        self.program = program
-        self.items = items
-        self.state = state
-        self.paths = paths
-        self.tree = tree
-        self.mutations = mutations
+    def __init__(self, trace: Trace) -> None:
+        self.program = trace.program
+        self.items = trace.items
+        self.state = trace.state
+        self.paths = trace.paths
+        self.tree = trace.tree
+        self.mutations = trace.mutations
         self.graph: Graph = Graph()
-        self.made: WorkingGraph = WorkingGraph(self.graph, tree)
+        self.made: WorkingGraph = WorkingGraph(self.graph, trace.tree)
         self._reads: dict[tuple[Frame, str], Node] = {}
         self._values: dict[Node, Any] = {}
         self._clones: dict[Node, Node] = {}
