@@ -30,6 +30,7 @@ from lowerdeck.torch_base._torch_private import (
     upper_bound,
     with_graph_module,
 )
+from lowerdeck.torch_base.arguments import arguments_of
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases
@@ -103,6 +104,7 @@ __all__ = [
     "pytree",
     # What a message and a compiler ask of a node
     "SourceFrame",
+    "arguments_of",
     "describe_node",
     "module_path",
     "source_frame",

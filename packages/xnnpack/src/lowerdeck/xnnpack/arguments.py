@@ -4,39 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
-
-from lowerdeck.torch_base import OpOverload, schema_of
-
-
-@cache
-def _defaults(op: OpOverload) -> tuple[tuple[str, Any], ...]:
-    # Reading a schema costs more than all the rest of a node; there are few operators.
-    return tuple((one.name, one.default_value) for one in schema_of(op).arguments)
-
-
-def arguments(node: Node) -> dict[str, Any]:
-    """Return a call's arguments by name, defaults filled in.
-
-    Args:
-        node: A call of an operator of torch.
-
-    Returns:
-        Names of the schema and their values, which hold nodes where the call does.
-    """
-    op = node.target
-    if not isinstance(op, OpOverload):
-        return {}
-    names = _defaults(op)
-    found = dict(names[len(node.args) :])
-    found.update(zip((name for name, _ in names), node.args, strict=False))
-    found.update(node.kwargs)
-    return found
 
 
 def fake(node: Node) -> torch.Tensor | None:

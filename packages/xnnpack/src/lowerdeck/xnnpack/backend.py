@@ -17,8 +17,8 @@ from lowerdeck.lowered_module import (
     PreprocessResult,
     constant_tensors,
 )
-from lowerdeck.torch_base import describe_node
-from lowerdeck.xnnpack.arguments import Call, arguments, shape_of
+from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.xnnpack.arguments import Call, shape_of
 from lowerdeck.xnnpack.emission import Emission, Tracked
 from lowerdeck.xnnpack.encode import encode
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
@@ -120,7 +120,7 @@ def _emit_node(emission: Emission, node: fx.Node, constants: dict[str, torch.Ten
     if None not in known and len(known) == len(node.all_input_nodes):
         _fold(emission, node)
         return
-    OPERATORS[node.target].emit(emission, Call(node, arguments(node), constants))
+    OPERATORS[node.target].emit(emission, Call(node, arguments_of(node), constants))
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.arguments import Call, arguments
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.arguments import Call
 from lowerdeck.xnnpack.emission import Emission
 from lowerdeck.xnnpack.layout import Layout
 from lowerdeck.xnnpack.operators.clamps import following_clamp
@@ -53,7 +54,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     user = next(iter(node.users))
     if user.target not in _SINGLE and user.target not in _TRIPLE:
         return None
-    args = arguments(user)
+    args = arguments_of(user)
     if args.get("training") or first_result_refusal(Call(user, args, ())) is not None:
         return None
     names = ("weight", "bias", "running_mean", "running_var")
@@ -69,7 +70,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
 
 
 def _affine(node: Node, emission: Emission) -> Affine:
-    args = arguments(node)
+    args = arguments_of(node)
     mean, variance = (
         emission.constant(args[name]).double() for name in ("running_mean", "running_var")
     )

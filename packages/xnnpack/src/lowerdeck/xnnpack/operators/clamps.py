@@ -7,7 +7,8 @@ import math
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.arguments import Call, arguments, fake
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.arguments import Call, fake
 from lowerdeck.xnnpack.emission import Emission, Range
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.schema import NodeKind
@@ -38,7 +39,7 @@ def clamp_range(node: Node) -> Range | None:
     names = _LIMIT_NAMES.get(node.target)
     if names is None:
         return None
-    args = arguments(node)
+    args = arguments_of(node)
     low, high = (args.get(name) for name in names)
     if any(isinstance(limit, Node) for limit in (low, high)):
         return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.arguments import Call, arguments, shape_of
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.arguments import Call, shape_of
 from lowerdeck.xnnpack.emission import Emission
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
@@ -121,7 +122,7 @@ def _product(emission: Emission, call: Call) -> None:
 
 
 def _factors(node: Node) -> tuple[Node, Node]:
-    args = arguments(node)
+    args = arguments_of(node)
     return args["self"], args["other" if "other" in args else "mat2"]
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
-from lowerdeck.xnnpack.arguments import Call, arguments
+from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
+from lowerdeck.xnnpack.arguments import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
@@ -79,7 +79,7 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     return (
         _tensor_refusal(node)
         or _mutation_refusal(node)
-        or entry.refusal(Call(node, arguments(node), constants))
+        or entry.refusal(Call(node, arguments_of(node), constants))
     )
 
 

@@ -1,0 +1,56 @@
+"""What an operator is called with, by the names of its schema."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch.fx import Node
+from torch.fx.immutable_collections import immutable_list
+
+from lowerdeck.torch_base._torch_private import OpOverload, schema_of
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return a call's arguments by name, in the schema's order, with defaults filled in.
+
+    Args:
+        node: Any node.
+
+    Returns:
+        Names and values; these hold nodes where the call does. Where torch takes one number for
+        several (``stride=[2]`` of a convolution in two dimensions), there are as many as it means.
+        Empty for what has no schema, such as ``getitem``.
+
+    Example:
+        >>> import torch
+        >>> program = torch.export.export(torch.nn.Softmax(0), (torch.ones(2),))
+        >>> arguments_of(program.graph.find_nodes(op="call_function")[0])
+        {'self': input_1, 'dim': 0, 'dtype': None}
+    """
+    if not isinstance(node.target, OpOverload):
+        return {}
+    schema = _schema(node.target)
+    found = {name: default for name, default, _ in schema}
+    found.update(zip(found, node.args, strict=False))
+    found.update(node.kwargs)
+    for name, _, length in schema:
+        value = found[name]
+        # export keeps the short form that its user wrote.
+        if length is not None and isinstance(value, (list, tuple)) and len(value) == 1:
+            found[name] = immutable_list(list(value) * length)
+    return found
+
+
+@cache
+def _schema(operator: OpOverload) -> tuple[tuple[str, Any, int | None], ...]:
+    # Reading a schema costs more than all the rest of a node; there are few operators.
+    return tuple(
+        (one.name, _fixed(one.default_value), one.N)  # type: ignore[attr-defined]
+        for one in schema_of(operator).arguments
+    )
+
+
+def _fixed(default: Any) -> Any:
+    # Every caller is given the same list.
+    return immutable_list(default) if isinstance(default, list) else default
