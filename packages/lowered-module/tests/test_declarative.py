@@ -21,9 +21,12 @@ from lowerdeck.lowered_module import (
     PreprocessError,
     PreprocessResult,
     SupportedOp,
+    TablePartitioner,
+    arguments_of,
     delegation_summary,
     get_lowered_backend_modules,
     graph_html,
+    operator_name,
     to_backend,
     visits,
 )
@@ -36,7 +39,7 @@ class Pocket(DeclarativeBackend):
     """Adds, multiplies, splits and knows tanh."""
 
     supported: ClassVar[tuple[SupportedOp, ...]] = (
-        SupportedOp("aten.add.Tensor", FLOAT, when=lambda node: not node.kwargs or "alpha"),
+        SupportedOp("aten.add.Tensor", FLOAT, when=lambda node: arguments_of(node)["alpha"] == 1),
         SupportedOp("aten.mul.Tensor", FLOAT),
         SupportedOp("aten.tanh", FLOAT, ranks={1, 2}),
         SupportedOp("aten.split.Tensor"),
@@ -46,7 +49,7 @@ class Pocket(DeclarativeBackend):
     @visits("aten.add.Tensor", "aten.mul.Tensor", "aten.tanh")
     def elementwise(self, part: PartitionView, node: Node) -> None:
         operands = [[part.index(a)] if isinstance(a, Node) else a for a in node.args]
-        part.emit([str(node.target).split(".")[1], part.index(node), operands])
+        part.emit([operator_name(node).split(".")[1], part.index(node), operands])
 
     @visits("aten.split.Tensor")
     def split(self, part: PartitionView, node: Node) -> None:
@@ -167,6 +170,125 @@ def test_the_kit_says_when_nothing_was_tried() -> None:
     report = check_backend(partitioner, samples=[generated(1, 4, control_flow=False)])
     assert not report.passed
     assert "nothing was delegated" in str(report)
+
+
+class Beginning(DeclarativeBackend):
+    """Numbers what it is given before it visits, and says what each instruction computes."""
+
+    supported: ClassVar[tuple[SupportedOp, ...]] = (
+        SupportedOp("aten.relu"),
+        SupportedOp("aten.conv2d", FLOAT, when=lambda node: arguments_of(node)["groups"] == 1),
+    )
+
+    def begin_partition(self, part: PartitionView) -> None:
+        assert not part.instructions
+        self.names = {node: f"in{number}" for number, node in enumerate(part.inputs)}
+        self.names |= {node: f"held{number}" for number, node in enumerate(part.constants)}
+
+    @visits("aten.conv2d", "aten.relu")
+    def fuse(self, part: PartitionView, node: Node) -> None:
+        if operator_name(node) == "aten.conv2d.default":
+            return
+        (source,) = node.all_input_nodes
+        found = arguments_of(source)
+        given = [self.names[found[name]] for name in ("input", "weight")]
+        text = f"conv_relu {' '.join(given)} {found['stride']} {found['dilation']}"
+        part.emit(text, nodes=(source, node), identifier=f"{source.name}+{node.name}")
+
+    def compile(self, part: PartitionView) -> bytes:
+        return "; ".join(part.instructions).encode()
+
+
+class Convolving(torch.nn.Module):
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.groups = groups
+        self.weight = torch.nn.Parameter(torch.ones(2, 2 // groups, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.conv2d(x, self.weight, stride=[2], groups=self.groups)
+        return torch.relu(y)
+
+
+def test_a_backend_prepares_before_the_first_node_and_reads_arguments_by_name() -> None:
+    program = torch.export.export(Convolving(), (torch.ones(1, 2, 3, 3),))
+    (delegate,) = get_lowered_backend_modules(
+        to_backend(program, Beginning.partitioner()).graph_module
+    )
+    assert delegate.processed_bytes == b"conv_relu in0 held0 [2, 2] [1, 1]"
+
+
+def test_an_instruction_stands_for_all_nodes_that_it_computes_under_its_own_identifier() -> None:
+    program = torch.export.export(Convolving(), (torch.ones(1, 2, 3, 3),))
+    (delegate,) = get_lowered_backend_modules(
+        to_backend(program, Beginning.partitioner()).graph_module
+    )
+    inner = delegate.original_module.graph_module.graph.nodes
+    handles = tuple(n.meta["debug_handle"] for n in inner if n.op == "call_function")
+    assert len(handles) == 2
+    assert delegate.meta["debug_handle_map"] == {"conv2d+relu": handles}
+    # Given by hand, without handles, a partition is compiled without a map.
+    assert Beginning.preprocess(program, []).debug_handle_map == {}
+
+
+def test_a_backend_lists_the_operators_of_its_table() -> None:
+    assert Beginning.supported_operators() == ["aten.conv2d.default", "aten.relu.default"]
+
+
+class Split(torch.nn.Module):
+    """One operator with many results, and one with one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.tanh(one) for one in torch.unbind(x)[:5]])
+
+
+@pytest.mark.parametrize(
+    ("table", "min_nodes", "reasons"),
+    [
+        # Refused: not in the table, by its predicate, or by two entries of one mind.
+        ((), 1, {"unbind": "aten.unbind.int is not supported"}),
+        ((SupportedOp("aten.unbind.int", ranks={9}),), 1, {"unbind": "2 dim"}),
+        ((SupportedOp("aten.unbind.int", ranks={9}),) * 2, 1, {"unbind": "2 dim"}),
+        # Taken, and left because there is too little with it.
+        ((SupportedOp("aten.unbind.int"),), 2, {"unbind": "fewer than 2 nodes"}),
+    ],
+)
+def test_one_refused_operator_gives_one_reason_however_many_results_it_has(
+    table: tuple[SupportedOp, ...], min_nodes: int, reasons: dict[str, str]
+) -> None:
+    partitioner = TablePartitioner("Pocket", table, min_nodes=min_nodes)
+    lowered = to_backend(torch.export.export(Split(), (torch.ones(6, 2),)), partitioner)
+    told = {name: why for name, why in partitioner.refused.items() if "tanh" not in why}
+    assert set(told) == {*reasons, "cat"}
+    for name, why in reasons.items():
+        assert why in told[name]
+        assert " and " not in told[name]
+    assert all(len(found) == 1 for found in delegation_summary(lowered).reasons.values())
+
+
+def test_partitions_of_one_kind_that_are_too_small_have_one_reason() -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.tanh().sin().tanh()
+
+    partitioner = TablePartitioner("Pocket", (SupportedOp("aten.tanh"),), min_nodes=2)
+    summary = delegation_summary(to_backend(export(Twice(), torch.ones(2)), partitioner))
+    assert summary.reasons["aten.tanh.default"] == ("its partition would have fewer than 2 nodes",)
+
+
+def test_what_a_table_cannot_say_is_said_by_a_derived_partitioner() -> None:
+    class Short(TablePartitioner):
+        def objection(self, node: Node) -> str | None:
+            return None if len(node.name) < 4 else f"{node.name} is a long name"
+
+    class Names(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin().tanh().cos()
+
+    partitioner = Short("VerbatimBackend", ())
+    lowered = to_backend(export(Names(), torch.ones(2)), partitioner)
+    assert delegation_summary(lowered).delegated == {"aten.sin.default": 1, "aten.cos.default": 1}
+    assert partitioner.refused == {"tanh": "tanh is a long name"}
 
 
 def test_a_node_without_a_visitor_names_operator_node_and_source() -> None:

@@ -18,7 +18,11 @@ from lowerdeck.lowered_module.authoring.registry import (
     register_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.authoring.rejects import WhyNoPartition, WhyNoPartitionReporter
+from lowerdeck.lowered_module.authoring.rejects import (
+    WhyNoPartition,
+    WhyNoPartitionReporter,
+    operator_name,
+)
 from lowerdeck.lowered_module.authoring.supported import SupportedOp
 from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
@@ -55,7 +59,7 @@ from lowerdeck.lowered_module.program.signature import (
     create_exported_program_from_submodule,
 )
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import executorch_call_delegate
+from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
 __all__ = [
     # Lowering
@@ -76,6 +80,8 @@ __all__ = [
     "PartitionView",
     "SupportedOp",
     "TablePartitioner",
+    "arguments_of",
+    "operator_name",
     "visits",
     # What says which nodes go where
     "DELEGATION_TAG",

@@ -25,8 +25,8 @@ def arguments_of(node: Node) -> dict[str, Any]:
     Example:
         >>> import torch
         >>> program = torch.export.export(torch.nn.Softmax(0), (torch.ones(2),))
-        >>> arguments_of(program.graph.find_nodes(op="call_function")[0])
-        {'self': input_1, 'dim': 0, 'dtype': None}
+        >>> arguments_of(next(n for n in program.graph.nodes if n.op == "call_function"))
+        {'self': input, 'dim': 0, 'dtype': None}
     """
     if not isinstance(node.target, OpOverload):
         return {}

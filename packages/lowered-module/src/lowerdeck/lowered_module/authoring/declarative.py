@@ -55,7 +55,8 @@ class DeclarativeBackend(BackendDetails):
     Choosing nodes, owning constants and state, numbering inputs and outputs, the debug map, the
     reasons for what is left, and errors with source lines come with it.
 
-    A new object is made for each partition, so that visitors may keep what they like in ``self``.
+    A new object is made for each partition, so that visitors may keep what they like in ``self``:
+    ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
 
     Attributes:
         supported: The operators, with what they must satisfy. An operator that is listed and has
@@ -69,8 +70,9 @@ class DeclarativeBackend(BackendDetails):
         ...
         ...     @visits("aten.add.Tensor")
         ...     def add(self, part, node):
-        ...         left, right = node.args
-        ...         part.emit(f"{part.index(node)} = {part.index(left)} + {part.index(right)}")
+        ...         found = arguments_of(node)
+        ...         left, right = part.index(found["self"]), part.index(found["other"])
+        ...         part.emit(f"{part.index(node)} = {left} + {found['alpha']} * {right}")
         ...
         ...     def compile(self, part):
         ...         return "; ".join(part.instructions).encode()
@@ -81,12 +83,20 @@ class DeclarativeBackend(BackendDetails):
         >>> program = torch.export.export(Model(), (torch.ones(2),))
         >>> lowered = to_backend(program, Adder.partitioner())
         >>> get_lowered_backend_modules(lowered.graph_module)[0].processed_bytes
-        b'1 = 0 + 0'
+        b'1 = 0 + 1 * 0'
     """
 
     supported: ClassVar[Sequence[SupportedOp]] = ()
     min_nodes: ClassVar[int] = 1
     owns_state: ClassVar[bool] = True
+
+    def begin_partition(self, part: PartitionView) -> None:
+        """Prepare for the visitors; as it stands, nothing is done.
+
+        Args:
+            part: The partition, of which no node has been visited: its inputs and constants can be
+                given what visitors look up.
+        """
 
     @abstractmethod
     def compile(self, part: PartitionView) -> bytes:
@@ -112,6 +122,11 @@ class DeclarativeBackend(BackendDetails):
         )
 
     @classmethod
+    def supported_operators(cls) -> list[str]:
+        """Return the sorted names of the operators in the table, for listings of backends."""
+        return sorted({full_name(entry.name) for entry in cls.supported})
+
+    @classmethod
     def preprocess(
         cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
@@ -127,6 +142,7 @@ class DeclarativeBackend(BackendDetails):
         visitors = cls._visitors()
         backend = cls()
         part = PartitionView(edge_program, compile_specs)
+        backend.begin_partition(part)
         for node in edge_program.graph.nodes:
             visitor = visitors.get(operator_name(node))
             if node.op != "call_function" or (visitor is None and is_getitem(node)):

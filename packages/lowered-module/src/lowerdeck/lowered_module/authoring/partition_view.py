@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ class PartitionView:
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each owned placeholder that changes, the node of its new value.
         instructions: What visitors emitted.
-        debug_map: From each instruction, by its number, to the node that it came from.
+        debug_map: From each instruction, by number or identifier, to the nodes that it computes.
         named_data: Blobs that the runtime half asks for by key.
     """
 
@@ -91,16 +91,34 @@ class PartitionView:
                 found[user.args[1]] = user
         return found
 
-    def emit(self, instruction: Any) -> int:
-        """Append an instruction, mapped to the node being visited; return its number.
+    def emit(
+        self,
+        instruction: Any,
+        *,
+        nodes: Iterable[Node] = (),
+        identifier: int | str | None = None,
+    ) -> int:
+        """Append an instruction, mapped to the nodes that it computes; return its number.
 
         Args:
             instruction: Anything; ``compile`` makes bytes of it.
+            nodes: What it computes, such as a convolution and the relu that is fused with it; the
+                node being visited, if nothing is given.
+            identifier: What the runtime half logs it by; the instruction's number, if None. A
+                backend gives all or none.
+
+        Raises:
+            DelegateMappingError: The identifier is taken, or not like those before it.
         """
         number = len(self.instructions)
         self.instructions.append(instruction)
-        if self._node is not None and HANDLE in self._node.meta:
-            self.debug_map.insert_delegate_mapping_entry(nodes=self._node, identifier=number)
+        visited = [] if self._node is None else [self._node]
+        # Without handles the partition was not cut by to_backend: nobody asks for its map.
+        computed = [node for node in list(nodes) or visited if HANDLE in node.meta]
+        if computed:
+            self.debug_map.insert_delegate_mapping_entry(
+                nodes=computed, identifier=number if identifier is None else identifier
+            )
         return number
 
     def store(self, key: str, tensor: torch.Tensor, *, alignment: int = 16) -> None:

@@ -91,7 +91,16 @@ def keep_reasons(graph: Graph, refused: Mapping[str, str]) -> None:
 
 
 def operator_name(node: Node) -> str:
-    """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``."""
+    """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``.
+
+    Args:
+        node: Any node.
+
+    Returns:
+        For an operator of torch its name with the overload, as in ``visits`` and ``SupportedOp``;
+        for another function its name, such as ``getitem`` or ``cond``; else what the node is, such
+        as ``placeholder``.
+    """
     if node.op != "call_function":
         return node.op
     if isinstance(node.target, OpOverload):

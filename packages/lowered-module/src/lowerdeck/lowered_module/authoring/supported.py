@@ -83,7 +83,7 @@ def objection_of(table: Sequence[SupportedOp], node: Node) -> str | None:
             if reason is None:
                 return None
             reasons.append(reason)
-    return " and ".join(reasons) or f"{name} is not supported"
+    return " and ".join(dict.fromkeys(reasons)) or f"{name} is not supported"
 
 
 def require_operator_name(name: object) -> None:

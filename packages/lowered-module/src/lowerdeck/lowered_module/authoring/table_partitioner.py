@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.graph_fuser import propose_partitions
+from lowerdeck.graph_fuser import Reason, propose_partitions
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
@@ -18,12 +18,15 @@ from lowerdeck.lowered_module.authoring.rejects import WhyNoPartitionReporter
 from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_of, overload_of
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
+from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import OpOverload, graphs_of
 
 
 class TablePartitioner(Partitioner):
     """Delegates what a table supports, in as few partitions as can be, nested graphs included.
+
+    Where a table cannot say what the backend takes, derive from it and override ``objection``.
 
     Args:
         backend_id: Where partitions go.
@@ -77,8 +80,11 @@ class TablePartitioner(Partitioner):
                 for node in nodes:
                     node.meta[DELEGATION_TAG] = tag
             for node, why in proposal.left_out.items():
-                if node.op == "call_function":
-                    self.report.report_reject(node, why.detail)
+                # What reads one of several values follows its producer, whose reason is enough.
+                if why.reason is Reason.TOO_SMALL and not is_getitem(node):
+                    self.report.report_reject(
+                        node, f"its partition would have fewer than {self.min_nodes} nodes"
+                    )
         tag_constant_data(exported_program)
         if self.owns_state:
             tag_mutated_buffer(exported_program)
@@ -98,10 +104,19 @@ class TablePartitioner(Partitioner):
         found = (overload_of(entry.name) for entry in self.table)
         return [one for one in found if one is not None], None
 
+    def objection(self, node: Node) -> str | None:
+        """Return why ``node`` is left to the program, or None if the backend takes it.
+
+        Args:
+            node: A call in the program or in a nested graph, but no ``getitem``: these go where
+                what they read goes.
+        """
+        return objection_of(self.table, node)
+
     def _takes(self, node: Node) -> bool:
         if node.op != "call_function":
             return False
-        reason = objection_of(self.table, node)
+        reason = self.objection(node)
         if reason is not None:
             self.report.report_reject(node, reason)
         return reason is None
