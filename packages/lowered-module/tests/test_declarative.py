@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
@@ -417,6 +418,36 @@ def test_an_error_names_the_user_s_line_and_not_torch_s() -> None:
     with pytest.raises(PreprocessError, match=r"test_declarative\.py.*") as caught:
         to_backend(program, Failing.partitioner())
     assert "linear.py" not in str(caught.value)
+
+
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutor])
+def test_what_a_visitor_raises_is_told_with_the_node_that_it_visited(executor: Any) -> None:
+    class Dividing(Pocket):
+        @visits("aten.sin")
+        def sine(self, part: PartitionView, node: Node) -> None:
+            raise ZeroDivisionError("of all things")
+
+    class Sines(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + x
+            return y.sin()
+
+    program = export(Sines(), torch.ones(2))
+    where = r"while visiting aten\.sin\.default \(node 'sin', from .*test_declarative\.py:\d+\)"
+    with pytest.raises(PreprocessError, match=rf"ZeroDivisionError: of all things\n{where}"):
+        to_backend(
+            program, Dividing.partitioner(), executor=None if executor is None else executor(1)
+        )
+
+
+def test_constants_are_plain_tensors_on_the_program_s_memory() -> None:
+    program = torch.export.export(Normed().eval(), (torch.ones(2, 3),))
+    part = PartitionView(program, [])
+    held = {tensor.data_ptr() for tensor in program.state_dict.values()}
+    for tensor in part.constants.values():
+        assert not tensor.requires_grad
+        assert tensor.numpy() is not None
+        assert tensor.data_ptr() in held
 
 
 class Layer(torch.nn.Module):

@@ -16,7 +16,7 @@ from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingB
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.signature import MUTATIONS
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
-from lowerdeck.torch_base import bytes_of
+from lowerdeck.torch_base import bytes_of, describe_node
 
 
 class PartitionView:
@@ -56,7 +56,9 @@ class PartitionView:
             if spec.kind == InputKind.USER_INPUT:
                 self.inputs.append(node)
             elif spec.target is not None:
-                self.constants[node] = values[spec.target]
+                held = values[spec.target]
+                # A compiler wants values: a parameter would keep history of what it does to them.
+                self.constants[node] = held.detach() if isinstance(held, torch.Tensor) else held
                 owned[spec.target] = node
         self.outputs: list[Node] = []
         mutations: dict[Node, Node] = {}
@@ -139,11 +141,16 @@ class PartitionView:
 
     @contextmanager
     def visiting(self, node: Node) -> Iterator[None]:
-        """Map what is emitted meanwhile to ``node``.
+        """Map what is emitted meanwhile to ``node``, and note it on what is raised meanwhile.
 
         Args:
             node: The node being visited.
         """
         self._node = node
-        yield
-        self._node = None
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"while visiting {describe_node(node)}")
+            raise
+        finally:
+            self._node = None

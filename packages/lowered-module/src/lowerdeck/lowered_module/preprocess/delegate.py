@@ -74,11 +74,11 @@ def failure(cut: Cut, error: BaseException) -> PreprocessError:
         cut: The partition.
         error: What the backend raised.
     """
+    said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     lines = source_lines(cut.part.program)
     origin = f"\nThe partition comes from\n{lines}" if lines else ""
     return PreprocessError(
-        f"backend {cut.backend_id!r} failed on partition {cut.place} with "
-        f"{type(error).__name__}: {error}{origin}"
+        f"backend {cut.backend_id!r} failed on partition {cut.place} with {said}{origin}"
     )
 
 
