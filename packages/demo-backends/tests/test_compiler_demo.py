@@ -18,7 +18,7 @@ from lowerdeck.demo_backends import (
     DelegateRunError,
     UnsupportedNodeError,
 )
-from lowerdeck.demo_backends.sealed_text import seal
+from lowerdeck.demo_backends.sealed import seal
 from lowerdeck.lowered_module import CompileSpec, LoweredBackendModule
 from lowerdeck.serializer import CompileSpec as StoredSpec
 
@@ -47,8 +47,8 @@ def lowered() -> list[LoweredBackendModule]:
 def test_each_operator_is_a_delegate_and_together_they_equal_eager(
     lowered: list[LoweredBackendModule],
 ) -> None:
-    steps = [one.processed_bytes.decode().splitlines()[3].split(" ")[0] for one in lowered]
-    assert steps == ["mm", "sin", "mul", "add"]
+    steps = [one.processed_bytes.decode().splitlines()[2].split(" ")[0] for one in lowered]
+    assert steps == ["aten.mm.default", "aten.sin.default", "aten.mul.Tensor", "aten.add.Tensor"]
     value = X
     for delegate in lowered:
         (value,) = run(delegate, RUNTIME, [value if delegate is not lowered[2] else value.abs()])
@@ -93,9 +93,9 @@ def test_a_truncated_changed_or_forged_blob_is_refused(
     else:
         body = blob.partition(b"\n")[2].decode()
         at %= len(body)
-        junk = data.draw(st.text("0123456789%@#-. e\n", max_size=5))
-        lines = (body[:at] + junk + body[at + data.draw(st.integers(0, 5)) :]).split("\n")
-        damaged = seal("BackendWithCompilerDemo", 1, lines[:-1])
+        junk = data.draw(st.text("0123456789%@#-. e[],\n", max_size=5))
+        forged = body[:at] + junk + body[at + data.draw(st.integers(0, 5)) :]
+        damaged = seal("BackendWithCompilerDemo", "2", forged.encode())
     try:
         run_blob(damaged, RUNTIME, named_data(lowered[0]), [X])
     except (BlobError, DelegateInputError, DelegateRunError):

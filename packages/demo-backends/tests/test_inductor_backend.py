@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
-
 import pytest
 import torch
 from demo_lowering import delegates, lower, run
@@ -18,26 +15,18 @@ from lowerdeck.demo_backends import (
     InductorRuntime,
 )
 from lowerdeck.demo_backends.errors import DelegateInputError, NativeCodeError
-from lowerdeck.demo_backends.inductor_backend import LoadedPackage
+from lowerdeck.demo_backends.inductor_backend import VERSION, LoadedPackage
+from lowerdeck.demo_backends.sealed import seal
 from lowerdeck.lowered_module import PreprocessError, to_backend
 
-INSTRUCTIONS = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
-PLACE = f"{platform.system()}-{platform.machine()}"
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
-def blob(**changes: object) -> memoryview:
-    """Return a blob as the compiler makes it, but for the changes."""
-    package = b"native code"
-    fields = {
-        "name": "InductorBackend",
-        "version": 2,
-        "inputs": "float32[2x4]",
-        "digest": hashlib.sha256(package).hexdigest(),
-        "target": f"{torch.__version__} {platform.system()}-{platform.machine()}-{INSTRUCTIONS}",
-    }
-    first = " ".join(str(one) for one in (fields | changes).values())
-    return memoryview(first.encode() + b"\n" + package)
+def blob(
+    name: str = "InductorBackend", version: str = VERSION, inputs: str = "float32[2x4]"
+) -> memoryview:
+    """Return a blob as the compiler makes it, but for what is given."""
+    return memoryview(seal(name, version, f"{inputs}\nnative code".encode()))
 
 
 def test_without_a_compiler_the_error_says_what_to_install(
@@ -67,20 +56,24 @@ def test_native_code_is_refused_until_it_is_allowed(monkeypatch: pytest.MonkeyPa
     ("changes", "message"),
     [
         ({"name": "Other"}, "begins with that name"),
-        ({"version": 1}, "version '1'"),
-        ({"target": "9.9 Plan9-vax"}, "Plan9"),
-        ({"target": f"{torch.__version__} {PLACE}-AVX9000"}, "AVX9000"),
+        ({"version": "1"}, "version b'1'"),
+        ({"version": VERSION.replace(torch.__version__, "9.9")}, "version b'3/9.9/"),
+        ({"version": f"{VERSION}9000"}, "9000' and this runtime reads"),
         ({"inputs": "many"}, "an input must be such as"),
         ({"inputs": "float32[2x]"}, "an input must be such as"),
         ({"inputs": "float32[" + "9" * 5000 + "]"}, "an input must be such as"),
-        ({"digest": "0" * 64}, "checksum"),
     ],
 )
 def test_a_blob_of_another_format_machine_or_content_is_refused(
-    changes: dict[str, object], message: str
+    changes: dict[str, str], message: str
 ) -> None:
     with pytest.raises(BlobError, match=message):
         InductorRuntime(allow_native_code=True).init(blob(**changes), [], {})
+
+
+def test_a_damaged_package_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(BlobError, match="checksum"):
+        InductorRuntime(allow_native_code=True).init(blob()[:-1], [], {})
 
 
 @pytest.mark.parametrize(

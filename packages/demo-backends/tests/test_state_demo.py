@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 from demo_lowering import delegates, named_data
@@ -15,7 +17,7 @@ from lowerdeck.demo_backends import (
     StateDemoPartitioner,
     StateDemoRuntime,
 )
-from lowerdeck.demo_backends.sealed_text import seal
+from lowerdeck.demo_backends.sealed import seal
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
@@ -45,8 +47,9 @@ def test_the_delegate_owns_the_cache(lowered: ExportedProgram) -> None:
     (delegate,) = delegates(lowered)
     assert not lowered.graph_signature.buffers_to_mutate
     assert not lowered.state_dict
-    state = delegate.processed_bytes.decode().splitlines()[1].split(" ")
-    assert [word.rpartition("/")[2] for word in state] == ["state", "8x4", "8x4"]
+    inputs = delegate.processed_bytes.decode().splitlines()[1].split(" ")
+    assert [word.rpartition("/")[2] for word in inputs[:3]] == ["inputs", "8x4", "8x4"]
+    assert inputs[3:] == ["float32", "float32", "float32", "int64", "float32"]
 
 
 def test_call_after_call_equals_eager(lowered: ExportedProgram) -> None:
@@ -72,18 +75,36 @@ def test_each_handle_has_a_state_of_its_own_and_keeps_it_when_a_call_fails(
     assert all(map(torch.equal, before, first.state))
 
 
+STATE = f"@{hashlib.sha256(bytes(4)).hexdigest()}/float32/1"
+
+
 @pytest.mark.parametrize(
-    "lines",
+    "body",
     [
-        [],
-        ["inputs 1"],
-        ["state x", "inputs 1", "steps 0", "outputs %0"],
-        [f"state {'0' * 64}/float32/1", "inputs 0", "steps 0", "outputs %0"],
+        "",
+        "inputs float32\n",
+        "inputs @x\noutputs %0\n",
+        f"inputs {STATE.replace('@', '@0')}\noutputs %0\n",
+        f"inputs float32 {STATE}\noutputs %0\n",
+        f"inputs {STATE} {STATE}\noutputs %0\n",
     ],
 )
-def test_a_forged_blob_is_refused(lines: list[str]) -> None:
+def test_a_forged_blob_is_refused(body: str) -> None:
+    data = {hashlib.sha256(bytes(4)).hexdigest(): memoryview(bytes(4))}
+    blob = memoryview(seal("BackendWithStateDemo", "2", body.encode()))
     with pytest.raises(BlobError):
-        StateDemoRuntime().init(memoryview(seal("BackendWithStateDemo", 1, lines)), [], {})
+        StateDemoRuntime().init(blob, [], data)
+
+
+def test_a_forged_state_that_changes_its_size_is_refused() -> None:
+    data = {hashlib.sha256(bytes(4)).hexdigest(): memoryview(bytes(4))}
+    body = f"inputs {STATE} float32\noutputs %1\n"
+    runtime = StateDemoRuntime()
+    handle = runtime.init(memoryview(seal("BackendWithStateDemo", "2", body.encode())), [], data)
+    with pytest.raises(DelegateRunError, match=r"\[1\] became .*\[2\]"):
+        runtime.execute(handle, [torch.ones(2)])
+    assert runtime.execute(handle, [torch.ones(1)]) == []
+    assert handle.state[0].item() == 1
 
 
 def test_a_buffer_that_is_written_in_place_is_no_constant_to_other_backends() -> None:

@@ -25,25 +25,35 @@ from lowerdeck.demo_backends.errors import (
 )
 
 if TYPE_CHECKING:
-    from lowerdeck.demo_backends.ahead_of_time import (
-        OWN_IDENTIFIERS,
+    from lowerdeck.demo_backends.compiler_demo import (
         BackendWithCompilerDemo,
-        BackendWithDelegateMappingDemo,
-        BackendWithSharedWeightsDemo,
-        BackendWithStateDemo,
         CompilerDemoPartitioner,
         CompilerDemoRuntime,
+    )
+    from lowerdeck.demo_backends.delegate_mapping_demo import (
+        OWN_IDENTIFIERS,
+        BackendWithDelegateMappingDemo,
         DelegateMappingDemoPartitioner,
         DelegateMappingDemoRuntime,
+    )
+    from lowerdeck.demo_backends.executor_backend import (
         ExecutorBackend,
         ExecutorPartitioner,
         ExecutorRuntime,
+    )
+    from lowerdeck.demo_backends.inductor_backend import (
         InductorBackend,
         InductorPartitioner,
         InductorRuntime,
-        KvCacheAttention,
+    )
+    from lowerdeck.demo_backends.shared_weights_demo import (
+        BackendWithSharedWeightsDemo,
         SharedWeightsDemoPartitioner,
         SharedWeightsDemoRuntime,
+    )
+    from lowerdeck.demo_backends.state_demo import (
+        BackendWithStateDemo,
+        KvCacheAttention,
         StateDemoPartitioner,
         StateDemoRuntime,
     )
@@ -85,6 +95,10 @@ __all__ = [
     "UnsupportedNodeError",
 ]
 
+_DEMOS = (
+    *("compiler_demo", "delegate_mapping_demo", "executor_backend"),
+    *("inductor_backend", "shared_weights_demo", "state_demo"),
+)
 _MOVED = ("XnnpackBackend", "XnnpackPartitioner", "XnnpackRuntime")
 
 
@@ -100,4 +114,5 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("lowerdeck.xnnpack"), name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.ahead_of_time"), name)
+    demos = [importlib.import_module(f"{__name__}.{demo}") for demo in _DEMOS]
+    return next(getattr(demo, name) for demo in demos if hasattr(demo, name))

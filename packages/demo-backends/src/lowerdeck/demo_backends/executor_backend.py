@@ -1,4 +1,4 @@
-"""A backend whose blob is a whole program: a ``.pte`` inside a ``.pte``, to any depth.
+"""What one learns here: how a blob can be a whole program, a ``.pte`` in a ``.pte``, to any depth.
 
 Without compile specs the partition is emitted as it is, for the kernels of a nested runner. With
 ``inner_backend`` it is first given whole to that backend, and the blob is the delegate's
@@ -12,19 +12,17 @@ from dataclasses import dataclass
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.emitter import emit
-from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
-    DelegationSpec,
     LoweredBackendModule,
-    Partitioner,
-    PartitionResult,
     PreprocessResult,
-    tag_constant_data,
+    TablePartitioner,
+    operator_name,
     to_backend,
 )
 from lowerdeck.runner import LoadedMethod, RunnerError, load
@@ -37,7 +35,7 @@ INNER_BACKEND = "inner_backend"
 DEEPEST = 16
 
 
-class ExecutorPartitioner(Partitioner):
+class ExecutorPartitioner(TablePartitioner):
     """Gives every operator of torch to the backend, in as few partitions as can be.
 
     Args:
@@ -45,25 +43,14 @@ class ExecutorPartitioner(Partitioner):
     """
 
     def __init__(self, inner_backends: Sequence[str] = ()) -> None:
-        super().__init__()
         path = "/".join(inner_backends)
         specs = [CompileSpec(INNER_BACKEND, path.encode())] if path else []
-        self._delegation = DelegationSpec(NAME, specs)
+        super().__init__(NAME, (), compile_specs=specs, owns_state=False)
 
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with a tag on each call of an operator."""
-        tags = {}
-        proposal = propose_partitions(
-            exported_program.graph_module,
-            lambda node: isinstance(node.target, OpOverload),
-        )
-        for number, nodes in enumerate(proposal):
-            tag = f"executor_{number}"
-            tags[tag] = self._delegation
-            for node in nodes:
-                node.meta["delegation_tag"] = tag
-        tag_constant_data(exported_program)
-        return PartitionResult(exported_program, tags)
+    def objection(self, node: Node) -> str | None:
+        """Return None for each call of an operator."""
+        found = isinstance(node.target, OpOverload)
+        return None if found else f"{operator_name(node)} is no operator"
 
 
 class ExecutorBackend(BackendDetails):
@@ -173,7 +160,6 @@ class ExecutorRuntime:
         if len(inputs) != handle.inputs:
             raise DelegateInputError(f"{handle.inputs} inputs are needed, found {len(inputs)}")
         try:
-            returned = handle.method.run_flat(list(inputs))
+            return list(handle.method.run_flat(list(inputs)))
         except RunnerError as error:
             raise DelegateRunError(f"the nested program: {error}") from error
-        return list(returned)

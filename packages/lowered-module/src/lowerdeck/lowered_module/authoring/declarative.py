@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 from torch.export import ExportedProgram
@@ -148,7 +148,7 @@ class DeclarativeBackend(BackendDetails):
             if node.op != "call_function" or (visitor is None and is_getitem(node)):
                 continue
             if visitor is None:
-                raise unsupported(backend_name(cls), node, visitors)
+                raise _unsupported(backend_name(cls), node, visitors)
             with part.visiting(node):
                 visitor(backend, part, node)
         blob = backend.compile(part)
@@ -166,14 +166,7 @@ class DeclarativeBackend(BackendDetails):
         return found
 
 
-def unsupported(backend: str, node: Node, known: Any) -> UnsupportedOperatorError:
-    """Return the error for a node that a backend cannot compile.
-
-    Args:
-        backend: The backend's name.
-        node: The node.
-        known: Names of the operators that it can compile.
-    """
+def _unsupported(backend: str, node: Node, known: Iterable[str]) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
         f"backend {backend!r} cannot compile {describe_node(node)}; it knows "
         f"{', '.join(sorted(known)) or 'nothing'}: leave it out of the table, or visit it"

@@ -1,0 +1,268 @@
+"""Both halves of a backend that compiles to text: what the small demos have in common."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.demo_backends.errors import (
+    DelegateInputError,
+    DelegateRunError,
+    UnsupportedNodeError,
+)
+from lowerdeck.demo_backends.text_format import (
+    Operand,
+    Step,
+    TextProgram,
+    Value,
+    kind_of,
+    read,
+    write,
+)
+from lowerdeck.lowered_module import (
+    CompileSpec,
+    DeclarativeBackend,
+    PartitionView,
+    PreprocessResult,
+    UnsupportedOperatorError,
+    operator_name,
+)
+from lowerdeck.serializer import CompileSpec as StoredSpec
+from lowerdeck.torch_base import describe_node
+
+Kernels: TypeAlias = Mapping[str, Callable[..., torch.Tensor]]
+MOST_ELEMENTS = 2**31
+
+
+class TextBackend(DeclarativeBackend):
+    """A table backend whose visitors add steps; the text of them is the blob.
+
+    What the partition owns and changes comes first among inputs and outputs.
+    """
+
+    version: ClassVar[str] = "2"
+    owns_state = False
+
+    @property
+    @abstractmethod
+    def kernels(self) -> Kernels:
+        """What computes each operator of the text; a class attribute, which both halves know."""
+
+    @classmethod
+    def preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """Return the text of one partition, its debug map, and its weights as named data.
+
+        Args:
+            edge_program: The partition.
+            compile_specs: What the partitioner was told.
+
+        Returns:
+            The result; equal partitions give equal bytes.
+
+        Raises:
+            UnsupportedNodeError: A node is none that this backend computes.
+        """
+        try:
+            return super().preprocess(edge_program, compile_specs)
+        except UnsupportedNodeError:
+            raise
+        except UnsupportedOperatorError as error:
+            raise UnsupportedNodeError(str(error)) from error
+
+    def begin_partition(self, part: PartitionView) -> None:
+        """Number the inputs, state first.
+
+        Args:
+            part: The partition.
+        """
+        given = [*part.mutations, *part.inputs]
+        self._inputs = len(given)
+        self.operands: dict[Node, Operand] = dict(part.constants)
+        self.operands.update((node, Value(number)) for number, node in enumerate(given))
+
+    def add_step(
+        self,
+        part: PartitionView,
+        op: str,
+        arguments: Sequence[Any],
+        nodes: Sequence[Node],
+        identifier: str | None = None,
+    ) -> Value:
+        """Add one step and return its value.
+
+        Args:
+            part: The partition.
+            op: What the runtime half knows it by.
+            arguments: What it is called with; nodes stand for their values.
+            nodes: What it computes.
+            identifier: What it is logged by; its number, if None.
+
+        Raises:
+            UnsupportedNodeError: An argument is no value that the partition has.
+        """
+        operands = [self._operand(argument) for argument in arguments]
+        number = len(part.instructions)
+        step = Step(op, number if identifier is None else identifier, operands)
+        part.emit(step, nodes=nodes, identifier=identifier)
+        return Value(self._inputs + number)
+
+    def add_call(self, part: PartitionView, node: Node) -> None:
+        """Add the call of an operator as one step, with the arguments that it was given.
+
+        Args:
+            part: The partition.
+            node: The call.
+
+        Raises:
+            UnsupportedNodeError: It has keyword arguments, for which the text has no word.
+        """
+        if node.kwargs:
+            raise UnsupportedNodeError(
+                f"{describe_node(node)} has the arguments {', '.join(node.kwargs)}, which the "
+                "text cannot say: leave it untagged"
+            )
+        self.operands[node] = self.add_step(part, operator_name(node), node.args, [node])
+
+    def compile(self, part: PartitionView) -> bytes:
+        """Return the text.
+
+        Args:
+            part: The partition.
+        """
+        inputs: list[str | torch.Tensor] = [part.constants[node] for node in part.mutations]
+        inputs += [kind_of(node.meta["val"]) for node in part.inputs]
+        returned = [self._operand(node) for node in (*part.mutations.values(), *part.outputs)]
+        program = TextProgram(inputs, part.instructions, returned)
+        return write(type(self).__name__, self.version, program, part.store)
+
+    def _operand(self, argument: Any) -> Operand:
+        if not isinstance(argument, Node):
+            found: Operand = argument
+            return found
+        if argument not in self.operands:
+            raise UnsupportedNodeError(
+                f"{type(self).__name__} has no value of {describe_node(argument)}: only tensors "
+                "that the partition is given or computes can be used"
+            )
+        return self.operands[argument]
+
+
+def has_no_keywords(node: Node) -> bool | str:
+    """Return True, or why a call cannot be written as one step; for ``SupportedOp.when``."""
+    return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
+
+
+class TextRuntime:
+    """Executes the texts of a backend, step by step.
+
+    Attributes:
+        backend: The half that compiles.
+    """
+
+    backend: ClassVar[type[TextBackend]]
+
+    def __init__(self) -> None:
+        self._kernels = cast("Kernels", self.backend.kernels)
+
+    def init(
+        self,
+        blob: memoryview,
+        compile_specs: Sequence[StoredSpec],  # noqa: ARG002  (for those who override it)
+        named_data: Mapping[str, memoryview],
+    ) -> Any:
+        """Return the program of a blob, read and checked, as the handle that a call needs.
+
+        Args:
+            blob: What ``preprocess`` made.
+            compile_specs: What the partitioner was told.
+            named_data: The weights.
+
+        Raises:
+            BlobError: The blob is truncated, damaged, of another version, or its weights are not
+                what it says.
+        """
+        backend = self.backend
+        return read(backend.__name__, backend.version, bytes(blob), self._kernels, named_data)
+
+    def input_count(self, handle: Any) -> int:
+        """Return how many inputs a program takes."""
+        return len(handle.inputs)
+
+    def execute(self, handle: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the outputs for ``inputs``.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The inputs in order.
+
+        Returns:
+            The outputs in order.
+
+        Raises:
+            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateRunError: A step cannot be computed on these inputs.
+        """
+        return self.execute_logged(handle, inputs, lambda *_: None)
+
+    def execute_logged(
+        self, handle: Any, inputs: Sequence[torch.Tensor], log: Callable[..., None]
+    ) -> list[torch.Tensor]:
+        """Return the outputs for ``inputs`` and report every step.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The inputs in order.
+            log: Called with the debug identifier, the start and the end in nanoseconds and the
+                outputs of each step.
+
+        Returns:
+            The outputs in order.
+
+        Raises:
+            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateRunError: A step cannot be computed on these inputs.
+        """
+        if len(inputs) != len(handle.inputs):
+            raise DelegateInputError(
+                f"{len(handle.inputs)} inputs are needed, found {len(inputs)}"
+            )
+        for position, (given, wanted) in enumerate(zip(inputs, handle.inputs, strict=True)):
+            kind = wanted if isinstance(wanted, str) else kind_of(wanted)
+            if kind_of(given) != kind:
+                raise DelegateInputError(
+                    f"input {position} must be {kind}, found {kind_of(given)}"
+                )
+        values = list(inputs)
+        for step in handle.steps:
+            start = time.perf_counter_ns()
+            values.append(self._computed(step, _fetched(step.operands, values)))
+            log(step.identifier, start, time.perf_counter_ns(), (values[-1],))
+        return _fetched(handle.outputs, values)
+
+    def _computed(self, step: Step, operands: list[Any]) -> torch.Tensor:
+        kernel = self._kernels[step.op]
+        try:
+            # On tensors without memory first: a forged text may ask for more than there is.
+            likes = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in operands]
+            if kernel(*likes).numel() <= MOST_ELEMENTS:
+                return kernel(*operands)
+        except Exception as error:
+            raise DelegateRunError(
+                f"{step.op} (debug identifier {step.identifier}): {error}"
+            ) from error
+        raise DelegateRunError(
+            f"{step.op} (debug identifier {step.identifier}) would make more than "
+            f"{MOST_ELEMENTS} elements"
+        )
+
+
+def _fetched(operands: Sequence[Operand], values: Sequence[Any]) -> list[Any]:
+    return [values[one] if isinstance(one, Value) else one for one in operands]

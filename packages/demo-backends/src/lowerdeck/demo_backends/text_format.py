@@ -1,0 +1,212 @@
+"""The text that the small demo backends compile to, written and read here and nowhere else.
+
+Under the line that ``sealed`` writes::
+
+    inputs @KEY/float32/8x4 float32 int64
+    linear 0 %1 @KEY/float32/4x8 -
+    mul_by first/mul %3 #0.5 [1,2]
+    outputs %4
+
+Each step is an operator, the identifier that it is logged by, and its operands. ``%N`` is a value
+(the inputs first, then one for each step), ``@`` a tensor whose bytes are in the named data under
+the hash of their content, ``#`` a number, ``[]`` a list of numbers, ``-`` nothing. An input is a
+dtype, or ``number``, or a tensor: the first value of a state, which the delegate keeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from lowerdeck.demo_backends.errors import BlobError
+from lowerdeck.demo_backends.sealed import seal, unseal
+from lowerdeck.torch_base import bytes_of, view_tensor
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+    )
+}
+_TENSOR = re.compile(r"@([0-9a-f]{64})/([a-z0-9]{4,8})/((?:\d{1,10}x)*\d{1,10}|scalar)")
+_WHOLE = re.compile(r"#-?\d{1,18}")
+_FRACTION = re.compile(r"#-?(\d{1,25}\.\d{1,25}(e[-+]?\d{1,3})?|\de[-+]?\d{1,3}|inf|nan)")
+_LIST = re.compile(r"\[(-?\d{1,9}(,-?\d{1,9})*)?\]")
+
+
+class Value(int):
+    """The number of a value, which no plain number is taken for."""
+
+
+Operand: TypeAlias = Value | torch.Tensor | int | float | Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        op: Name of what computes it.
+        identifier: What it is logged by: the key of the debug map.
+        operands: What it is called with.
+    """
+
+    op: str
+    identifier: int | str
+    operands: Sequence[Operand]
+
+
+@dataclass(frozen=True, slots=True)
+class TextProgram:
+    """What a blob says.
+
+    Attributes:
+        inputs: For each input what it must be (``kind_of``), or the first value of a state.
+        steps: The operations in order; each makes one value.
+        outputs: What is returned.
+    """
+
+    inputs: Sequence[str | torch.Tensor]
+    steps: Sequence[Step]
+    outputs: Sequence[Operand]
+
+
+def kind_of(value: object) -> str:
+    """Return the dtype of a tensor, such as ``float32``, or ``number``."""
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "number"
+
+
+def write(
+    name: str, version: str, program: TextProgram, store: Callable[[str, torch.Tensor], None]
+) -> bytes:
+    """Return a program as a blob.
+
+    Args:
+        name: The backend's id.
+        version: The version of its operators.
+        program: The program.
+        store: Puts a tensor into the named data under a key; equal tensors have equal keys.
+
+    Raises:
+        BlobError: A tensor's dtype, or an operand, is none that the text can say.
+    """
+
+    def word(operand: object) -> str:
+        if operand is None:
+            return "-"
+        if isinstance(operand, Value):
+            return f"%{int(operand)}"
+        if isinstance(operand, torch.Tensor):
+            return _stored(operand, store)
+        if isinstance(operand, (list, tuple)) and all(type(one) is int for one in operand):
+            return f"[{','.join(map(str, operand))}]"
+        if isinstance(operand, (int, float)) and not isinstance(operand, bool):
+            return f"#{operand!r}"
+        raise BlobError(f"the text has no word for {operand!r}: tensors and numbers only")
+
+    inputs = (one if isinstance(one, str) else word(one) for one in program.inputs)
+    lines = [
+        ["inputs", *inputs],
+        *([step.op, str(step.identifier), *map(word, step.operands)] for step in program.steps),
+        ["outputs", *map(word, program.outputs)],
+    ]
+    return seal(name, version, "".join(f"{' '.join(line)}\n" for line in lines).encode("ascii"))
+
+
+def read(
+    name: str,
+    version: str,
+    blob: bytes,
+    operators: Collection[str],
+    named_data: Mapping[str, memoryview],
+) -> TextProgram:
+    """Return the program that a blob says; every value that a step reads is there by then.
+
+    Args:
+        name: The backend's id.
+        version: The version of its operators.
+        blob: The bytes; nothing about them is trusted.
+        operators: Names that a step may have.
+        named_data: Where tensors are; they become views on it, which must not be written to.
+
+    Raises:
+        BlobError: The blob is another's or damaged, or a line is not what it should be.
+    """
+    body = unseal(name, version, blob)
+    if not body.isascii() or body.count(b"\n") < 2 or not body.endswith(b"\n"):
+        raise BlobError("a text has a line of inputs and one of outputs, each ended by a newline")
+    first, *middle, last = (line.split(" ") for line in body.decode("ascii").split("\n")[:-1])
+    if first[0] != "inputs" or last[0] != "outputs" or len(last) == 1:
+        raise BlobError(f"'inputs ...' to 'outputs ...' is needed, found {first[0]!r}, {last!r}")
+    inputs = [_input(word, named_data) for word in first[1:]]
+    steps = []
+    for known, (op, *words) in enumerate(middle, start=len(inputs)):
+        if op not in operators or not words:
+            raise BlobError(f"{op[:40]!r} is none of the operators {', '.join(operators)}")
+        identifier = int(words[0]) if re.fullmatch(r"\d{1,9}", words[0]) else words[0]
+        operands = [_operand(word, known, named_data) for word in words[1:]]
+        steps.append(Step(op, identifier, operands))
+    known = len(inputs) + len(steps)
+    outputs = [_operand(word, known, named_data) for word in last[1:]]
+    if not all(isinstance(one, (Value, torch.Tensor)) for one in outputs):
+        raise BlobError(f"an output is no tensor: {last!r}")
+    return TextProgram(inputs, steps, outputs)
+
+
+def _stored(tensor: torch.Tensor, store: Callable[[str, torch.Tensor], None]) -> str:
+    kind = kind_of(tensor)
+    if kind not in _DTYPES:
+        raise BlobError(f"weights of {tensor.dtype} cannot be stored, only {', '.join(_DTYPES)}")
+    key = hashlib.sha256(bytes_of(tensor)).hexdigest()
+    store(key, tensor)
+    return f"@{key}/{kind}/{'x'.join(map(str, tensor.shape)) or 'scalar'}"
+
+
+def _input(word: str, named_data: Mapping[str, memoryview]) -> str | torch.Tensor:
+    if word.startswith("@"):
+        return _tensor(word, named_data)
+    if word not in _DTYPES and word != "number":
+        raise BlobError(f"an input is a dtype, 'number' or a tensor, found {word[:80]!r}")
+    return word
+
+
+def _operand(word: str, known: int, named_data: Mapping[str, memoryview]) -> Operand:
+    if word == "-":
+        return None
+    if word.startswith("@"):
+        return _tensor(word, named_data)
+    if _LIST.fullmatch(word):
+        return [int(one) for one in word[1:-1].split(",") if one]
+    if _WHOLE.fullmatch(word):
+        return int(word[1:])
+    if _FRACTION.fullmatch(word):
+        return float(word[1:])
+    if not re.fullmatch(r"%\d{1,9}", word) or int(word[1:]) >= known:
+        raise BlobError(
+            f"an operand must be one of %0 to %{known - 1}, a tensor, numbers or '-', found "
+            f"{word[:80]!r}"
+        )
+    return Value(word[1:])
+
+
+def _tensor(word: str, named_data: Mapping[str, memoryview]) -> torch.Tensor:
+    match = _TENSOR.fullmatch(word)
+    if match is None or match[2] not in _DTYPES:
+        raise BlobError(f"@KEY/DTYPE/SIZExSIZE is needed to name a tensor, found {word[:80]!r}")
+    key, dtype, sizes = match.groups()
+    shape = [] if sizes == "scalar" else [int(size) for size in sizes.split("x")]
+    if key not in named_data:
+        raise BlobError(
+            f"the named data has no entry {key}: was the blob taken out of its file, or is the "
+            ".ptd missing that it came with?"
+        )
+    try:
+        return view_tensor(named_data[key], _DTYPES[dtype], shape)
+    except ValueError as error:
+        raise BlobError(f"named data {key[:12]}...: {error}") from error
