@@ -193,6 +193,25 @@ def test_a_truncated_or_changed_blob_is_refused(
         RUNTIME.init(memoryview(bytes(blob)), [], named_data(lowered))
 
 
+def test_every_step_is_logged_by_the_identifiers_of_the_debug_map(
+    lowered: LoweredBackendModule,
+) -> None:
+    logged: list[object] = []
+    handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
+
+    def log(identifier: object, start: int, end: int, outputs: tuple[torch.Tensor, ...]) -> None:
+        assert start <= end
+        logged.append((identifier, tuple(outputs[0].shape)))
+
+    RUNTIME.execute_logged(handle, [torch.ones(1, 3, 8, 8)], log)
+    assert logged == [
+        (identifier, (1, channels, 8, 8))
+        for identifier, channels in zip(
+            lowered.meta["debug_handle_map"], (16, 32, 32, 32, 32), strict=True
+        )
+    ]
+
+
 def test_another_version_is_refused_by_number(lowered: LoweredBackendModule) -> None:
     blob = lowered.processed_bytes.replace(b"Demo 2 ", b"Demo 1 ", 1)
     with pytest.raises(BlobError, match=r"version b'1'.*reads version 2"):

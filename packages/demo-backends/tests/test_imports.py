@@ -9,6 +9,16 @@ import pytest
 import lowerdeck.demo_backends
 import lowerdeck.xnnpack
 
+OF_0_1_0 = """
+    BackendWithCompilerDemo BackendWithDelegateMappingDemo BackendWithSharedWeightsDemo
+    BackendWithStateDemo BlobError CompilerDemoPartitioner CompilerDemoRuntime
+    CompilerMissingError DelegateInputError DelegateMappingDemoPartitioner
+    DelegateMappingDemoRuntime DelegateRunError DemoBackendError ExecutorBackend
+    ExecutorPartitioner ExecutorRuntime InductorBackend InductorPartitioner InductorRuntime
+    KvCacheAttention NativeCodeError OWN_IDENTIFIERS SharedWeightsDemoPartitioner
+    SharedWeightsDemoRuntime StateDemoPartitioner StateDemoRuntime UnsupportedNodeError
+    XnnpackBackend XnnpackPartitioner XnnpackRuntime
+"""
 KNOWN = """
 from lowerdeck.lowered_module import BackendDetails
 {}
@@ -38,6 +48,14 @@ def test_every_offered_name_is_there_and_no_other() -> None:
         assert name.isupper() or found.__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = lowerdeck.demo_backends.Nothing
+
+
+@pytest.mark.filterwarnings("ignore:.* has moved and goes in 0.3:DeprecationWarning")
+def test_every_name_of_the_first_release_can_still_be_imported() -> None:
+    names = OF_0_1_0.split()
+    assert len(names) == 30
+    for name in names:
+        assert getattr(lowerdeck.demo_backends, name) is not None
 
 
 @pytest.mark.parametrize("name", ["XnnpackBackend", "XnnpackPartitioner", "XnnpackRuntime"])

@@ -63,7 +63,7 @@ class BackendWithCompilerDemo(TextBackend):
     @visits(*KERNELS)
     def any_of_them(self, part: PartitionView, node: Node) -> None:
         """Add one step."""
-        reason = _too_large(node, self._max_value)
+        reason = _misfit(node, self._max_value)
         if reason is not None:
             raise UnsupportedNodeError(f"{describe_node(node)} cannot be compiled: {reason}")
         self.add_call(part, node)
@@ -90,7 +90,7 @@ class CompilerDemoPartitioner(Partitioner):
             entry = self._table.get(operator_name(node))
             if entry is None:
                 continue
-            reason = entry.objection(node) or _too_large(node, self._max_value)
+            reason = entry.objection(node) or _misfit(node, self._max_value)
             if reason is not None:
                 refused[node.name] = reason
                 continue
@@ -138,9 +138,11 @@ class CompilerDemoRuntime(TextRuntime):
         return super().execute_logged(handle, inputs, log)
 
 
-def _too_large(node: Node, limit: int) -> str | None:
+def _misfit(node: Node, limit: int) -> str | None:
     for one in (node, *node.all_input_nodes):
-        value = one.meta["val"]
+        value = one.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return f"{one.name} is no tensor"
         # A symbolic size is checked when it is known: at run time.
         if all(isinstance(size, int) for size in value.shape) and value.numel() > limit:
             return f"{one.name} has {value.numel()} elements, max_value is {limit}"

@@ -35,9 +35,9 @@ _DTYPES = {
     )
 }
 _TENSOR = re.compile(r"@([0-9a-f]{64})/([a-z0-9]{4,8})/((?:\d{1,10}x)*\d{1,10}|scalar)")
-_WHOLE = re.compile(r"#-?\d{1,18}")
+_WHOLE = re.compile(r"#-?\d{1,19}")
 _FRACTION = re.compile(r"#-?(\d{1,25}\.\d{1,25}(e[-+]?\d{1,3})?|\de[-+]?\d{1,3}|inf|nan)")
-_LIST = re.compile(r"\[(-?\d{1,9}(,-?\d{1,9})*)?\]")
+_LIST = re.compile(r"\[(-?\d{1,19}(,-?\d{1,19})*)?\]")
 
 
 class Value(int):

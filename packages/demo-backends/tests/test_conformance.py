@@ -1,0 +1,49 @@
+"""Every demo keeps what lowering promises, by the kit that any backend author can use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.export import Dim
+
+import lowerdeck.demo_backends
+from lowerdeck.lowered_module.testing import Sample, check_backend, generated
+
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
+
+
+class Sized(torch.nn.Module):
+    """Computes with a size that only a call knows, and changes a buffer."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x.sum(0))
+        return torch.relu(x + x.shape[0]) + torch.tan(x) * self.total
+
+
+BATCH = {"x": {0: Dim("batch", min=2, max=9)}}
+SAMPLES = (
+    Sample("sized", Sized().eval(), (torch.linspace(-1, 1, 12).reshape(3, 4),), BATCH),
+    generated(1, 6, dynamic=True),
+    generated(2, 6),
+)
+DEMOS = {
+    "BackendWithDelegateMappingDemo": "DelegateMappingDemo",
+    "BackendWithCompilerDemo": "CompilerDemo",
+    "BackendWithSharedWeightsDemo": "SharedWeightsDemo",
+    "BackendWithStateDemo": "StateDemo",
+    "ExecutorBackend": "Executor",
+}
+
+
+@pytest.mark.parametrize("backend", DEMOS)
+def test_a_demo_passes_the_conformance_kit(backend: str) -> None:
+    partitioner = getattr(lowerdeck.demo_backends, f"{DEMOS[backend]}Partitioner")()
+    runtime = getattr(lowerdeck.demo_backends, f"{DEMOS[backend]}Runtime")()
+    report = check_backend(partitioner, samples=SAMPLES, runtimes={backend: runtime})
+    assert report.passed, str(report)
