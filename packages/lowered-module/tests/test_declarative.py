@@ -236,6 +236,59 @@ def test_a_backend_lists_the_operators_of_its_table() -> None:
     assert Beginning.supported_operators() == ["aten.conv2d.default", "aten.relu.default"]
 
 
+class Functional(Pocket):
+    """Takes a write in place for its functional form, as most compilers must."""
+
+    supported: ClassVar[tuple[SupportedOp, ...]] = (
+        *Pocket.supported,
+        *(SupportedOp("aten.t"), SupportedOp("aten.tanh_"), SupportedOp("aten.tanh")),
+    )
+
+    @visits("aten.t", "aten.tanh_")
+    def one(self, part: PartitionView, node: Node) -> None:
+        (source,) = node.all_input_nodes
+        name = operator_name(node).split(".")[1].strip("_")
+        part.emit([name, part.index(node), [[part.index(source)]]])
+
+
+class WrittenThroughView(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        y.t().tanh_()
+        return y * y
+
+
+class ReadThroughView(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        view = y.t()
+        y.tanh_()
+        return view * view
+
+
+class ReadItself(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        y.tanh_()
+        return y * y.t()
+
+
+@pytest.mark.parametrize("model", [WrittenThroughView, ReadThroughView, ReadItself])
+def test_a_write_that_shows_through_a_view_reaches_a_backend_in_functional_form(
+    model: type[torch.nn.Module],
+) -> None:
+    load = pytest.importorskip("lowerdeck.runner").load
+    emit = pytest.importorskip("lowerdeck.emitter").emit
+    x = torch.linspace(-1, 1, 9).reshape(3, 3)
+    lowered = to_backend(torch.export.export(model(), (x,)), Functional.partitioner())
+    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
+    found = load(emit(lowered).to_bytes(), backends={"Functional": PocketRuntime()})
+    torch.testing.assert_close(found.run("forward", x), model()(x))
+    inner = [operator_name(n) for n in delegate.original_module.graph_module.graph.nodes]
+    # What shows nowhere else stays as it was written.
+    assert ("aten.tanh_.default" in inner) is (model is ReadItself)
+
+
 class Split(torch.nn.Module):
     """One operator with many results, and one with one."""
 

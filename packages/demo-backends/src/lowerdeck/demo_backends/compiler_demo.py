@@ -17,12 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, UnsupportedNodeError
-from lowerdeck.demo_backends.text_backend import (
-    Kernels,
-    TextBackend,
-    TextRuntime,
-    has_no_keywords,
-)
+from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
 from lowerdeck.demo_backends.text_format import TextProgram
 from lowerdeck.lowered_module import (
     DELEGATION_TAG,
@@ -31,7 +26,6 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PartitionView,
-    SupportedOp,
     operator_name,
     tag_constant_data,
     visits,
@@ -53,7 +47,7 @@ class BackendWithCompilerDemo(TextBackend):
     """Compiles additions, multiplications, matrix products and sines to a text."""
 
     kernels = KERNELS
-    supported = tuple(SupportedOp(name, {torch.float32}, when=has_no_keywords) for name in KERNELS)
+    supported = table_of(KERNELS, {torch.float32})
 
     def begin_partition(self, part: PartitionView) -> None:
         """Read ``max_value``; ``BlobError`` where it is no number."""
@@ -94,9 +88,8 @@ class CompilerDemoPartitioner(Partitioner):
             if reason is not None:
                 refused[node.name] = reason
                 continue
-            tag = f"compiler_demo_{len(tags)}"
+            node.meta[DELEGATION_TAG] = tag = f"compiler_demo_{len(tags)}"
             tags[tag] = DelegationSpec(BackendWithCompilerDemo.__name__, specs)
-            node.meta[DELEGATION_TAG] = tag
         tag_constant_data(exported_program)
         self.refused = refused  # for summaries and pictures of the lowered program
         return PartitionResult(exported_program, tags)

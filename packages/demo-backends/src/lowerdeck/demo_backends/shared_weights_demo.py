@@ -13,17 +13,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.demo_backends.text_backend import (
-    Kernels,
-    TextBackend,
-    TextRuntime,
-    has_no_keywords,
-)
+from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
 from lowerdeck.lowered_module import (
     CompileSpec,
     PartitionView,
     PreprocessResult,
-    SupportedOp,
     TablePartitioner,
     visits,
 )
@@ -41,7 +35,7 @@ class BackendWithSharedWeightsDemo(TextBackend):
     """Compiles the partitions of all methods, each weight once."""
 
     kernels = KERNELS
-    supported = tuple(SupportedOp(name, {torch.float32}, when=has_no_keywords) for name in KERNELS)
+    supported = table_of(KERNELS, {torch.float32})
 
     @visits(*KERNELS)
     def any_of_them(self, part: PartitionView, node: Node) -> None:

@@ -16,14 +16,9 @@ from torch import nn
 from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateRunError
-from lowerdeck.demo_backends.text_backend import (
-    Kernels,
-    TextBackend,
-    TextRuntime,
-    has_no_keywords,
-)
+from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
 from lowerdeck.demo_backends.text_format import TextProgram
-from lowerdeck.lowered_module import PartitionView, SupportedOp, TablePartitioner, visits
+from lowerdeck.lowered_module import PartitionView, TablePartitioner, visits
 from lowerdeck.serializer import CompileSpec as StoredSpec
 
 KERNELS: Kernels = {
@@ -39,7 +34,7 @@ class BackendWithStateDemo(TextBackend):
     """Compiles attention with a cache to a text that says what its state is."""
 
     kernels = KERNELS
-    supported = tuple(SupportedOp(name, when=has_no_keywords) for name in KERNELS)
+    supported = table_of(KERNELS)
     owns_state = True
 
     @visits(*KERNELS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
@@ -30,6 +30,7 @@ from lowerdeck.lowered_module import (
     DeclarativeBackend,
     PartitionView,
     PreprocessResult,
+    SupportedOp,
     UnsupportedOperatorError,
     operator_name,
 )
@@ -155,9 +156,20 @@ class TextBackend(DeclarativeBackend):
         return self.operands[argument]
 
 
-def has_no_keywords(node: Node) -> bool | str:
-    """Return True, or why a call cannot be written as one step; for ``SupportedOp.when``."""
-    return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
+def table_of(
+    operators: Iterable[str], dtypes: Collection[torch.dtype] | None = None
+) -> tuple[SupportedOp, ...]:
+    """Return a table of operators whose calls ``add_call`` can write.
+
+    Args:
+        operators: Their names.
+        dtypes: As ``SupportedOp`` takes them.
+    """
+
+    def plain(node: Node) -> bool | str:
+        return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
+
+    return tuple(SupportedOp(name, dtypes, when=plain) for name in operators)
 
 
 class TextRuntime:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import Reason, propose_partitions
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
@@ -20,13 +20,16 @@ from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mu
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import OpOverload, graphs_of
+from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of
 
 
 class TablePartitioner(Partitioner):
     """Delegates what a table supports, in as few partitions as can be, nested graphs included.
 
     Where a table cannot say what the backend takes, derive from it and override ``objection``.
+
+    A visitor may take a write in place for its functional form, ``relu_`` for ``relu``: writes
+    that show through another name are left, and ``to_backend`` then asks for them in that form.
 
     Args:
         backend_id: Where partitions go.
@@ -63,6 +66,7 @@ class TablePartitioner(Partitioner):
         self.min_nodes = min_nodes
         self.owns_state = owns_state
         self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
+        self._shown: Mapping[Node, str] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with tags.
@@ -73,6 +77,7 @@ class TablePartitioner(Partitioner):
         self.report = WhyNoPartitionReporter()
         tags: dict[str, DelegationSpec] = {}
         for gm in graphs_of(exported_program.graph_module):
+            self._shown = dict(_writes_shown_elsewhere(gm))
             proposal = propose_partitions(gm, self._takes, min_nodes=self.min_nodes)
             for nodes in proposal.partitions:
                 tag = f"{self.backend_id} {len(tags)}"
@@ -116,7 +121,26 @@ class TablePartitioner(Partitioner):
     def _takes(self, node: Node) -> bool:
         if node.op != "call_function":
             return False
-        reason = self.objection(node)
+        reason = self._shown.get(node) or self.objection(node)
         if reason is not None:
             self.report.report_reject(node, reason)
         return reason is None
+
+
+def _writes_shown_elsewhere(gm: GraphModule) -> Iterator[tuple[Node, str]]:
+    """Yield writes whose memory is read later by a name from before, and why each is left.
+
+    Export gives what is written a new name, and the old one to nobody: only views keep theirs.
+    """
+    memory = MemoryUse(gm.graph, gm)
+    if not memory.has_writes:
+        return
+    names: dict[Node, list[Node]] = {}
+    order = {node: position for position, node in enumerate(gm.graph.nodes)}
+    for node in gm.graph.nodes:
+        for group in memory.writes(node):
+            for name in names.get(group, ()):
+                readers = [user.name for user in name.users if order[user] > order[node]]
+                if readers:
+                    yield node, f"what it writes in place is read as {name.name} by {readers[0]}"
+        names.setdefault(memory.group(node), []).append(node)
