@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from lowerdeck.lowered_module._executorch import backend_base
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
@@ -13,17 +13,6 @@ from lowerdeck.serializer import installed_entries
 
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """What a backend class must offer; deriving from ``BackendDetails`` is one way to have it."""
-
-    def preprocess(self, edge_program: Any, compile_specs: Any) -> Any:
-        """Compile one partition."""
-
-    def preprocess_multimethod(self, edge_programs: Any, compile_specs: Any) -> Any:
-        """Compile all partitions of all methods."""
 
 
 _registered: dict[str, Any] = {}
