@@ -76,8 +76,8 @@ def test_several_methods() -> None:
     [
         ((), {}, PartitionError, "found a NoneType, expected a backend id"),
         ((3,), {}, PartitionError, "found a int, expected a backend id"),
-        ((PROGRAM,), {}, PartitionError, "found a NoneType as the partitioner"),
-        ((PROGRAM, 7), {}, PartitionError, "found a int as the partitioner"),
+        ((PROGRAM,), {}, PartitionError, "found a NoneType as partitioner"),
+        ((PROGRAM, 7), {}, PartitionError, "found a int as partitioner"),
         ((PROGRAM, PARTITIONER, []), {}, TypeError, "found 3 arguments"),
         ((PROGRAM, PARTITIONER), {"edge_program": PROGRAM}, TypeError, "multiple values"),
         ((PROGRAM, PARTITIONER), {"partitioner": PARTITIONER}, TypeError, "multiple values"),

@@ -169,18 +169,13 @@ def to_backend(
     """
     given = _form(args, named)
     kept = None if cache is None else ResultCache(cache)
+    program: Any = given.get("edge_program")
     if "backend_id" in given:
         specs = list(given.get("compile_specs") or [])
-        program = given.get("edge_program")
         return _lower_whole(given["backend_id"], program, specs, executor, kept, progress)
     if "method_edge_program_partitioners" in given:
         return _lower_methods(given["method_edge_program_partitioners"], executor, kept, progress)
-    program, partitioner = given["edge_program"], given.get("partitioner_instance")
-    if not callable(partitioner):
-        raise PartitionError(
-            f"found a {type(partitioner).__name__} as the partitioner, expected a Partitioner, or "
-            "what else takes a program: to_backend(program, XnnpackPartitioner())"
-        )
+    partitioner: Any = given.get("partitioner_instance")
     cut = _partitioned(program, partitioner)
     after_calls = cut.next_handle + len(cut.cuts)
     with handles_taken(after_calls), shown(progress, len(cut.cuts)) as show:
