@@ -379,6 +379,21 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tests/interop/mutants.py", *state, *session.posargs)
 
 
+@nox.session(name="code-mutants", requires=["torch"], default=False)
+def code_mutants(session: nox.Session) -> None:
+    """Change the code a little, and list what no test notices (hours, resumable).
+
+    ``-- [AREA...] [--count 40] [--seed 16] [--again]``: the areas, and the tests that must
+    notice, stand in ``tools/code_mutants/areas.toml``. What came of each change is kept in
+    ``out/code-mutants`` and not tried again while its file stays the same, unless it survived
+    and ``--again`` asks for it.
+    """
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, "cosmic-ray", "coverage", "expecttest", *EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.run("python", "-m", "tools.code_mutants.run", *session.posargs)
+
+
 @nox.session(requires=["torch"], default=False)
 def nightly(session: nox.Session) -> None:
     """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""

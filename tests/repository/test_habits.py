@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,3 +67,10 @@ def test_contributors_are_told_of_sessions_that_exist():
 def test_hooks_need_no_repository_but_this_one():
     repos = re.findall(r"^\s*- repo: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
     assert set(repos) == {"local"}
+
+
+def test_the_areas_of_code_mutants_are_where_they_say():
+    areas = tomllib.loads((ROOT / "tools/code_mutants/areas.toml").read_text())
+    for area in areas.values():
+        for name in (*area["sources"], *area["tests"]):
+            assert (ROOT / name).exists(), name

@@ -47,7 +47,10 @@ def constant(number: int) -> EValue:
     return EValue(Tensor(ScalarType.LONG, sizes=[2], dim_order=[0], data_buffer_idx=number))
 
 
-BUFFERS = [Buffer(b""), *(Buffer(struct.pack("<2q", *pair)) for pair in ((2, 3), (2, -1)))]
+BUFFERS = [
+    Buffer(b""),
+    *(Buffer(struct.pack("<2q", *pair)) for pair in ((2, 3), (2, -1), (LEAST, 1))),
+]
 
 
 def program(
@@ -125,6 +128,14 @@ HAZARDS = {
     "floor_divide by a constant -1": (tensors("aten::floor_divide.out", constant(2)), "by -1"),
     "floor": (tensors("aten::div.out_mode", planned(L, 1), "floor"), "by value 1"),
     "remainder": (tensors("aten::remainder.Tensor_out", planned(L, 1)), "by value 1"),
+    "the least in a constant": (
+        program(
+            "aten::floor_divide.out",
+            [constant(3), planned(L, 1), planned(L, 2), planned(L, 2)],
+            [1],
+        ),
+        "smallest integer by -1",
+    ),
     "a scalar -1": (tensors("aten::remainder.Scalar_out", Int(-1)), "by value 1"),
     "div by a scalar -1": (tensors("aten::div.Scalar_mode_out", Int(-1), "trunc"), "by value 1"),
     "a loop that an input ends": (

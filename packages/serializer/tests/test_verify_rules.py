@@ -1,0 +1,97 @@
+"""Rules of verify that damaged files seldom meet: each with a file that breaks this rule alone."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from serializer_programs import add_program  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import (
+    AllocationDetails,
+    Bool,
+    Chain,
+    EValue,
+    ExecutionPlan,
+    FormatError,
+    Instruction,
+    KernelCall,
+    Operator,
+    Program,
+    ScalarType,
+    Tensor,
+    serialize_pte,
+    verify_pte,
+)
+
+# The places of fields in a table of a method, as the schema orders them.
+LISTS = {
+    "values": 2,
+    "inputs": 3,
+    "outputs": 4,
+    "chains": 5,
+    "delegates": 7,
+    "non_const_buffer_sizes": 8,
+}
+
+
+def _without(data: bytes, field: int) -> bytes:
+    """Return a file whose first method has no such list, not even an empty one."""
+    changed = bytearray(data)
+
+    def slot(table: int, number: int) -> int:
+        (back,) = struct.unpack_from("<i", changed, table)
+        return table - int(back) + 4 + 2 * number
+
+    def follow(table: int, number: int) -> int:
+        place = table + int(struct.unpack_from("<H", changed, slot(table, number))[0])
+        (on,) = struct.unpack_from("<I", changed, place)
+        return place + int(on)
+
+    (root,) = struct.unpack_from("<I", changed, 0)
+    methods = follow(root, 1)
+    method = methods + 4 + struct.unpack_from("<I", changed, methods + 4)[0]
+    struct.pack_into("<H", changed, slot(method, field), 0)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_method_without_a_list_is_refused_by_its_name(name: str) -> None:
+    file = _without(serialize_pte(add_program()), LISTS[name])
+    with pytest.raises(
+        FormatError, match=rf"method 'forward'\.{name} at byte .* found none"
+    ) as told:
+        verify_pte(file)
+    assert told.value.offset
+
+
+def _one_tensor(memory: int, *, floats: int) -> EValue:
+    place = AllocationDetails.at(1, memory)
+    return EValue(Tensor(ScalarType.FLOAT, sizes=[floats], dim_order=[0], allocation_info=place))
+
+
+def _call(name: str, values: list[EValue], args: list[int]) -> bytes:
+    operator, _, overload = name.partition(".")
+    plan = ExecutionPlan(
+        "forward",
+        values=values,
+        inputs=[0],
+        outputs=[],
+        chains=[Chain(instructions=[Instruction(KernelCall(0, args))])],
+        operators=[Operator(operator, overload)],
+        non_const_buffer_sizes=[0, 1024],
+    )
+    return serialize_pte(Program(execution_plan=[plan]))
+
+
+def test_a_kernel_in_place_returns_what_it_writes() -> None:
+    values = [*(_one_tensor(64 * place, floats=2) for place in range(3)), EValue(Bool(False))]
+    verify_pte(_call("aten::copy_", values, [0, 1, 3, 0]))
+    with pytest.raises(FormatError, match=r"found 2 for the return value of aten::copy_.* on 0"):
+        verify_pte(_call("aten::copy_", values, [0, 1, 3, 2]))
+
+
+def test_a_limit_of_a_kernel_is_kept() -> None:
+    flat = [_one_tensor(64 * place, floats=2) for place in range(3)]
+    with pytest.raises(FormatError, match=r"for aten::bmm\.out, which ends the process otherwise"):
+        verify_pte(_call("aten::bmm.out", flat, [0, 1, 2, 2]))
