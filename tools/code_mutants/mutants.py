@@ -70,7 +70,10 @@ def _mutants(path: Path) -> Iterator[tuple[tuple[int, int], Mutant]]:
 
 
 class _WithoutWords(ast.NodeTransformer):
-    """Takes out what no call can tell: annotations, which are never evaluated, and docstrings."""
+    """Takes out what no call can tell: annotations, and ``strict`` of zip, which only asserts."""
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST | None:
+        return None if node.arg == "strict" else self.generic_visit(node)
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None

@@ -154,8 +154,9 @@ def test_a_reduction_over_too_many_pairs_is_refused() -> None:
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_bags_of_rows(mode: int) -> None:
     weight, rows = torch.randn(6, 4), torch.tensor([0, 2, 5, 2, 1, 3, 2, 4])
-    for ended, padding in itertools.product((False, True), (-1, 2)):
-        starts = torch.tensor([0, 3, 3, 5] + ([8] if ended else []))
+    some = ([0, 3, 3, 5], [0, 3, 5])
+    for ended, padding, begun in itertools.product((False, True), (-1, 2), some):
+        starts = torch.tensor(begun + ([8] if ended else []))
         factors = torch.randn(8) if mode == 0 else None
         target = ATEN._embedding_bag_forward_only.default
         options = (False, mode, False, factors, ended, padding)

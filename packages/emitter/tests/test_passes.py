@@ -258,6 +258,13 @@ def test_a_view_shares_memory_and_needs_no_kernel() -> None:
     assert offsets == {0, 8, 16}
 
 
+def test_a_copy_that_nothing_writes_shares_memory() -> None:
+    method = method_of(lambda x: (x + 1).clone() * 2, torch.ones(2, 3))
+    share_views(method)
+    (copy,) = (call for call in calls(method) if "clone" in call.op_name)
+    assert needs_no_kernel(copy)
+
+
 def test_a_view_of_a_size_that_varies_is_made_at_run_time_without_a_copy() -> None:
     rows = Dim("rows", max=8)
     method = method_of(
