@@ -159,6 +159,8 @@ def _accesses(
                 case MoveCall(source, target):
                     yield time, [source], [target]
             time += 1
+    # A result may be a view, too: the caller reads it when all has run.
+    yield max(time - 1, 0), unfolded.tensors(plan.outputs), []
 
 
 class _Unfolded:

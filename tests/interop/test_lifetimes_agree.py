@@ -1,0 +1,76 @@
+"""The report's picture of memory and the runner's poison agree on what is needed when.
+
+They are two analyses on purpose. The picture has one run of instructions for each tensor, needs no
+torch, and must stay linear on a hostile file; poison asks after each instruction which bytes are
+needed, and knows from operators' schemas which arguments are written. So what poison holds to be
+needed must lie in the picture, and nothing that the picture shows as alive to its end is poisoned
+before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from lowerdeck.emitter import emit
+from lowerdeck.runner import load
+from lowerdeck.serializer import ExecutionPlan, MoveCall, deserialize_pte
+from lowerdeck.serializer.report.lifetimes import Block, planned_blocks
+from tests.interop.test_runner_corpus import CORPUS, NAMES, record_of, require_backend
+from tests.interop.zoo import MODELS, Model
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _compared(content: bytes, data: Path | None = None) -> int:
+    """Compare every method of a file; return how many states of groups of values were."""
+    program = load(content, data=data, memory="poison")
+    plans = deserialize_pte(content).execution_plan
+    return sum(_compare(plan, program.method(plan.name)._poison) for plan in plans)
+
+
+def _compare(plan: ExecutionPlan, poison: object) -> int:
+    groups, live = poison._groups, poison._liveness
+    steps = [step.instr_args for chain in plan.chains for step in chain.instructions]
+    # Of a moved handle poison holds all that it may stand for to be needed: more than is.
+    moved = {
+        groups.of(value)
+        for step in steps
+        if isinstance(step, MoveCall)
+        for value in (step.move_from, step.move_to)
+    }
+    blocks: dict[int, list[Block]] = defaultdict(list)
+    for block in planned_blocks(plan):
+        blocks[groups.of(block.value)].append(block)
+    after = [needed for chain in live.after for needed in chain]
+    assert len(after) == len(steps)
+    for time, needed in enumerate(after[:-1]):
+        for group, members in blocks.items():
+            # In a branch that is not taken nothing is written: poison goes by all ways at once.
+            begun = time >= min(block.born for block in members)
+            if begun and needed >> group & 1 and group not in moved:
+                told = [(block.value, block.born, block.dies) for block in members]
+                assert any(born <= time < dies for _, born, dies in told), (time, told)
+    return len(blocks) * len(after)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "external_ptd"])
+def test_on_files_of_executorch(name: str) -> None:
+    require_backend(name)
+    assert _compared((CORPUS / f"{name}.pte").read_bytes())
+
+
+def test_on_a_file_with_weights_outside() -> None:
+    data = CORPUS / record_of("external_ptd")["ptd"]
+    assert _compared((CORPUS / "external_ptd.pte").read_bytes(), data)
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS if not m.heavy], ids=lambda m: m.name)
+def test_on_models(model: Model) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, program, _ = model.export()
+    _compared(emit(program).to_bytes())
