@@ -11,8 +11,8 @@ from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
 from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.decode_chains import ChainDecoder
-from lowerdeck.serializer.pte.decode_values import DEVICES, ValueDecoder, member
+from lowerdeck.serializer.pte.decoding.decode_chains import ChainDecoder
+from lowerdeck.serializer.pte.decoding.decode_values import DEVICES, ValueDecoder, member
 from lowerdeck.serializer.pte.enums import DataLocation
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.flatbuffer.stream import Piece
 from lowerdeck.serializer.flatbuffer.wire import FILE_IDENTIFIER, PROGRAM_TABLES
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.encode_chains import ChainEncoder
-from lowerdeck.serializer.pte.encode_values import ValueEncoder
+from lowerdeck.serializer.pte.encoding.encode_chains import ChainEncoder
+from lowerdeck.serializer.pte.encoding.encode_values import ValueEncoder
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.header import HEADER_START
 from lowerdeck.serializer.pte.layout import FileLayout

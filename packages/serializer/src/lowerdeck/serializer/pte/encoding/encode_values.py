@@ -18,7 +18,7 @@ from lowerdeck.serializer.flatbuffer.sections import Records
 from lowerdeck.serializer.flatbuffer.union_record import start_union_record
 from lowerdeck.serializer.flatbuffer.wire import KERNEL_TYPES
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.encode_tensors import TensorEncoder
+from lowerdeck.serializer.pte.encoding.encode_tensors import TensorEncoder
 
 _REFERENCE = "offset"
 # For each kind: the bytes of its table, its one field, and the words that hold it.

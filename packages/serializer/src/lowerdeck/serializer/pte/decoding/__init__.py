@@ -1,0 +1,1 @@
+"""The tables of a file become a logical program; nothing in them is trusted."""

@@ -1,0 +1,1 @@
+"""A logical program becomes the tables of a file."""
