@@ -7,6 +7,7 @@ import re
 import statistics
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,14 @@ def test_the_median_module_is_short():
     for package in PACKAGES:
         sizes = [_lines(p) for p in (ROOT / "packages" / package / "src").rglob("*.py")]
         assert statistics.median(sizes) <= 150, package
+
+
+def test_a_folder_holds_one_theme():
+    # A table of decompositions or operators, a file each, is one theme, however long it is.
+    tables = {"emitter/decompositions", "xnnpack/operators"}
+    count = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    long = {"/".join(folder.parts[-2:]): number for folder, number in count.items() if number > 18}
+    assert set(long) <= tables, long
 
 
 def test_shipped_sources_never_import_executorch():

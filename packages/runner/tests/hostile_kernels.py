@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner import RunnerError, arena, load
+from lowerdeck.runner import RunnerError, load
+from lowerdeck.runner.values import arena
 from lowerdeck.serializer import (
     AllocationDetails,
     Bool,

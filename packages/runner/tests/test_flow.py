@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowerdeck.runner.flow import always_written, successors
-from lowerdeck.runner.liveness import Groups, analyse, members
-from lowerdeck.runner.machine import BoundChain, Instruction
+from lowerdeck.runner.instructions.flow import always_written, successors
+from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.memory.liveness import Groups, analyse, members
 from lowerdeck.serializer import JumpFalseCall, MoveCall
 
 

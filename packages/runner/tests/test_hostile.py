@@ -119,7 +119,7 @@ def test_damaged_programs_give_typed_errors(
     build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
     monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 500)
-    monkeypatch.setattr("lowerdeck.runner.arena.MAX_BYTES", 2**24)
+    monkeypatch.setattr("lowerdeck.runner.values.arena.MAX_BYTES", 2**24)
 
     @given(st.data())
     @settings(max_examples=examples, deadline=None)
@@ -144,7 +144,7 @@ def test_damaged_files_give_typed_errors(
     build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
     monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 500)
-    monkeypatch.setattr("lowerdeck.runner.arena.MAX_BYTES", 2**24)
+    monkeypatch.setattr("lowerdeck.runner.values.arena.MAX_BYTES", 2**24)
     whole = serialize_pte(varied(build))
 
     @given(st.data())

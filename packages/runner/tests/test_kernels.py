@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lowerdeck.runner import MissingKernelError, ProgramError, load
-from lowerdeck.runner.kernels import ALLOWED, ScalarKernel, TorchKernel, find_kernel
-from lowerdeck.runner.prim_ops import SCALAR_OPERATORS
-from lowerdeck.runner.view_ops import VIEW_OPERATORS
+from lowerdeck.runner.operators.kernels import ALLOWED, ScalarKernel, TorchKernel, find_kernel
+from lowerdeck.runner.operators.prim_ops import SCALAR_OPERATORS
+from lowerdeck.runner.operators.view_ops import VIEW_OPERATORS
 from lowerdeck.serializer import kernel_names, runtime_kernels
 
 

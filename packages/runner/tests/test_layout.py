@@ -4,7 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowerdeck.runner.layout import dim_order_of, has_layout, is_contiguous_order, strides_of
+from lowerdeck.runner.values.layout import (
+    dim_order_of,
+    has_layout,
+    is_contiguous_order,
+    strides_of,
+)
 
 SHAPES = st.lists(st.integers(0, 4), max_size=5)
 

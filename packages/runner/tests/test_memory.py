@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowerdeck.runner import MemoryPlanError, ProgramError, load
-from lowerdeck.runner.liveness import members
-from lowerdeck.runner.plan_check import PlanCheck
+from lowerdeck.runner.memory.liveness import members
+from lowerdeck.runner.memory.plan_check import PlanCheck
 
 
 def relu(m: Any, x: int, out: int) -> int:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.runner.kernels import ScalarKernel, find_kernel
-from lowerdeck.runner.prim_ops import in_range
+from lowerdeck.runner.operators.kernels import ScalarKernel, find_kernel
+from lowerdeck.runner.operators.prim_ops import in_range
 
 
 def result(name: str, *values: Any) -> Any:

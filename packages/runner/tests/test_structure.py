@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from lowerdeck.runner import load, structure
+from lowerdeck.runner import load
 from lowerdeck.runner._torch_private import registered_named_tuple
-from lowerdeck.runner.structure import MAX_DEPTH, MAX_PATH, MAX_TEXT, UnknownStructureError
+from lowerdeck.runner.values import structure
+from lowerdeck.runner.values.structure import MAX_DEPTH, MAX_PATH, MAX_TEXT, UnknownStructureError
 
 Point = namedtuple("Point", ["x", "y"])
 pytree._register_namedtuple(Point, serialized_type_name="structure_tests.Point")

@@ -19,7 +19,7 @@ _WORDS = {
 }
 _LETTERS = set("TWtLVOiIjJnmfgbcBFsr")
 # Implementations and laws by kernel, which say more than its name.
-_IMPLEMENTS = {"runner/guards.py", "runner/view_ops.py", "runner/prim_ops.py"}
+_IMPLEMENTS = {f"runner/operators/{name}.py" for name in ("guards", "view_ops", "prim_ops")}
 
 
 def test_each_row_has_known_letters_and_words() -> None:

@@ -1,6 +1,6 @@
 """Run, watch and compare .pte programs in Python."""
 
-from lowerdeck.runner.comparison import Comparison, Difference, compare
+from lowerdeck.runner.comparison.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, Place
 from lowerdeck.runner.delegates import (
     BackendRuntime,

@@ -13,7 +13,7 @@ from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.method import Memory
 from lowerdeck.runner.program import LoadedProgram
-from lowerdeck.runner.sources import ExternalTensor, as_view
+from lowerdeck.runner.values.sources import ExternalTensor, as_view
 from lowerdeck.serializer import Program, SerializerError, deserialize_ptd, verify_pte
 
 ReadableBuffer = bytes | bytearray | memoryview

@@ -7,19 +7,19 @@ from typing import Any, Literal
 
 import torch
 
-from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.debug_info import DebugMaps, Places
 from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import ExecutionError, InputError
-from lowerdeck.runner.frame import Frame, Freed
-from lowerdeck.runner.inputs import Signature, bind_fixed, bind_input
-from lowerdeck.runner.linking import Linker
-from lowerdeck.runner.machine import run_chains, run_observed
-from lowerdeck.runner.plan_check import PlanCheck
-from lowerdeck.runner.poison import Poison
+from lowerdeck.runner.instructions.machine import run_chains, run_observed
+from lowerdeck.runner.linking.linking import Linker
+from lowerdeck.runner.memory.plan_check import PlanCheck
+from lowerdeck.runner.memory.poison import Poison
 from lowerdeck.runner.profile import Profile, Recorder
-from lowerdeck.runner.tensors import DataSource
 from lowerdeck.runner.turn import Turn
+from lowerdeck.runner.values.arena import Arena
+from lowerdeck.runner.values.frame import Frame, Freed
+from lowerdeck.runner.values.inputs import Signature, bind_fixed, bind_input
+from lowerdeck.runner.values.tensors import DataSource
 from lowerdeck.serializer import ExecutionPlan, FreeCall
 
 MAX_INSTRUCTIONS = 10_000_000

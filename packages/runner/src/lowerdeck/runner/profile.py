@@ -14,8 +14,8 @@ import torch
 
 from lowerdeck.runner.debug_info import Place, Places, merged
 from lowerdeck.runner.delegates import LoggedStep
-from lowerdeck.runner.frame import Frame
-from lowerdeck.runner.machine import BoundChain, Step, StepInTwoParts
+from lowerdeck.runner.instructions.machine import BoundChain, Step, StepInTwoParts
+from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
 
 

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import MemoryPlanError, MissingKernelError, ProgramError
 from lowerdeck.runner.method import LoadedMethod, Memory
 from lowerdeck.runner.shared_state import check_places, state_memories
-from lowerdeck.runner.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.runner.turn import Turn
+from lowerdeck.runner.values.arena import Arena
+from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program
 from lowerdeck.torch_base import collector_held
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner.dtypes import DTYPES
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.layout import strides_of
+from lowerdeck.runner.values.dtypes import DTYPES
+from lowerdeck.runner.values.layout import strides_of
 from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor
 
 HELP = (

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import torch
 
-from lowerdeck.runner.arena import Arena, require_memory
-from lowerdeck.runner.dtypes import DTYPES
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.layout import is_contiguous_order, strides_of
+from lowerdeck.runner.values.arena import Arena, require_memory
+from lowerdeck.runner.values.dtypes import DTYPES
+from lowerdeck.runner.values.layout import is_contiguous_order, strides_of
 from lowerdeck.serializer import Tensor as TensorValue
 from lowerdeck.serializer import TensorDataLocation, TensorShapeDynamism
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from lowerdeck.runner.machine import BoundChain, Instruction
-from lowerdeck.runner.tensors import Origin, TensorSpec
+from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 
 def find_aliases(

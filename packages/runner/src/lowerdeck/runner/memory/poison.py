@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from lowerdeck.runner.aliases import find_aliases
-from lowerdeck.runner.arena import POISON, Arena
-from lowerdeck.runner.frame import Frame
-from lowerdeck.runner.liveness import Bits, Groups, analyse, members
-from lowerdeck.runner.machine import BoundChain, Step
-from lowerdeck.runner.tensors import Origin, TensorSpec
+from lowerdeck.runner.instructions.machine import BoundChain, Step
+from lowerdeck.runner.memory.aliases import find_aliases
+from lowerdeck.runner.memory.liveness import Bits, Groups, analyse, members
+from lowerdeck.runner.values.arena import POISON, Arena
+from lowerdeck.runner.values.frame import Frame
+from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 Range = tuple[int, int, int]
 """Memory id, first byte, byte behind the last."""

@@ -15,10 +15,10 @@ from lowerdeck.runner._torch_private import (
     is_pointwise,
     schema_arguments,
 )
-from lowerdeck.runner.dtypes import DTYPES, MEMORY_FORMATS
-from lowerdeck.runner.guards import guarded
-from lowerdeck.runner.prim_ops import SCALAR_OPERATORS
-from lowerdeck.runner.view_ops import VIEW_OPERATORS
+from lowerdeck.runner.operators.guards import guarded
+from lowerdeck.runner.operators.prim_ops import SCALAR_OPERATORS
+from lowerdeck.runner.operators.view_ops import VIEW_OPERATORS
+from lowerdeck.runner.values.dtypes import DTYPES, MEMORY_FORMATS
 from lowerdeck.serializer import (
     Bool,
     BoolList,

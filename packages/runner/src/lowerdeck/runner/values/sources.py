@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowerdeck.runner.dtypes import DTYPES
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.tensors import TensorSpec
+from lowerdeck.runner.values.dtypes import DTYPES
+from lowerdeck.runner.values.tensors import TensorSpec
 from lowerdeck.serializer import FileRange, Program, Storage, TensorLayout
 
 

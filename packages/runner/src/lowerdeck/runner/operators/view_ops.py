@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lowerdeck.runner.errors import ExecutionError
-from lowerdeck.runner.layout import strides_of
-from lowerdeck.runner.tensors import TensorSpec
+from lowerdeck.runner.values.layout import strides_of
+from lowerdeck.runner.values.tensors import TensorSpec
 
 
 def resize(out: torch.Tensor, sizes: Sequence[int], spec: TensorSpec) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.layout import strides_of
+from lowerdeck.runner.values.layout import strides_of
 
 MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """The most memory that one arena or tensor may ask for: what the machine has."""

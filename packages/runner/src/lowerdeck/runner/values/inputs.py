@@ -15,9 +15,9 @@ from lowerdeck.runner._torch_private import (
     unflatten,
 )
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.layout import dim_order_of, has_layout, strides_of
-from lowerdeck.runner.structure import UnknownStructureError, parse_structure
-from lowerdeck.runner.tensors import Origin, TensorSpec
+from lowerdeck.runner.values.layout import dim_order_of, has_layout, strides_of
+from lowerdeck.runner.values.structure import UnknownStructureError, parse_structure
+from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 
 class Signature:

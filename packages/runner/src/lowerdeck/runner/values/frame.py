@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lowerdeck.runner.arena import Arena
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.tensors import DataSource, Origin, TensorSpec, make_tensor, read_spec
+from lowerdeck.runner.values.arena import Arena
+from lowerdeck.runner.values.tensors import DataSource, Origin, TensorSpec, make_tensor, read_spec
 from lowerdeck.serializer import (
     Bool,
     BoolList,

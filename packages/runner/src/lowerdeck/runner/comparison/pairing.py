@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner.eager import EagerOp
+from lowerdeck.runner.comparison.eager import EagerOp
 from lowerdeck.runner.profile import Event
 
 Pair = tuple[Event, EagerOp]

@@ -25,10 +25,10 @@ from itertools import pairwise
 from typing import NoReturn
 
 from lowerdeck.runner.errors import MemoryPlanError
-from lowerdeck.runner.kernels import COPY_INDEX
-from lowerdeck.runner.machine import BoundChain, Instruction
-from lowerdeck.runner.owners import NOBODY, OwnerMap, Owners
-from lowerdeck.runner.tensors import Origin, TensorSpec
+from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.memory.owners import NOBODY, OwnerMap, Owners
+from lowerdeck.runner.operators.kernels import COPY_INDEX
+from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.serializer import MoveCall
 
 MAX_STEPS = 50_000_000

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.errors import ExecutionError, ProgramError
-from lowerdeck.runner.frame import Frame
-from lowerdeck.runner.kernels import (
+from lowerdeck.runner.instructions.machine import Instruction, Step
+from lowerdeck.runner.operators.kernels import (
     COPY_INDEX,
     VIEW,
     Kernel,
@@ -20,11 +20,11 @@ from lowerdeck.runner.kernels import (
     accepts,
     converter,
 )
-from lowerdeck.runner.layout import has_layout, strides_of
-from lowerdeck.runner.machine import Instruction, Step
-from lowerdeck.runner.prim_ops import in_range
-from lowerdeck.runner.tensors import TensorSpec
-from lowerdeck.runner.view_ops import check_shape, resize
+from lowerdeck.runner.operators.prim_ops import in_range
+from lowerdeck.runner.operators.view_ops import check_shape, resize
+from lowerdeck.runner.values.frame import Frame
+from lowerdeck.runner.values.layout import has_layout, strides_of
+from lowerdeck.runner.values.tensors import TensorSpec
 
 
 def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:

@@ -10,10 +10,10 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.runner._torch_private import leaves
+from lowerdeck.runner.comparison.eager import EagerOp, record_calls, record_nodes
+from lowerdeck.runner.comparison.pairing import Pair, by_node, by_order, same_kind, tensors_of
 from lowerdeck.runner.debug_info import Place
-from lowerdeck.runner.eager import EagerOp, record_calls, record_nodes
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.pairing import Pair, by_node, by_order, same_kind, tensors_of
 from lowerdeck.runner.profile import Event
 from lowerdeck.runner.program import LoadedProgram
 

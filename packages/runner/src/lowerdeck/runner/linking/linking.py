@@ -6,15 +6,15 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from lowerdeck.runner.aliases import is_unread_view
-from lowerdeck.runner.binding import bind_kernel, effects
 from lowerdeck.runner.delegates import Delegate, DelegateStep
 from lowerdeck.runner.errors import MissingKernelError, ProgramError
-from lowerdeck.runner.flow import always_written, successors
-from lowerdeck.runner.frame import Frame, Freed
-from lowerdeck.runner.kernels import VIEW, Kernel, ScalarKernel, find_kernel
-from lowerdeck.runner.machine import BoundChain, Instruction, Step
-from lowerdeck.runner.tensors import Origin
+from lowerdeck.runner.instructions.flow import always_written, successors
+from lowerdeck.runner.instructions.machine import BoundChain, Instruction, Step
+from lowerdeck.runner.linking.binding import bind_kernel, effects
+from lowerdeck.runner.memory.aliases import is_unread_view
+from lowerdeck.runner.operators.kernels import VIEW, Kernel, ScalarKernel, find_kernel
+from lowerdeck.runner.values.frame import Frame, Freed
+from lowerdeck.runner.values.tensors import Origin
 from lowerdeck.serializer import (
     Bool,
     DelegateCall,

@@ -1,0 +1,1 @@
+"""A program beside eager, operator by operator."""

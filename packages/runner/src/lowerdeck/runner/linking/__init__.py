@@ -1,0 +1,1 @@
+"""From the instructions of a file to what runs them."""

@@ -1,0 +1,1 @@
+"""Checks of the memory plan: what shares bytes, what is needed when, who wrote last."""

@@ -1,0 +1,1 @@
+"""What runs one instruction: kernels of torch, operators on numbers, views."""
