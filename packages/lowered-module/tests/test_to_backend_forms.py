@@ -97,3 +97,14 @@ def test_what_is_of_no_form_is_told(
 ) -> None:
     with pytest.raises(error, match=told):
         to_backend(*args, **named)
+
+
+def test_a_partitioner_that_fails_is_named_and_its_error_kept() -> None:
+    def fails(program: ExportedProgram) -> None:
+        raise KeyError("weights")
+
+    with pytest.raises(
+        PartitionError, match="partitioner function failed with KeyError"
+    ) as caught:
+        to_backend(PROGRAM, fails)
+    assert isinstance(caught.value.__cause__, KeyError)

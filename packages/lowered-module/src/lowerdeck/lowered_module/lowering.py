@@ -18,7 +18,7 @@ from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons
 from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
-from lowerdeck.lowered_module.errors import AliasingError, PartitionError
+from lowerdeck.lowered_module.errors import AliasingError, LoweringError, PartitionError
 from lowerdeck.lowered_module.partition.cut import Cut, CutProgram, cut_program
 from lowerdeck.lowered_module.partition.edits import first_edit
 from lowerdeck.lowered_module.partition.grouping import warn_of_lost_tags
@@ -144,7 +144,8 @@ def to_backend(
 
     Raises:
         BackendNotFoundError: A backend is not known; AmbiguousBackendError: two are.
-        PartitionError: A partitioner changed the graph or tagged what cannot be delegated.
+        PartitionError: A partitioner failed, changed the graph, or tagged what cannot be
+            delegated.
         OwnershipError: A partition cannot own what it was given.
         PreprocessError: A backend failed; the message names the partition and its source lines.
         lowerdeck.graph_fuser.CycleError: A value leaves a partition and comes back; the message
@@ -369,10 +370,17 @@ def _tagged(
         copied = partitioner_copy(program)
     if others is not None:
         mark_shared(copied, program, others.changed, others.used)
-    result = partitioner(copied)
+    name = type(partitioner).__name__
+    try:
+        result = partitioner(copied)
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise PartitionError(
+            f"partitioner {name} failed with {type(error).__name__}: {error}"
+        ) from error
     tagged = getattr(result, "tagged_exported_program", None)
     tags = getattr(result, "partition_tags", None)
-    name = type(partitioner).__name__
     if isinstance(result, Partitioner):
         raise PartitionError(
             "found a function that returns a partitioner, expected the partitioner: call it"
