@@ -26,8 +26,8 @@ def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:
     root = torch.nn.Module()
     graph = Graph()
     values: list[Node] = [graph.placeholder(f"x{i}") for i in range(inputs)]
-    for place in range(size):
-        values.append(_random_node(rng, graph, root, values, place))
+    for index in range(size):
+        values.append(_random_node(rng, graph, root, values, index))
     picks = rng.sample(values, k=min(len(values), rng.randint(1, 4)))
     graph.output((values[-1], *picks))
     gm = GraphModule(root, graph)
@@ -96,7 +96,7 @@ def annotate_with(gm: GraphModule, inputs: list[torch.Tensor]) -> None:
 
 
 def _random_node(
-    rng: random.Random, graph: Graph, root: torch.nn.Module, values: list[Node], place: int
+    rng: random.Random, graph: Graph, root: torch.nn.Module, values: list[Node], index: int
 ) -> Node:
     def pick() -> Node:
         # Recent values more often, so that graphs are deep as well as wide.
@@ -108,7 +108,7 @@ def _random_node(
 
     kind = rng.randrange(8)
     if kind == 0:
-        name = f"c{place}"
+        name = f"c{index}"
         root.register_buffer(name, torch.full((4,), float(rng.randint(1, 3))))
         return graph.get_attr(name)
     if kind == 1:
@@ -135,7 +135,7 @@ def _random_node(
 
 
 def computing(gm: GraphModule) -> list[Node]:
-    """Return the nodes of ``gm`` that may stand in a region."""
+    """Return the nodes of ``gm`` that may be in a region."""
     return [node for node in gm.graph.nodes if node.op not in {"placeholder", "output"}]
 
 

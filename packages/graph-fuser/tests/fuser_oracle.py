@@ -26,13 +26,13 @@ def contracted(
     extra: Iterable[tuple[Node, Node]] = (),
 ) -> dict[object, set[object]]:
     """Return the edges of the graph with each partition shrunk to one vertex (its number)."""
-    home: dict[Node, object] = {
+    region_of: dict[Node, object] = {
         node: number for number, nodes in enumerate(partitions) for node in nodes
     }
-    edges: dict[object, set[object]] = {home.get(node, node): set() for node in graph.nodes}
+    edges: dict[object, set[object]] = {region_of.get(node, node): set() for node in graph.nodes}
     pairs = [(node, user) for node in graph.nodes for user in node.users]
     for node, user in [*pairs, *extra]:
-        source, target = home.get(node, node), home.get(user, user)
+        source, target = region_of.get(node, node), region_of.get(user, user)
         if source != target or node is user:
             edges[source].add(target)
     return edges
@@ -69,17 +69,17 @@ def border(partitions: Iterable[Iterable[Node]]) -> int:
 def is_true_cycle(
     path: Sequence[Node],
     regions: Sequence[str | None],
-    home: Mapping[Node, str],
+    region_of: Mapping[Node, str],
     extra: Iterable[tuple[Node, Node]] = (),
 ) -> bool:
     """Return whether ``path`` leaves its first region, and comes back to it over real edges."""
     ordered = set(extra)
     if len(path) < 3 or regions[0] is None or regions[0] != regions[-1]:
         return False
-    if [home.get(node) for node in path] != list(regions):
+    if [region_of.get(node) for node in path] != list(regions):
         return False
     for node, other in pairwise(path):
-        tied = home.get(node) is not None and home.get(node) == home.get(other)
+        tied = region_of.get(node) is not None and region_of.get(node) == region_of.get(other)
         if not (other in node.users or (node, other) in ordered or tied):
             return False
     return any(region != regions[0] for region in regions)

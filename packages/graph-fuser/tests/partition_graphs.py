@@ -126,7 +126,7 @@ def _random_order(rng: random.Random, gm: GraphModule) -> list[Node]:
             waits[target] += 1
     ready = [node for node, count in waits.items() if not count]
     order: list[Node] = []
-    # Depth first now and then: lists then hold what stands far apart in the graph.
+    # Depth first now and then: lists then hold what is far apart in the graph.
     deep = rng.random()
     while ready:
         node = ready.pop(-1 if rng.random() < deep else rng.randrange(len(ready)))

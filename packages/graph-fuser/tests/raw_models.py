@@ -41,9 +41,9 @@ def _quiet(pool: list[Any], a: int, b: int) -> Any:
 
 
 def _best(pool: list[Any], a: int, b: int) -> Any:
-    values, places = torch.topk(pool[a], 2, dim=-1)
+    values, indices = torch.topk(pool[a], 2, dim=-1)
     values.add_(1)
-    return torch.zeros_like(pool[a]).scatter(-1, places, values)
+    return torch.zeros_like(pool[a]).scatter(-1, indices, values)
 
 
 def _set_rows(pool: list[Any], a: int, b: int) -> None:

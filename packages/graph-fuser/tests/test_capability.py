@@ -105,12 +105,12 @@ def both(
     return ours.propose_partitions(), theirs.propose_partitions()
 
 
-def test_nodes_stand_with_their_place_and_partitions_come_last_first_as_from_torch() -> None:
+def test_nodes_come_with_their_position_and_partitions_last_first_as_from_torch() -> None:
     alike = equal = 0
     for seed in range(80):
         gm = random_graph(seed, 25)
         mine, peer = both(gm, refused(gm, random.Random(seed)), allows_single_node_partition=True)
-        known = {node: place for part in peer for node, place in part.nodes.items()}
+        known = {node: position for part in peer for node, position in part.nodes.items()}
         for part in mine:
             assert list(part.nodes.items()) == [(node, known[node]) for node in part.nodes]
             assert names([part])[0] == [n.name for n in gm.graph.nodes if n in part.nodes]
@@ -118,7 +118,7 @@ def test_nodes_stand_with_their_place_and_partitions_come_last_first_as_from_tor
             alike += 1
             equal += names(mine) == names(peer)
             assert names(mine) != names(peer)[::-1]
-    # Of two that torch merges the larger gives its number, so that a few stand elsewhere there.
+    # Of two that torch merges the larger gives its number, so that a few are elsewhere there.
     assert equal > 0.8 * alike > 8, (equal, alike)
 
 

@@ -1,4 +1,4 @@
-"""Graphs whose nodes stand before what they read, with writes and draws between them.
+"""Graphs whose nodes come before what they read, with writes and draws between them.
 
 Such a graph runs in the order that ``legalize_graph`` gives it; whatever is fused must run so too.
 """
@@ -51,8 +51,8 @@ def disordered(seed: int, size: int = 14) -> tuple[GraphModule, list[Node]]:
             )
     graph.output(tuple(made[-3:]))
     for _ in range(max(2, size // 20)):
-        place = rng.randrange(len(made))
-        one, other = made[place], rng.choice(made[max(0, place - 8) : place + 8])
+        index = rng.randrange(len(made))
+        one, other = made[index], rng.choice(made[max(0, index - 8) : index + 8])
         if one is not other:
             rng.choice([one.append, one.prepend])(other)
     return lazy_graph_module("Disordered", graph), made
@@ -125,7 +125,7 @@ def test_twice_the_graph_costs_twice_the_steps(connected_only: bool) -> None:
         found = 0
         for seed in range(4):
             gm, nodes = disordered(seed, size)
-            wanted = {node for place, node in enumerate(nodes) if place % 7}
+            wanted = {node for index, node in enumerate(nodes) if index % 7}
             parts = propose_partitions(gm, wanted.__contains__, connected_only=connected_only)
             found += _calls(
                 lambda gm=gm, wanted=wanted: propose_partitions(  # type: ignore[misc]

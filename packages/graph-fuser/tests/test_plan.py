@@ -139,7 +139,7 @@ def test_names_must_differ_before_anything_is_built() -> None:
         plan_outline(gm, [one, Region("one", two.nodes)])
 
 
-def test_attributes_take_the_place_of_inputs() -> None:
+def test_attributes_replace_inputs() -> None:
     gm, _, one, two = equal_regions()
     placeholder = next(iter(gm.graph.nodes))
 

@@ -80,9 +80,9 @@ def test_as_few_partitions_as_torch_and_no_more_border_values_on_300_graphs() ->
 def fewest(gm: GraphModule, wanted: list[Node]) -> int:
     """Return the least number of partitions, by trying all."""
     for count in range(1, len(wanted) + 1):
-        for homes in itertools.product(range(count), repeat=len(wanted)):
+        for numbers in itertools.product(range(count), repeat=len(wanted)):
             parts = [
-                [node for node, home in zip(wanted, homes, strict=True) if home == number]
+                [node for node, own in zip(wanted, numbers, strict=True) if own == number]
                 for number in range(count)
             ]
             if is_acyclic(contracted(gm.graph, [part for part in parts if part])):
@@ -184,8 +184,8 @@ def test_keep_apart_separates() -> None:
     n = {node.name: node for node in gm.graph.nodes}
     proposal = propose_partitions(gm, lambda node: True, keep_apart=[[n["neg"], n["sin"]]])
     assert len(proposal) == 2
-    home = {node.name: number for number, part in enumerate(proposal) for node in part}
-    assert home["sin"] != home["neg"]
+    number_of = {node.name: number for number, part in enumerate(proposal) for node in part}
+    assert number_of["sin"] != number_of["neg"]
 
 
 def test_keep_apart_holds_on_random_graphs() -> None:

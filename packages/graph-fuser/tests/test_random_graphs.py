@@ -39,8 +39,8 @@ def random_partitions(rng: random.Random, nodes: list[Node]) -> dict[str, list[N
     count = rng.randint(1, 4)
     style = rng.randrange(3)
     found: dict[str, list[Node]] = {f"p{number}": [] for number in range(count)}
-    for place, node in enumerate(nodes):
-        own = place * count // len(nodes)
+    for index, node in enumerate(nodes):
+        own = index * count // len(nodes)
         if style == 0 and rng.random() < 0.4:
             found[f"p{rng.randrange(count)}"].append(node)
         elif style == 1:
@@ -70,13 +70,13 @@ def check_fusing(gm: GraphModule, rng: random.Random) -> None:
     expected = run(gm)
     hazards = order_hazards(gm.graph, gm)
     possible = is_acyclic(contracted(gm.graph, list(partitions.values()), hazards))
-    home = {node: name for name, members in partitions.items() for node in members}
+    partition_of = {node: name for name, members in partitions.items() for node in members}
     before = [(node, node.args, node.kwargs) for node in gm.graph.nodes]
-    outside = [node for node in gm.graph.nodes if node not in home]
+    outside = [node for node in gm.graph.nodes if node not in partition_of]
     if not possible:
         with pytest.raises(CycleError) as caught:
             fuse_partitions(gm, partitions)
-        assert is_true_cycle(caught.value.path, caught.value.regions, home, hazards)
+        assert is_true_cycle(caught.value.path, caught.value.regions, partition_of, hazards)
         assert [(node, node.args, node.kwargs) for node in gm.graph.nodes] == before
         return
     fused = fuse_partitions(gm, partitions)
@@ -90,17 +90,17 @@ def check_fusing(gm: GraphModule, rng: random.Random) -> None:
 
 
 def check_moves(gm: GraphModule, before: list[Node], after: list[Node]) -> None:
-    """Two nodes may change places only if the one that went back now needs some later node."""
-    place = {node: number for number, node in enumerate(before)}
+    """Two nodes may change positions only if the one that went back now needs some later node."""
+    index_of = {node: number for number, node in enumerate(before)}
     needs: dict[Node, int] = {}
     for node in gm.graph.nodes:
-        own = place.get(node, -1)
+        own = index_of.get(node, -1)
         needs[node] = max([own, *(needs[source] for source in node.all_input_nodes)])
     latest = -1
     for node in after:
-        if place[node] < latest and not order_hazards(gm.graph, gm):
-            assert needs[node] > place[node]
-        latest = max(latest, place[node])
+        if index_of[node] < latest and not order_hazards(gm.graph, gm):
+            assert needs[node] > index_of[node]
+        latest = max(latest, index_of[node])
 
 
 @SETTINGS
@@ -195,14 +195,14 @@ def test_fusing_then_inlining_gives_the_same_graph(seed: int) -> None:
 
 
 def canonical(gm: GraphModule) -> list[object]:
-    """Return the graph with every node called by its place."""
-    place = {node: number for number, node in enumerate(gm.graph.nodes)}
+    """Return the graph with every node called by its index."""
+    index_of = {node: number for number, node in enumerate(gm.graph.nodes)}
     return [
         (
             node.op,
             str(node.target),
-            str(torch.fx.node.map_arg(node.args, lambda n: f"#{place[n]}")),
-            str(torch.fx.node.map_arg(node.kwargs, lambda n: f"#{place[n]}")),
+            str(torch.fx.node.map_arg(node.args, lambda n: f"#{index_of[n]}")),
+            str(torch.fx.node.map_arg(node.kwargs, lambda n: f"#{index_of[n]}")),
         )
         for node in gm.graph.nodes
     ]
@@ -229,9 +229,9 @@ def test_every_proposal_can_be_fused_and_computes_the_same(seed: int) -> None:
     assert set(inside).isdisjoint(proposal.left_out)
     assert set(inside) | set(proposal.left_out) == set(gm.graph.nodes)
     for group in groups:
-        homes = {number for number, part in enumerate(proposal) for node in group if node in part}
+        found = {number for number, part in enumerate(proposal) for node in group if node in part}
         left = [node for node in group if node in proposal.left_out]
-        assert len(homes) <= 1
+        assert len(found) <= 1
         assert len(left) in {0, len(group)}
     fuse_partitions(gm, proposal.named())
     assert_same(gm, expected)

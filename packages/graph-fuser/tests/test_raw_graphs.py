@@ -72,9 +72,9 @@ def test_an_element_taken_after_a_write_stays_with_its_tuple() -> None:
         torch.export.export(Model(), (torch.ones(4),)).graph_module,
     ):
         proposal = propose_partitions(gm, lambda node: "add_" not in str(node.target))
-        home = {node: number for number, part in enumerate(proposal) for node in part}
+        partition_of = {node: number for number, part in enumerate(proposal) for node in part}
         elements = [node for node in gm.graph.nodes if is_getitem(node)]
-        assert {home[node] for node in elements} == {home[elements[0].args[0]]}
+        assert {partition_of[node] for node in elements} == {partition_of[elements[0].args[0]]}
         fuse_partitions(gm, proposal.named())
         made = gm(torch.arange(4.0))
         made = made[0] if isinstance(made, tuple) else made

@@ -1,4 +1,4 @@
-"""Every list of nodes that can be fused is, and no other, whatever stands where."""
+"""Every list of nodes that can be fused is, and no other, in whatever order they are."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_lists_of_nodes_fuse_if_and_only_if_no_path_leaves_and_comes_back(
         gm = tied_graph(rng, rng.randint(smallest, largest))
         lists = node_lists(rng, gm)
         hazards = order_hazards(gm.graph, gm)
-        home = {node: name for name, nodes in lists.items() for node in nodes}
+        region_of = {node: name for name, nodes in lists.items() for node in nodes}
         if not is_acyclic(contracted(gm.graph, list(lists.values()), hazards)):
             with pytest.raises(CycleError) as caught:
                 fuse_partitions(gm, lists)
-            assert is_true_cycle(caught.value.path, caught.value.regions, home, hazards), seed
+            assert is_true_cycle(caught.value.path, caught.value.regions, region_of, hazards), seed
             refused += 1
             continue
         expected = results(gm)
@@ -58,7 +58,9 @@ def test_no_two_calls_have_one_key() -> None:
         keys = anchored(tree, tree.children[ROOT], boundary.edges[ROOT])
         taken = [*keys.values()]
         taken += [
-            place * stride(tree) for node, place in tree.position.items() if node not in tree.home
+            position * stride(tree)
+            for node, position in tree.position.items()
+            if node not in tree.region_of
         ]
         assert len(set(taken)) == len(taken), seed
         assert all(key >= 0 for key in taken)

@@ -152,7 +152,9 @@ def test_partitions_are_those_of_torch(
         parts = maker.propose_partitions()
         if bookends:
             maker.remove_bookend_non_compute_ops(parts)
-        found.append([{node.name: place for node, place in part.nodes.items()} for part in parts])
+        found.append(
+            [{node.name: position for node, position in part.nodes.items()} for part in parts]
+        )
         fused = maker.fuse_partitions([part for part in parts if part.nodes])
         fused.graph.lint()
         inputs = torch.rand(4), torch.rand(4), torch.rand(4)

@@ -249,7 +249,7 @@ def inputs_read(gm: GraphModule) -> list[str]:
     return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
 
 
-def test_an_input_alone_behind_what_it_does_not_feed_moves_to_the_front() -> None:
+def test_an_input_alone_after_what_it_does_not_feed_moves_to_the_front() -> None:
     graph = Graph()
     x = graph.placeholder("x")
     sin = graph.call_function(torch.sin, (x,))

@@ -8,7 +8,7 @@ Partitions (flat groups of nodes) go through ``fuse_partitions``:
 ``propose_partitions(gm, is_supported)`` chooses the groups; ``fuse_partitions(gm,
 proposal.named())`` fuses them.
 
-Hierarchies (groups in groups) go through ``outline``, on which everything else stands:
+Hierarchies (groups in groups) go through ``outline``, on which everything else is built:
 
     inner = Region("linear", nodes_of_linear)
     outer = Region("block", other_nodes_of_block, children=[inner])

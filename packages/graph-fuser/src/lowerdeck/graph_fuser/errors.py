@@ -13,7 +13,7 @@ class GraphFuserError(Exception):
 
 
 class RegionError(GraphFuserError, ValueError):
-    """A list of nodes, or a tree of regions, cannot be outlined as it stands."""
+    """A list of nodes, or a tree of regions, cannot be outlined as it is."""
 
 
 class ForeignNodeError(RegionError):
@@ -25,11 +25,11 @@ class ErasedNodeError(RegionError):
 
 
 class DuplicateNodeError(RegionError):
-    """A node stands twice in one list."""
+    """A node is twice in one list."""
 
 
 class OverlapError(RegionError):
-    """A node stands in two regions."""
+    """A node is in two regions."""
 
 
 class NodeInUseError(RegionError):

@@ -19,7 +19,7 @@ def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:
     """Put the nodes of a called submodule in place of ``call_node``; return where each went.
 
     The inverse of fusing: fuse, then inline, and the graph computes the same with the same nodes,
-    in the same order where the fused nodes stood together. Attributes keep their names where the
+    in the same order where the fused nodes were together. Attributes keep their names where the
     parent has the same object under the same name; otherwise they are read through the submodule,
     which then stays installed.
 
@@ -143,10 +143,10 @@ def _check_elements(call_node: Node, inner: GraphModule) -> None:
     for user in call_node.users:
         if user.target is not operator.getitem or not isinstance(returned, (tuple, list)):
             continue
-        place = user.args[1]
-        if isinstance(place, int) and not -len(returned) <= place < len(returned):
+        index = user.args[1]
+        if isinstance(index, int) and not -len(returned) <= index < len(returned):
             raise InlineError(
-                f"Node {user.name!r} takes element {place} of {call_node.name!r}, which returns "
+                f"Node {user.name!r} takes element {index} of {call_node.name!r}, which returns "
                 f"{len(returned)}."
             )
 

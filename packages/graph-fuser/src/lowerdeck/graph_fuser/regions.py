@@ -28,7 +28,7 @@ class Region:
     Attributes:
         name: Attribute of the parent's module under which the submodule is installed; it may be a
             dotted path. Siblings need different names.
-        nodes: The nodes that stand directly in this region, in any order; those of ``children``
+        nodes: The nodes that are directly in this region, in any order; those of ``children``
             are not repeated here.
         children: The regions that this one calls.
         always_return_tuple: Return a tuple even for one output (the default returns it bare).
@@ -54,10 +54,10 @@ class RegionTree:
         parent: Index of each region's parent; -1 for the root.
         depth: Number of regions around each.
         children: Indices of each region's children.
-        home: The region in which a node directly stands, in the graph's order; nodes of the root
+        region_of: The region that directly holds a node, in the graph's order; nodes of the root
             are absent.
-        position: The place of every node in the order that the graph runs in.
-        is_moved: Whether the graph's nodes may stand in another order.
+        position: The index of every node in the order that the graph runs in.
+        is_moved: Whether the graph's nodes may be in another order.
         members: The direct nodes of each region in the graph's order; empty for the root.
         first: The smallest position of any node in or under each region.
     """
@@ -66,7 +66,7 @@ class RegionTree:
     parent: list[int]
     depth: list[int]
     children: list[list[int]]
-    home: dict[Node, int]
+    region_of: dict[Node, int]
     position: dict[Node, int]
     is_moved: bool = False
     members: list[list[Node]] = field(default_factory=list)
@@ -92,20 +92,20 @@ def region_tree(
     Args:
         graph: The graph whose nodes the regions name.
         regions: The outermost regions.
-        nodes: The graph's nodes in the order that they run in, where they stand in another one.
+        nodes: The graph's nodes in the order that they run in, where the graph holds another one.
 
     Raises:
         RegionError: A region is empty, names a placeholder or the output, or two siblings share a
             name. Subclasses tell a foreign, an erased, a repeated and a shared node apart.
     """
-    standing = graph.nodes if nodes is None else nodes
+    ordered = graph.nodes if nodes is None else nodes
     tree = RegionTree(
         regions=[None],
         parent=[-1],
         depth=[0],
         children=[[]],
-        home={},
-        position={node: place for place, node in enumerate(standing)},
+        region_of={},
+        position={node: number for number, node in enumerate(ordered)},
         is_moved=nodes is not None,
     )
     for region, parent in _preorder(regions):
@@ -138,7 +138,7 @@ def _enter(tree: RegionTree, region: Region, parent: int) -> None:
 
 
 def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
-    home, position = tree.home, tree.position
+    region_of, position = tree.region_of, tree.position
     if not region.nodes and not region.children:
         raise RegionError(
             f"Region {region.name!r} is empty: found no node and no child, expected at least one. "
@@ -152,11 +152,11 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
                 f"Region {region.name!r} names {node.name!r}, a {node.op} node; only nodes that "
                 "compute may be outlined. Remove it from the list."
             )
-        other = home.setdefault(node, index)
+        other = region_of.setdefault(node, index)
         if other != index:
             raise OverlapError(
-                f"Node {node.name!r} stands in regions {tree.name(other)!r} and {region.name!r}; "
-                "a node may stand in one only."
+                f"Node {node.name!r} is in regions {tree.name(other)!r} and {region.name!r}; "
+                "a node may be in one only."
             )
     if len(set(region.nodes)) != len(region.nodes):
         twice = next(node for node in region.nodes if list(region.nodes).count(node) > 1)
@@ -185,8 +185,8 @@ def _stranger(node: object, graph: Graph, name: str) -> RegionError:
 def _order_members(tree: RegionTree) -> None:
     position = tree.position
     tree.members = [[] for _ in tree.regions]
-    tree.home = dict(sorted(tree.home.items(), key=lambda pair: position[pair[0]]))
-    for node, index in tree.home.items():
+    tree.region_of = dict(sorted(tree.region_of.items(), key=lambda pair: position[pair[0]]))
+    for node, index in tree.region_of.items():
         tree.members[index].append(node)
     far = len(position)
     tree.first = [far] * len(tree.regions)

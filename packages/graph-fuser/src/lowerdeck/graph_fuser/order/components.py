@@ -24,19 +24,19 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
             continue
         work = [(root, 0)]
         while work:
-            vertex, place = work.pop()
-            if place == 0:
+            vertex, index = work.pop()
+            if index == 0:
                 order[vertex] = low[vertex] = clock
                 clock += 1
                 open_.append(vertex)
                 is_open[vertex] = True
             targets = after[vertex]
             pushed = False
-            while place < len(targets):
-                target = targets[place]
-                place += 1
+            while index < len(targets):
+                target = targets[index]
+                index += 1
                 if order[target] < 0:
-                    work.append((vertex, place))
+                    work.append((vertex, index))
                     work.append((target, 0))
                     pushed = True
                     break

@@ -22,12 +22,12 @@ def order_hazards(
     Random nodes keep their order among each other, so do nodes with other effects. A node that
     writes a value stays after earlier readers of it and before later ones, through views too; what
     only says how memory is seen (a view, an element of a tuple) reads nothing. A change of mode
-    (gradients, autocast) keeps its place among all nodes. Checks may pass each other.
+    (gradients, autocast) keeps its position among all nodes. Checks may pass each other.
 
     Args:
         graph: The graph.
         module: The module that holds what the graph's nodes name.
-        nodes: The graph's nodes in the order that they run in, where they stand in another one.
+        nodes: The graph's nodes in the order that they run in, where the graph holds another one.
     """
     nodes = list(graph.nodes) if nodes is None else nodes
     behaviours = Behaviours(module)

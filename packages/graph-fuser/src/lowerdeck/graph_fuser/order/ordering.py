@@ -19,7 +19,7 @@ _FRAME = {"placeholder": 0, "output": 2}
 
 
 def topo_sort(nodes: Sequence[Node]) -> list[Node]:
-    """Return ``nodes`` so that each stands behind those it reads; otherwise in the order given.
+    """Return ``nodes`` so that each comes after those it reads; otherwise in the order given.
 
     Args:
         nodes: Nodes of one graph, each once, in any order.
@@ -38,7 +38,7 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
 
 
 def legalize_graph(gm: GraphModule) -> GraphModule:
-    """Move the nodes of ``gm`` that stand before what they read behind it, and return ``gm``.
+    """Move the nodes of ``gm`` that come before what they read to after it, and return ``gm``.
 
     Inputs come first and the output last, as torch's function leaves them. A graph that is so
     already stays as it is, node for node. In another one, too, nodes keep their order as far as it
@@ -77,7 +77,7 @@ def legal_order(
 ) -> tuple[list[Node], list[tuple[Node, Node]]]:
     """Return the nodes in the order that they run in, and what holds them there beside values.
 
-    A node that stands before what it reads runs where ``legalize_graph`` would put it.
+    A node that comes before what it reads runs where ``legalize_graph`` would put it.
 
     Args:
         graph: The graph; not changed.
@@ -132,7 +132,7 @@ def _framed(nodes: list[Node]) -> list[Node]:
 
 
 def is_legal(nodes: Sequence[Node]) -> bool:
-    """Return whether no node stands before, or at, another one of ``nodes`` that it reads.
+    """Return whether no node comes before, or at, another one of ``nodes`` that it reads.
 
     Args:
         nodes: Nodes of one graph, each once; what else they read does not count.
@@ -148,7 +148,7 @@ def is_legal(nodes: Sequence[Node]) -> bool:
 
 
 def relink(nodes: Sequence[Node]) -> None:
-    """Bring ``nodes``, which stand in one stretch of their graph, into this order.
+    """Bring ``nodes``, which are in one stretch of their graph, into this order.
 
     Args:
         nodes: The nodes of the stretch; those already in place are not touched.
@@ -170,49 +170,51 @@ def _compatible(
     """Return the pairs that values allow: where values demand another order, they win."""
     if not hazards:
         return {}
-    place = {node: number for number, node in enumerate(nodes)}
-    after = [[place[user] for user in node.users] for node in nodes]
+    position_of = {node: number for number, node in enumerate(nodes)}
+    after = [[position_of[user] for user in node.users] for node in nodes]
     for first, second in hazards:
-        after[place[first]].append(place[second])
+        after[position_of[first]].append(position_of[second])
     part = [0] * len(nodes)
     for number, component in enumerate(strong_components(len(nodes), after)):
         for member in component:
             part[member] = number
-    behind: dict[Node, list[Node]] = {}
+    following: dict[Node, list[Node]] = {}
     for first, second in hazards:
-        if part[place[first]] != part[place[second]]:
-            behind.setdefault(first, []).append(second)
-    return behind
+        if part[position_of[first]] != part[position_of[second]]:
+            following.setdefault(first, []).append(second)
+    return following
 
 
-def _sorted(nodes: Sequence[Node], behind: Mapping[Node, Sequence[Node]]) -> list[Node]:
-    """Return a stable order in which values, and the pairs in ``behind``, come in turn."""
-    place = {node: index for index, node in enumerate(nodes)}
-    waits = {node: sum(source in place for source in node.all_input_nodes) for node in place}
-    for targets in behind.values():
+def _sorted(nodes: Sequence[Node], following: Mapping[Node, Sequence[Node]]) -> list[Node]:
+    """Return a stable order in which values, and the pairs in ``following``, come in turn."""
+    position_of = {node: index for index, node in enumerate(nodes)}
+    waits = {
+        node: sum(source in position_of for source in node.all_input_nodes) for node in position_of
+    }
+    for targets in following.values():
         for target in targets:
             waits[target] += 1
-    ready = [place[node] for node, count in waits.items() if not count]
+    ready = [position_of[node] for node, count in waits.items() if not count]
     heapq.heapify(ready)
-    by_place = list(nodes)
+    by_position = list(nodes)
     done: list[Node] = []
     while ready:
-        node = by_place[heapq.heappop(ready)]
+        node = by_position[heapq.heappop(ready)]
         done.append(node)
-        for user in (*node.users, *behind.get(node, ())):
-            if user in place:
+        for user in (*node.users, *following.get(node, ())):
+            if user in position_of:
                 waits[user] -= 1
                 if not waits[user]:
-                    heapq.heappush(ready, place[user])
-    if len(done) != len(place):
-        raise _circle([node for node, count in waits.items() if count], behind)
+                    heapq.heappush(ready, position_of[user])
+    if len(done) != len(position_of):
+        raise _circle([node for node, count in waits.items() if count], following)
     return done
 
 
-def _circle(stuck: Sequence[Node], behind: Mapping[Node, Sequence[Node]]) -> CycleError:
+def _circle(stuck: Sequence[Node], following: Mapping[Node, Sequence[Node]]) -> CycleError:
     before: dict[Node, list[Node]] = {node: [] for node in stuck}
     for node in stuck:
-        for target in (*node.users, *behind.get(node, ())):
+        for target in (*node.users, *following.get(node, ())):
             if target in before:
                 before[target].append(node)
     walk = [stuck[0]]

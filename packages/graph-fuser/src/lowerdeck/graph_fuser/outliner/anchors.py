@@ -1,6 +1,6 @@
-"""Where each call of a body stands among the nodes, before anything is sorted.
+"""Where each call of a body is among the nodes, before anything is sorted.
 
-A call is anchored at the place of its region's first node, or behind its last input where its
+A call is anchored at the position of its region's first node, or after its last input where its
 readers allow that. Every call gets a key of its own: sorting a stretch goes from key to item and
 back, so that two calls of one key would be taken for each other.
 """
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from lowerdeck.graph_fuser.outliner.boundary import Item
 from lowerdeck.graph_fuser.regions import RegionTree
 
-_Place = tuple[int, int]
-"""The position of a node, and 0 for its own place or the rank of a call that follows it."""
+_Anchor = tuple[int, int]
+"""The position of a node, and 0 for that itself or the rank of a call that follows the node."""
 
 
 def anchored(
@@ -36,14 +36,14 @@ def anchored(
             before[target].append(source)
         if isinstance(source, int):
             after[source].append(target)
-    place = _behind_inputs(tree, before, after)
-    lead = _hoisted(place, after)
+    anchor_of = _after_inputs(tree, before, after)
+    lead = _hoisted(anchor_of, after)
     keys: dict[int, int] = {}
     slot, offset = -1, 0
-    for child in sorted(place, key=lambda child: (place[child], lead.get(child, 0))):
-        position, rank = place[child]
+    for child in sorted(anchor_of, key=lambda child: (anchor_of[child], lead.get(child, 0))):
+        position, rank = anchor_of[child]
         if position != slot:
-            # At the place of its own first node no node of the body stands; behind an input, one.
+            # At the position of its own first node the body has no node; at an input's it has one.
             slot, offset = position, min(rank, 1)
         keys[child] = slot * stride(tree) + offset
         offset += 1
@@ -55,40 +55,40 @@ def stride(tree: RegionTree) -> int:
     return len(tree.regions) + 1
 
 
-def _behind_inputs(
+def _after_inputs(
     tree: RegionTree, before: Mapping[int, Sequence[Item]], after: Mapping[int, Sequence[Item]]
-) -> dict[int, _Place]:
-    """Return the place of each call: behind its last input if its first reader allows that."""
+) -> dict[int, _Anchor]:
+    """Return the anchor of each call: after its last input if its first reader allows that."""
     ranked = sorted(before, key=tree.first.__getitem__)
-    place: dict[int, _Place] = {child: (tree.first[child], 0) for child in ranked}
+    anchor_of: dict[int, _Anchor] = {child: (tree.first[child], 0) for child in ranked}
 
-    def of(item: Item) -> _Place:
-        return place[item] if isinstance(item, int) else (tree.position[item], 0)
+    def of(item: Item) -> _Anchor:
+        return anchor_of[item] if isinstance(item, int) else (tree.position[item], 0)
 
     for rank, child in enumerate(ranked, start=1):
         last = max(map(of, before[child]), default=(-1, 0))
-        if last <= place[child]:
+        if last <= anchor_of[child]:
             continue
-        behind = (last[0], rank)
-        if all(of(item) > behind for item in after[child]):
-            place[child] = behind
-    return place
+        following = (last[0], rank)
+        if all(of(item) > following for item in after[child]):
+            anchor_of[child] = following
+    return anchor_of
 
 
-def _hoisted(place: dict[int, _Place], after: Mapping[int, Sequence[Item]]) -> dict[int, int]:
+def _hoisted(anchor_of: dict[int, _Anchor], after: Mapping[int, Sequence[Item]]) -> dict[int, int]:
     """Bring calls forward to the earliest call that needs them; return their order before it.
 
-    Otherwise readers of that call would wait for the place where its suppliers' nodes stood.
+    Otherwise readers of that call would wait for the position where its suppliers' nodes were.
     """
     lead: dict[int, int] = {}
-    # Readers first: what supplies a hoisted call goes with it, and stands before it.
+    # Readers first: what supplies a hoisted call goes with it, and comes before it.
     for count, child in enumerate(_readers_first(after)):
         earliest = min(
-            (place[reader] for reader in after[child] if isinstance(reader, int)),
-            default=place[child],
+            (anchor_of[reader] for reader in after[child] if isinstance(reader, int)),
+            default=anchor_of[child],
         )
-        if earliest < place[child]:
-            place[child] = earliest
+        if earliest < anchor_of[child]:
+            anchor_of[child] = earliest
             lead[child] = -1 - count
     return lead
 

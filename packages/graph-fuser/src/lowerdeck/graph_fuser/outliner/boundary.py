@@ -15,7 +15,7 @@ InputOrder: TypeAlias = Literal["parent", "first_use"]
 """Order of a submodule's inputs: as in the parent's graph, or as the submodule reads them."""
 
 Item: TypeAlias = Node | int
-"""What stands in a body: a node, or the index of a region that the body calls."""
+"""What a body holds: a node, or the index of a region that the body calls."""
 
 AttributeName: TypeAlias = Callable[[Region | None, Node], str | None]
 """Names an attribute as one region's module knows it; see ``outline``."""
@@ -65,24 +65,24 @@ def find_boundary(
         edges=[{} for _ in range(size)],
     )
     _force(tree, found)
-    home = tree.home
-    # In the graph's order, so that first uses count wherever in the hierarchy they stand.
-    for node, index in home.items():
+    region_of = tree.region_of
+    # In the graph's order, so that first uses count wherever in the hierarchy they are.
+    for node, index in region_of.items():
         for source in node.all_input_nodes:
-            source_home = home.get(source, ROOT)
-            if source_home == index:
+            source_region = region_of.get(source, ROOT)
+            if source_region == index:
                 continue
             if attribute_name is not None and source.op in {"placeholder", "get_attr"}:
                 name = attribute_name(tree.regions[index], source)
                 if name is not None:
                     found.local[index][source] = name
                     continue
-            _cross(tree, found, source, source_home, node, index, carries=True)
+            _cross(tree, found, source, source_region, node, index, carries=True)
         for user in node.users:
-            if user not in home:
+            if user not in region_of:
                 _cross(tree, found, node, index, user, ROOT, carries=True)
     for before, after in order:
-        first, second = home.get(before, ROOT), home.get(after, ROOT)
+        first, second = region_of.get(before, ROOT), region_of.get(after, ROOT)
         if first != second:
             _cross(tree, found, before, first, after, second, carries=False)
     _sort(tree, found, input_order)
@@ -121,7 +121,7 @@ def _force(tree: RegionTree, found: Boundary) -> None:
         if region is None:
             continue
         for node in region.inputs:
-            if node not in tree.position or _within(tree, tree.home.get(node, ROOT), index):
+            if node not in tree.position or _within(tree, tree.region_of.get(node, ROOT), index):
                 raise RegionError(
                     f"Region {region.name!r} asks for input {node.name!r}, which is not a node "
                     "outside it."
@@ -130,7 +130,9 @@ def _force(tree: RegionTree, found: Boundary) -> None:
             # The value must also reach the parent that makes the call.
             _carry_in(tree, found, node, index)
         for node in region.outputs:
-            if node not in tree.position or not _within(tree, tree.home.get(node, ROOT), index):
+            if node not in tree.position or not _within(
+                tree, tree.region_of.get(node, ROOT), index
+            ):
                 raise RegionError(
                     f"Region {region.name!r} asks for output {node.name!r}, which is not a node "
                     "inside it."
@@ -146,19 +148,19 @@ def _within(tree: RegionTree, index: int, ancestor: int) -> bool:
 
 def _carry_in(tree: RegionTree, found: Boundary, node: Node, index: int) -> None:
     parent = tree.parent[index]
-    source_home = tree.home.get(node, ROOT)
+    source_region = tree.region_of.get(node, ROOT)
     before: Item = node
-    while not _within(tree, source_home, parent):
+    while not _within(tree, source_region, parent):
         found.inputs[parent][node] = None
         index, parent = parent, tree.parent[parent]
-    while source_home != parent:
-        found.outputs[source_home][node] = None
-        before, source_home = source_home, tree.parent[source_home]
+    while source_region != parent:
+        found.outputs[source_region][node] = None
+        before, source_region = source_region, tree.parent[source_region]
     found.edges[parent].setdefault((before, index), (node, node))
 
 
 def _carry_out(tree: RegionTree, found: Boundary, node: Node, index: int) -> None:
-    current = tree.home[node]
+    current = tree.region_of[node]
     while True:
         found.outputs[current][node] = None
         if current == index:

@@ -107,16 +107,18 @@ def check_inner_names(tree: RegionTree, boundary: Boundary, *, root_too: bool) -
     for index, children in enumerate(tree.children):
         if not children or (index == ROOT and not root_too):
             continue
-        home = tree.home
+        region_of = tree.region_of
         members = (
-            tree.members[index] if index else [node for node in tree.position if node not in home]
+            tree.members[index]
+            if index
+            else [node for node in tree.position if node not in region_of]
         )
         used = _paths(members) | set(boundary.local[index].values())
         for child in children:
             name = tree.name(child) or ""
             if name in used or hasattr(GraphModule, name.split(".")[0]):
                 raise NameInUseError(
-                    f"Region {name!r} would stand beside an attribute of that name in its "
+                    f"Region {name!r} would be beside an attribute of that name in its "
                     "parent's module; rename the region."
                 )
 
@@ -128,6 +130,6 @@ def checked_order(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[
         if tree.position.get(before, -1) >= tree.position.get(after, -1):
             raise RegionError(
                 f"order asks for {before.name!r} before {after.name!r}; expected two nodes of the "
-                "graph that stand in this order already."
+                "graph that are in this order already."
             )
     return pairs

@@ -25,7 +25,7 @@ class OutlinedRegion:
         arguments: The nodes of the parent's graph that are passed now.
         results: The nodes of the parent's graph that carry ``outputs`` now: the call itself where
             one output is returned bare, else one ``getitem`` each.
-        node_map: From the nodes that stood directly in the region, and its inputs, to the nodes of
+        node_map: From the nodes that were directly in the region, and its inputs, to the nodes of
             its graph.
     """
 

@@ -37,13 +37,13 @@ def outline(
     Boundaries of all regions come from one walk over the edges and the new graphs from one walk
     over the nodes: O(nodes + edges x depth), whatever the number of regions. Everything is checked
     before anything changes. Nodes outside the regions stay the same objects in the same order,
-    save those that stand before something that they now depend on.
+    save those that come before something that they now depend on.
 
     Args:
         gm: The graph module. Changed unless ``in_place`` is False; its code is generated again at
             its next use. A bare graph will do with ``in_place=False`` and ``make_module``.
         regions: The outermost regions; each may hold others.
-        input_order: Order of the inputs: ``"parent"`` as the values stand in the parent's graph,
+        input_order: Order of the inputs: ``"parent"`` as the values are in the parent's graph,
             ``"first_use"`` as the region first reads them.
         in_place: Edit ``gm``; otherwise leave it alone and build a new outermost module.
         order: Pairs of nodes (before, after) that must keep their order though no value flows

@@ -177,8 +177,8 @@ def _open_sequence(fused: FusedPartition) -> None:
     inner, output = fused.node_map[old], graph.output_node()
     elements: list[Node] = []
     with graph.inserting_before(output):
-        for place, element in enumerate(value):
-            read = graph.call_function(operator.getitem, (inner, place))
+        for index, element in enumerate(value):
+            read = graph.call_function(operator.getitem, (inner, index))
             read.meta["val"] = element
             elements.append(read)
     output.args = (elements,)

@@ -23,7 +23,7 @@ class RegionGraph:
 
     Attributes:
         graph: Takes the region's inputs and returns its outputs; it has no owner yet.
-        node_map: From the nodes that stand directly in the region, and the outer ones that it
+        node_map: From the nodes that are directly in the region, and the outer ones that it
             reads, to the nodes of ``graph``. Outputs of called regions map to what carries them.
         calls: The ``call_module`` node of each region that this one calls.
         results: For each of those the nodes that carry its outputs: the call itself where one is
@@ -102,9 +102,9 @@ class GraphBuilder:
         return graph, env
 
     def root_nodes(self) -> list[Node]:
-        """Return the nodes that stand in no region."""
-        home = self.tree.home
-        return [node for node in self.tree.position if node not in home]
+        """Return the nodes that are in no region."""
+        region_of = self.tree.region_of
+        return [node for node in self.tree.position if node not in region_of]
 
     def is_bare(self, index: int) -> bool:
         """Return whether a region returns its one output without a tuple around it."""
@@ -131,9 +131,9 @@ class GraphBuilder:
             self.calls[index] = Call(call, (call,))
             return
         results: list[Node] = []
-        for place, node in enumerate(outputs):
+        for element, node in enumerate(outputs):
             part = add_node(
-                graph, "call_function", operator.getitem, (call, place), node.name, node.type
+                graph, "call_function", operator.getitem, (call, element), node.name, node.type
             )
             part.meta.update(value_meta(node.meta))
             env[node] = part
@@ -147,7 +147,7 @@ class GraphBuilder:
 
         Returns those of ``nodes`` that are still to be copied.
         """
-        name_of, home = self.attribute_name, self.tree.home
+        name_of, region_of = self.attribute_name, self.tree.region_of
         placeholders = [node for node in nodes if node.op == "placeholder"]
         names = {node: name_of(None, node) for node in placeholders} if name_of is not None else {}
         if not any(names.values()):
@@ -156,7 +156,7 @@ class GraphBuilder:
             if names[node] is None:
                 env[node] = copy_node(graph, node, env)
         for node, name in names.items():
-            if name is not None and any(user not in home for user in node.users):
+            if name is not None and any(user not in region_of for user in node.users):
                 _read(node, name, graph, env)
         return [node for node in nodes if node not in names]
 

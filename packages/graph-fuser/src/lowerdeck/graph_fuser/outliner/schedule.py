@@ -1,8 +1,8 @@
 """The order of every body: nodes stay in place, calls settle where they fit, and cycles are found.
 
-A region's call starts from the place of its first node and slides to just behind its last input.
-Where that suits all readers nothing else moves. Where a reader stands before an input, only the
-nodes between those two are sorted again, stably: a node moves only if it stands before something
+A region's call starts at the position of its first node and slides to just after its last input.
+Where that suits all readers nothing else moves. Where a reader comes before an input, only the
+nodes between those two are sorted again, stably: a node moves only if it comes before something
 that it now depends on.
 """
 
@@ -28,7 +28,7 @@ class Body:
     """The order of one region's items.
 
     Attributes:
-        key: Where each called region stands, no two at one place; a node stands at
+        key: The order of the called regions, no two alike; a node's is
             ``position * stride``.
         windows: Stretches whose order changes: first key, last key, items in their new order.
     """
@@ -63,10 +63,10 @@ def schedule(
     Raises:
         CycleError: A region would depend on itself.
     """
-    behind: dict[Node, list[Node]] = {}
+    following: dict[Node, list[Node]] = {}
     for before, after in order:
-        behind.setdefault(before, []).append(after)
-    planner = _Planner(tree, boundary, behind)
+        following.setdefault(before, []).append(after)
+    planner = _Planner(tree, boundary, following)
     return Schedule(planner.stride, [planner.plan(index) for index in range(len(tree.regions))])
 
 
@@ -77,7 +77,7 @@ def body_order(tree: RegionTree, plan: Schedule, index: int, nodes: Sequence[Nod
         tree: The regions.
         plan: Its schedule.
         index: The region.
-        nodes: The nodes that stand directly in it, in the graph's order.
+        nodes: The nodes that are directly in it, in the graph's order.
     """
     body = plan.bodies[index]
     if not body.key and not body.windows:
@@ -87,15 +87,15 @@ def body_order(tree: RegionTree, plan: Schedule, index: int, nodes: Sequence[Nod
         keyed.extend((key, child) for child, key in body.key.items())
         keyed.sort(key=lambda pair: pair[0])
     result: list[Item] = []
-    place = 0
+    start = 0
     keys = [key for key, _ in keyed] if body.windows else []
     for low, high, items in body.windows:
-        while keys[place] < low:
-            result.append(keyed[place][1])
-            place += 1
+        while keys[start] < low:
+            result.append(keyed[start][1])
+            start += 1
         result.extend(items)
-        place = bisect_right(keys, high, place)
-    result.extend(item for _, item in keyed[place:])
+        start = bisect_right(keys, high, start)
+    result.extend(item for _, item in keyed[start:])
     return result
 
 
@@ -130,29 +130,29 @@ class _Planner:
                 yield second, first
         if index == ROOT or is_legal(self.tree.members[index]):
             return
-        position, home = self.tree.position, self.tree.home
+        position, region_of = self.tree.position, self.tree.region_of
         for node in self.tree.members[index]:
             for source_node in node.all_input_nodes:
-                if home.get(source_node) == index and position[source_node] >= position[node]:
+                if region_of.get(source_node) == index and position[source_node] >= position[node]:
                     yield position[node] * self.stride, position[source_node] * self.stride
 
     def _settle(self, index: int, body: Body, low: int, high: int) -> list[Item]:
         """Sort one stretch: always the earliest item whose predecessors have all come."""
-        home = self.tree.home
+        region_of = self.tree.region_of
         stretch = self.nodes_in_order[-(-low // self.stride) : high // self.stride + 1]
         key: dict[Item, int] = {
             node: self.tree.position[node] * self.stride
             for node in stretch
-            if home.get(node, ROOT) == index
+            if region_of.get(node, ROOT) == index
         }
-        key.update((child, place) for child, place in body.key.items() if low <= place <= high)
+        key.update((child, at) for child, at in body.key.items() if low <= at <= high)
         after = self._successors(index, key)
         waits = dict.fromkeys(key, 0)
         for targets in after.values():
             for target in targets:
                 waits[target] += 1
-        by_key = {place: item for item, place in key.items()}
-        ready = [place for item, place in key.items() if not waits[item]]
+        by_key = {at: item for item, at in key.items()}
+        ready = [at for item, at in key.items() if not waits[item]]
         heapq.heapify(ready)
         result: list[Item] = []
         while ready:
@@ -168,12 +168,12 @@ class _Planner:
 
     def _successors(self, index: int, key: Mapping[Item, int]) -> dict[Item, list[Item]]:
         after: dict[Item, list[Item]] = {item: [] for item in key}
-        home = self.tree.home
+        region_of = self.tree.region_of
         for item in key:
             if isinstance(item, int):
                 continue
             for user in (*item.users, *self.order.get(item, ())):
-                if home.get(user, ROOT) == index and user in key:
+                if region_of.get(user, ROOT) == index and user in key:
                     after[item].append(user)
         for source, target in self.edges[index]:
             if source in key and target in key:
@@ -192,9 +192,9 @@ class _Planner:
                 path.extend((source, target))
         # Each node that is the end of one edge and the start of the next appears twice.
         steps = [
-            node for place, node in enumerate(path) if not place or node is not path[place - 1]
+            node for number, node in enumerate(path) if not number or node is not path[number - 1]
         ]
-        names = tuple(self.tree.name(self.tree.home.get(node, ROOT)) for node in steps)
+        names = tuple(self.tree.name(self.tree.region_of.get(node, ROOT)) for node in steps)
         return cycle_error(steps, names)
 
 

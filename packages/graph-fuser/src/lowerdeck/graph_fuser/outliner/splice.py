@@ -52,10 +52,10 @@ def _insert_calls(
     nodes = list(graphs.tree.position)
     tail: dict[Node, Node] = {}
     for child in _call_order(plan, key):
-        place, behind = divmod(key[child], plan.stride)
-        slot = nodes[place]
+        index, rank = divmod(key[child], plan.stride)
+        slot = nodes[index]
         # Before what follows, not after the slot: each new node would push the last one back.
-        follows = tail[slot].next if slot in tail else slot.next if behind else slot
+        follows = tail[slot].next if slot in tail else slot.next if rank else slot
         with graph.inserting_before(follows):
             graphs.call(child, graph, env)
         tail[slot] = made_by(child)[-1]
@@ -68,17 +68,17 @@ def _call_order(plan: Schedule, key: dict[int, int]) -> list[int]:
     if not windows:
         return order
     inside = {
-        item: (number, place)
+        item: (number, index)
         for number, (_, _, items) in enumerate(windows)
-        for place, item in enumerate(items)
+        for index, item in enumerate(items)
         if isinstance(item, int)
     }
     starts = [low for low, _, _ in windows]
 
     def rank(child: int) -> tuple[int, int]:
         if child in inside:
-            number, place = inside[child]
-            return starts[number], place
+            number, index = inside[child]
+            return starts[number], index
         return key[child], -1
 
     return sorted(order, key=rank)
@@ -87,11 +87,11 @@ def _call_order(plan: Schedule, key: dict[int, int]) -> list[int]:
 def _rewire(tree: RegionTree, boundary: Boundary, env: dict[Node, Node]) -> None:
     """Let every reader outside the regions read the calls' results."""
     readers: dict[Node, dict[Node, Node]] = {}
-    home = tree.home
+    region_of = tree.region_of
     for child in tree.children[ROOT]:
         for node in boundary.outputs[child]:
             for user in node.users:
-                if user in env and user not in home:
+                if user in env and user not in region_of:
                     readers.setdefault(user, {})[node] = env[node]
     for user, replacement in readers.items():
         replace_inputs(user, replacement)
@@ -122,9 +122,9 @@ def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
 def _erase(graph: Graph, tree: RegionTree) -> None:
     """Erase the nodes that moved into regions, readers first."""
     position = tree.position
-    doomed = list(reversed(tree.home))
+    doomed = list(reversed(tree.region_of))
     for node in doomed:
-        # Only in a graph out of order does a reader stand before what it reads.
+        # Only in a graph out of order does a reader come before what it reads.
         if any(position[user] < position[node] for user in node.users if user in position):
             for reader in doomed:
                 reader.args, reader.kwargs = (), {}

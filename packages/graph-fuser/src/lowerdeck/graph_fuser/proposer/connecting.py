@@ -3,7 +3,7 @@
 ``spread`` makes few levels, and a level may hold several parts that have nothing to do with each
 other. Here the number of levels does not matter and that of connected parts does: items are taken
 from the last to the first, each at the greatest level that its readers leave it, and parts that
-then read one item at different levels are brought to one, with all that stands before them. The
+then read one item at different levels are brought to one, with all that comes before them. The
 rules of ``levels`` hold throughout, so that the parts can never need each other in a circle.
 
 Every step of torch's partitioner without horizontal fusion (a node joins the parts that read it)
@@ -61,13 +61,13 @@ def _cost(items: ItemGraph, part: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 class _Gatherer:
-    """Finds the levels; ``members`` of one ``home`` move as one."""
+    """Finds the levels; the members of one group move as one."""
 
     def __init__(self, items: ItemGraph) -> None:
         self.items = items
         count = len(items.nodes)
         self.level = [0] * count
-        self.home = list(range(count))
+        self.group_of = list(range(count))
         self.members = [[item] for item in range(count)]
         # Items before it have no level yet, and no say.
         self.reached = count
@@ -87,7 +87,7 @@ class _Gatherer:
         return level
 
     def _ceiling(self, item: int) -> int:
-        """Return the greatest level that what stands behind ``item`` leaves it."""
+        """Return the greatest level that what comes after ``item`` leaves it."""
         items, level = self.items, self.level
         is_in = items.wanted
         bounds = [level[target] - self._step(item, target) for target in items.after[item]]
@@ -100,18 +100,20 @@ class _Gatherer:
 
     def _gather(self, item: int, readers: list[int]) -> None:
         """Join the parts that read ``item`` to its own, where no path keeps them apart."""
-        level, home = self.level, self.home
+        level, group_of = self.level, self.group_of
         for reader in readers:
-            if not self.items.wanted[reader] or home[reader] == home[item]:
+            if not self.items.wanted[reader] or group_of[reader] == group_of[item]:
                 continue
-            if level[reader] == level[item] or self._lower(home[reader], level[item], home[item]):
-                self._join(home[item], home[reader])
+            if level[reader] == level[item] or self._lower(
+                group_of[reader], level[item], group_of[item]
+            ):
+                self._join(group_of[item], group_of[reader])
 
     def _join(self, first: int, second: int) -> None:
         if len(self.members[first]) < len(self.members[second]):
             first, second = second, first
         for item in self.members[second]:
-            self.home[item] = first
+            self.group_of[item] = first
         self.members[first] += self.members[second]
         self.members[second] = []
 
@@ -121,7 +123,7 @@ class _Gatherer:
         It cannot where that would lower ``fixed`` too: a path leads from there to here through
         what stays out.
         """
-        level, home = self.level, self.home
+        level, group_of = self.level, self.group_of
         before: dict[int, int] = {}
         work = [(part, to)]
         steps = 0
@@ -140,11 +142,11 @@ class _Gatherer:
             for item in self.members[moved]:
                 for source, most in self._bounds_before(item, bound):
                     if level[source] > most and source >= self.reached:
-                        work.append((home[source], most))
+                        work.append((group_of[source], most))
         return True
 
     def _bounds_before(self, item: int, level: int) -> Iterator[tuple[int, int]]:
-        """Yield what must stand before ``item``, and the greatest level that leaves it."""
+        """Yield what must come before ``item``, and the greatest level that leaves it."""
         for source in self.items.before[item]:
             yield source, level - self._step(source, item)
         for source in self.items.apart_from.get(item, ()):

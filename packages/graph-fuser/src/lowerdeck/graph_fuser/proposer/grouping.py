@@ -63,8 +63,7 @@ def whole_groups(
         for node in group:
             if member.setdefault(node, number) != number:
                 raise OverlapError(
-                    f"Node {node.name!r} stands in two groups; a node may stand in one. Join the "
-                    "groups."
+                    f"Node {node.name!r} is in two groups; a node may be in one. Join the groups."
                 )
     kept: list[list[Node]] = []
     for group in _led(groups, follows):
@@ -89,14 +88,14 @@ def _led(groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]) -> list
             number = above[number]
         return number
 
-    home: dict[Node, int] = {}
+    group_of: dict[Node, int] = {}
     for number, group in enumerate(groups):
         for node in group:
             while node in follows:
                 node = follows[node]  # noqa: PLW2901
-            above[root(number)] = root(home.setdefault(node, number))
+            above[root(number)] = root(group_of.setdefault(node, number))
     joined: dict[int, list[Node]] = {}
-    for node, number in home.items():
+    for node, number in group_of.items():
         joined.setdefault(root(number), []).append(node)
     return list(joined.values())
 
@@ -140,7 +139,7 @@ def grouped_items(
         nodes: The graph's nodes in a legal order.
         groups: Nodes that stay together; disjoint.
         follows: The producer of each element.
-        wanted: Whether each node may stand in a partition; changed for those left out here.
+        wanted: Whether each node may be in a partition; changed for those left out here.
         hazards: Pairs of nodes that must keep their order.
         left_out: Why nodes are left out; added to.
     """

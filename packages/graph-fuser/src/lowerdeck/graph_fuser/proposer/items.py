@@ -16,10 +16,10 @@ class ItemGraph:
 
     Attributes:
         nodes: The nodes of each item, in the graph's order.
-        wanted: Whether each item may stand in a partition.
+        wanted: Whether each item may be in a partition.
         before: For each item those that must precede it.
         after: For each item those that must follow it.
-        apart: For each item those behind it that must not share its partition.
+        apart: For each item those after it that must not share its partition.
         apart_from: The same, backwards.
         reads: For each item the values that it takes from others.
         makes: For each item its values that others read.
@@ -52,7 +52,7 @@ def item_graph(
         nodes: The graph's nodes in a legal order.
         item_of: The item of each node; items are numbered in a topological order.
         count: Number of items.
-        wanted: Whether each item may stand in a partition.
+        wanted: Whether each item may be in a partition.
         hazards: Pairs of nodes that must keep their order.
     """
     found = ItemGraph([[] for _ in range(count)], list(wanted))
@@ -93,6 +93,6 @@ def item_graph(
 
 
 def keep_items_apart(items: ItemGraph, first: int, second: int) -> None:
-    """Demand that two items, numbered in this order, stand in different partitions."""
+    """Demand that two items, numbered in this order, are in different partitions."""
     items.apart.setdefault(first, []).append(second)
     items.apart_from.setdefault(second, []).append(first)

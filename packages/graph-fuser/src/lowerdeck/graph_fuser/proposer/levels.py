@@ -1,6 +1,6 @@
 """Partition by levels: the fewest partitions that cannot depend on each other in a circle.
 
-Call an item *wanted* if it may stand in a partition. Give every item a level: a wanted item's
+Call an item *wanted* if it may be in a partition. Give every item a level: a wanted item's
 level is at least that of each wanted item before it; an unwanted item's is at least one more than
 that of each wanted item before it; and both are at least that of each unwanted item before them.
 Take the least such levels, and let the wanted items of one level be one partition.
@@ -14,7 +14,7 @@ later by a wanted one k times. The k + 1 wanted items so separated need k + 1 di
 were two in one, the path between them would leave it and come back. Level k therefore needs k + 1
 partitions, and has them.
 
-Many items may stand on several levels without breaking either argument. ``spread`` moves each to
+Many items may be on several levels without breaking either argument. ``spread`` moves each to
 where the fewest values cross the partitions' borders, once back and once forth.
 """
 
@@ -45,7 +45,7 @@ def latest_levels(items: ItemGraph, earliest: Sequence[int]) -> list[int]:
 
 
 def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
-    """Return the least level that what stands before ``item`` leaves it."""
+    """Return the least level that what comes before ``item`` leaves it."""
     is_in = items.wanted
     least = 0
     if is_in[item]:
@@ -63,7 +63,7 @@ def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
 
 
 def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
-    """Return the greatest level that what stands behind ``item`` leaves it."""
+    """Return the greatest level that what comes after ``item`` leaves it."""
     is_in = items.wanted
     if not is_in[item]:
         # Nothing wanted may follow: then any level will do, one above the last partition included.
@@ -82,10 +82,10 @@ def border_values(items: ItemGraph, level: Sequence[int]) -> int:
     """Return how many values enter partitions and leave them, over all partitions."""
     total = 0
     for value, origin in enumerate(items.maker):
-        homes = {level[reader] if items.wanted[reader] else -1 for reader in items.readers[value]}
+        levels = {level[reader] if items.wanted[reader] else -1 for reader in items.readers[value]}
         if items.wanted[origin]:
-            homes.discard(level[origin])
-            total += bool(homes)
-        homes.discard(-1)
-        total += len(homes)
+            levels.discard(level[origin])
+            total += bool(levels)
+        levels.discard(-1)
+        total += len(levels)
     return total

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 
 class Reason(StrEnum):
-    """Why a node stands in no partition."""
+    """Why a node is in no partition."""
 
     NOT_COMPUTED = "not_computed"
     """It is an input or the output of the graph."""
@@ -46,7 +46,7 @@ class Proposal:
     Attributes:
         partitions: The nodes of each partition in the graph's order; partitions in an order in
             which none needs a later one.
-        left_out: Why each other node of the graph stands in none.
+        left_out: Why each other node of the graph is in none.
     """
 
     partitions: tuple[tuple[Node, ...], ...]

@@ -160,8 +160,8 @@ def _collect(
     for item, members in enumerate(items.nodes):
         if items.wanted[item]:
             found.setdefault(part[item], []).extend(members)
-    place = {node: number for number, node in enumerate(nodes)}
-    return [sorted(found[key], key=place.__getitem__) for key in sorted(found)]
+    position = {node: number for number, node in enumerate(nodes)}
+    return [sorted(found[key], key=position.__getitem__) for key in sorted(found)]
 
 
 def _large_enough(

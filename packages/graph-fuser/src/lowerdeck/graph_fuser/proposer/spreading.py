@@ -51,8 +51,8 @@ class _Mover:
         for value, readers in enumerate(items.readers):
             counts = self.seen[value]
             for reader in readers:
-                place = level[reader] if items.wanted[reader] else -1
-                counts[place] = counts.get(place, 0) + 1
+                reached = level[reader] if items.wanted[reader] else -1
+                counts[reached] = counts.get(reached, 0) + 1
 
     def sweep(self, order: Iterable[int], *, forwards: bool) -> None:
         """Offer every item a better level, in one direction."""
@@ -71,11 +71,11 @@ class _Mover:
     def _settle(self, item: int, low: int, high: int) -> None:
         here = self.level[item]
         best, least = here, self._cost(item, here)
-        for place in self._candidates(item, low, high):
-            if place != here:
-                cost = self._cost(item, place)
+        for candidate in self._candidates(item, low, high):
+            if candidate != here:
+                cost = self._cost(item, candidate)
                 if cost < least:
-                    best, least = place, cost
+                    best, least = candidate, cost
         if best == here:
             return
         for value in self.items.reads[item]:
@@ -87,42 +87,42 @@ class _Mover:
         self.level[item] = best
 
     def _candidates(self, item: int, low: int, high: int) -> list[int]:
-        places = {low: None, high: None}
+        candidates = {low: None, high: None}
         for value in self.items.reads[item]:
             origin = self.items.maker[value]
             if self.items.wanted[origin]:
-                places[self.level[origin]] = None
-            for place, _ in zip(self.seen[value], range(_CANDIDATES), strict=False):
-                places[place] = None
+                candidates[self.level[origin]] = None
+            for candidate, _ in zip(self.seen[value], range(_CANDIDATES), strict=False):
+                candidates[candidate] = None
         for value in self.items.makes[item]:
-            for place, _ in zip(self.seen[value], range(_CANDIDATES), strict=False):
-                places[place] = None
-        return [place for place in places if low <= place <= high]
+            for candidate, _ in zip(self.seen[value], range(_CANDIDATES), strict=False):
+                candidates[candidate] = None
+        return [candidate for candidate in candidates if low <= candidate <= high]
 
-    def _cost(self, item: int, place: int) -> int:
-        """Return how many border values depend on the level of ``item``, were it ``place``."""
+    def _cost(self, item: int, candidate: int) -> int:
+        """Return how many border values depend on the level of ``item``, were it ``candidate``."""
         items, level, seen = self.items, self.level, self.seen
         here = level[item]
         cost = 0
         for value in items.reads[item]:
             origin = items.maker[value]
             inside = items.wanted[origin]
-            if inside and level[origin] == place:
+            if inside and level[origin] == candidate:
                 continue
             counts = seen[value]
-            others = counts.get(place, 0) - (1 if place == here else 0)
+            others = counts.get(candidate, 0) - (1 if candidate == here else 0)
             if not others:
                 cost += 1
             if inside:
-                # It leaves its own partition anyway if some other reader stands elsewhere.
-                home = level[origin]
-                elsewhere = len(counts) - (1 if home in counts else 0)
-                if here != home and counts.get(here) == 1:
+                # It leaves its own partition anyway if some other reader is elsewhere.
+                origin_level = level[origin]
+                elsewhere = len(counts) - (1 if origin_level in counts else 0)
+                if here != origin_level and counts.get(here) == 1:
                     elsewhere -= 1
                 if not elsewhere:
                     cost += 1
         for value in items.makes[item]:
             counts = seen[value]
-            foreign = len(counts) - (1 if place in counts else 0)
+            foreign = len(counts) - (1 if candidate in counts else 0)
             cost += foreign - (1 if -1 in counts else 0) + (1 if foreign else 0)
         return cost

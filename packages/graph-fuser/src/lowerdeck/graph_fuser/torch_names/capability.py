@@ -20,7 +20,7 @@ class CapabilityBasedPartitioner:
     """Proposes and fuses partitions as torch's class of this name does, in linear time.
 
     Partitions come from the last to the first, as from torch. Inputs and the output of the graph
-    stand in none, whatever the support says of them: torch proposes those too, and then fails to
+    are in none, whatever the support says of them: torch proposes those too, and then fails to
     fuse.
 
     Args:
@@ -65,7 +65,7 @@ class CapabilityBasedPartitioner:
     def propose_partitions(self) -> list[Partition]:
         """Return partitions of the supported nodes that may all be fused, the last one first.
 
-        With each node stands its place counted from the graph's end, as torch has it.
+        With each node comes its position, counted from the graph's end, as torch has it.
         """
         # Collected once: torch does it again for each node.
         self._submodules = dict(self.graph_module.named_modules())
@@ -78,12 +78,12 @@ class CapabilityBasedPartitioner:
             )
         finally:
             self._submodules = None
-        place = {
+        position = {
             node: number for number, node in enumerate(reversed(self.graph_module.graph.nodes))
         }
         kept = [nodes for nodes in reversed(proposal.partitions) if self._is_large_enough(nodes)]
         return [
-            Partition(number, nodes, [place[node] for node in nodes])
+            Partition(number, nodes, [position[node] for node in nodes])
             for number, nodes in enumerate(kept)
         ]
 
@@ -131,7 +131,7 @@ class CapabilityBasedPartitioner:
         idle = _NON_COMPUTE.union(self.non_compute_ops)
         alone = frozenset(self.allowed_single_node_partition_ops)
         names = [qualified_name(node) for node in nodes if node.op == "call_function"]
-        # An operator that may stand alone counts twice, so that it reaches two by itself.
+        # An operator that may be alone counts twice, so that it reaches two by itself.
         return sum((name not in idle) + (name in alone) for name in names) > 1
 
 

@@ -1,4 +1,4 @@
-"""torch's fusing functions under their own names, standing on the outliner."""
+"""torch's fusing functions under their own names, built on the outliner."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def insert_subgm(
     """Call ``sub_gm`` in ``gm`` in place of ``orig_outputs``; return ``gm``.
 
     A drop-in for torch's function of this name. The original nodes stay, to be erased with
-    ``erase_nodes``. Readers that stand before the call move behind it, so that the graph is legal.
+    ``erase_nodes``. Readers that come before the call move after it, so that the graph is legal.
 
     Args:
         gm: The graph module, changed in place; its code is generated again at its next use.
         sub_gm: The module; its class name is the name under which it is installed.
         orig_inputs: The nodes that are passed to it.
         orig_outputs: The nodes whose values it returns; there may be none.
-        insertion_point: Node behind which to call it; by default the last of the outputs, or of
+        insertion_point: Node after which to call it; by default the last of the outputs, or of
             the inputs where there is no output.
 
     Raises:
@@ -101,7 +101,7 @@ def insert_subgm(
         ['x', 'block', 'sin', 'output']
     """
     mend_readers(gm.graph)
-    position = {node: place for place, node in enumerate(gm.graph.nodes)}
+    position = {node: number for number, node in enumerate(gm.graph.nodes)}
     given = [] if insertion_point is None else [insertion_point]
     _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
     name = type(sub_gm).__name__
@@ -120,8 +120,8 @@ def insert_subgm(
         if bare:
             replacement[orig_outputs[0]] = call
         else:
-            for place, node in enumerate(orig_outputs):
-                part = graph.call_function(operator.getitem, (call, place), type_expr=node.type)
+            for index, node in enumerate(orig_outputs):
+                part = graph.call_function(operator.getitem, (call, index), type_expr=node.type)
                 part.meta.update(value_meta(node.meta))
                 replacement[node] = part
     readers: dict[Node, dict[Node, Node]] = {}
