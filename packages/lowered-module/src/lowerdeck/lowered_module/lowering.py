@@ -39,7 +39,7 @@ from lowerdeck.lowered_module.program.functional import (
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
-from lowerdeck.torch_base import MemoryMap, collector_held, set_program_parts
+from lowerdeck.torch_base import MemoryMap, collector_held, mend_program, set_program_parts
 
 PartitionerLike = Callable[[ExportedProgram], Any]
 
@@ -241,6 +241,7 @@ def _lower_whole(
             f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
             "ExportedProgram: export the module first"
         )
+    mend_program(program)
     writer = writes_outside(program)
     if writer is not None:
         # Only the signature of a functional program tells what a delegate must give back.
@@ -336,6 +337,7 @@ def _partitioned(
     instead. ``others`` are the other methods of the same file.
     """
     _require_partitioner(partitioner)
+    mend_program(program)
     tagged, tags = _tagged(program, partitioner, others)
     harm: object = first_harm(tagged, tags)
     if harm is None:

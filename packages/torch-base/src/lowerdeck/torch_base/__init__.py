@@ -42,6 +42,7 @@ from lowerdeck.torch_base.graphs import (
     attribute_of,
     copy_graph_module,
     graphs_of,
+    mend_program,
     nested_graphs,
 )
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
@@ -93,6 +94,7 @@ __all__ = [
     "erase_nodes_now",
     "is_impure",
     "mark_impure",
+    "mend_program",
     "mend_readers",
     # Programs made of parts, without a copy and without a check
     "bare_program",

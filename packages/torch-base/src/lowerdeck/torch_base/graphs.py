@@ -6,7 +6,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
+
+from lowerdeck.torch_base._torch_private import mend_readers
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
@@ -75,3 +78,16 @@ def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
     values: Any = map_arg(args, lambda given: given.meta["val"])  # type: ignore[type-var]
     made.meta = {**node.meta, "val": target(*values)}
     return made
+
+
+def mend_program(program: ExportedProgram) -> None:
+    """Enter every node of all graphs of a program among the users of what it reads.
+
+    Changes nothing but what torch left out: see :func:`mend_readers`. Whoever is given a program
+    calls it before going by ``node.users``; O(edges).
+
+    Args:
+        program: Any program.
+    """
+    for module in graphs_of(program.graph_module):
+        mend_readers(module.graph)
