@@ -1,7 +1,8 @@
 """``torch.export`` (2.13) leaves readers out of ``node.users``: that changes nothing.
 
-It does so around ``no_grad``. Here every value forgets its last reader, placeholders of weights and state among them. Whoever
-went by users alone would leave a weight out, take a value for dead, or cut it off from its reader.
+It does so around ``no_grad``. Here every value forgets its last reader, placeholders of weights
+and state among them. Whoever went by users alone would leave a weight out, take a value for dead,
+or cut it off from its reader.
 """
 
 from __future__ import annotations
