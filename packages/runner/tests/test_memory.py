@@ -272,6 +272,29 @@ def test_methods_share_a_memory_that_holds_only_state(build: Any) -> None:
     assert program.run("read", zeros)[0].tolist() == [7.0, 8.0]
 
 
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_method_made_later_leaves_what_another_wrote(build: Any, knows: bool) -> None:
+    first = torch.tensor([7.0, 8.0, 9.0])
+    fill = build.method("fill")
+    # What overwrites a state, or a part of it, need not know what it was.
+    known = {"initial": first[:2]} if knows else {}
+    cache = fill.tensor([2], name="cache", memory_id=2, at=0, **known)
+    x = fill.tensor([2])
+    fill.call("aten::copy_", cache, x, fill.boolean(False), cache)
+    fill.ends([x], [x])
+    read = build.method("read")
+    cache = read.tensor([3], name="cache", memory_id=2, at=0, initial=first)
+    zero, out = read.tensor([3]), read.tensor([3])
+    add(read, zero, cache, out)
+    read.ends([zero], [out])
+    for names in (["fill"], ["read", "fill"]):
+        program = load(build.program)
+        for name in names:
+            program.method(name)
+        program.run("fill", torch.ones(2))
+        assert program.run("read", torch.zeros(3))[0].tolist() == [1.0, 1.0, 9.0]
+
+
 def test_memory_that_cannot_be_is_refused(build: Any) -> None:
     m = build.method("outside")
     x = m.tensor([4])

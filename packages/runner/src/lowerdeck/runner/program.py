@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lowerdeck.runner.debug_info import DebugMaps
@@ -15,7 +16,8 @@ from lowerdeck.runner.shared_state import check_places, state_memories
 from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
 from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view
-from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program
+from lowerdeck.runner.values.tensors import make_tensor, read_spec
+from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
 from lowerdeck.torch_base import collector_held
 
 _LOADING = threading.RLock()
@@ -186,9 +188,32 @@ class LoadedProgram:
                 arenas.append(Arena(size))
                 continue
             if number not in self._shared:
-                self._shared[number] = Arena(self._state[number], shared=True)
+                self._shared[number] = self._shared_arena(number)
             arenas.append(self._shared[number])
         return arenas
+
+    def _shared_arena(self, number: int) -> Arena:
+        """Return a memory of state with the initial values of all methods.
+
+        A method that is loaded later than another has run must not bring back the initial value of
+        what that one wrote, whether or not it has an initial value there, too.
+        """
+        arena = Arena(self._state[number], shared=True)
+        states = [
+            (index, value.val)
+            for plan in self._program.execution_plan
+            for index, value in enumerate(plan.values)
+            if isinstance(value.val, Tensor)
+            and value.val.allocation_info is not None
+            and value.val.allocation_info.memory_id == number
+        ]
+        # The longest first: the state of one method may be a part of that of another.
+        for index, tensor in sorted(states, key=lambda state: -state[1].nbytes):
+            # What is wrong in a method is told when that one is loaded.
+            with suppress(ProgramError, RuntimeError):
+                spec = read_spec(index, tensor)
+                make_tensor(spec, tensor, [arena] * (number + 1), self._source)
+        return arena
 
     def _delegates(self, plan: ExecutionPlan) -> list[Delegate]:
         if not plan.delegates:
