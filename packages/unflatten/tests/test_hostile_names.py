@@ -13,6 +13,7 @@ from hostile_files import WORD, arguments, hostile_file, program  # type: ignore
 from torch.export import load
 
 from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.code.code import write_source
 
 RUN = "setattr(*[__import__('builtins')] + ['attacked'] + [1])"
@@ -89,3 +90,9 @@ def test_text_of_a_graph_is_never_code(text: str) -> None:
     method = f"method{text}", (text,), {f"key{text}": {text: [text]}}
     assert found == (1, method, {text: slice(text, None)}, text)
     assert not hasattr(builtins, "attacked")
+
+
+def test_escapes_take_at_most_four_letters_for_a_byte() -> None:
+    letters = map(chr, range(0x110000))
+    grown = (len(on_one_line(c)) / len(c.encode("utf-8", "surrogatepass")) for c in letters)
+    assert max(grown) == 4
