@@ -1,4 +1,4 @@
-"""The page on the architecture tells what the code does: where programs pass, who imports whom."""
+"""What the pages tell of modules is so: where programs pass, who imports whom, what words mean."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
+GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 MODULE = re.compile(r"`([a-z_]+/[a-z_/]+\.py)`")
 HEADINGS = {
     "file": "### An ExportedProgram to a file",
@@ -34,10 +35,24 @@ def journeys() -> dict[str, list[str]]:
     }
 
 
+def _source(module: str) -> Path:
+    package = module.partition("/")[0].replace("_", "-")
+    return ROOT / "packages" / package / "src/lowerdeck" / module
+
+
 def test_every_module_that_the_page_names_exists():
-    for name in MODULE.findall(PAGE):
-        package = name.split("/")[0].replace("_", "-")
-        assert (ROOT / "packages" / package / "src/lowerdeck" / name).is_file(), name
+    assert [name for name in MODULE.findall(PAGE) if not _source(name).is_file()] == []
+
+
+def test_every_word_of_the_glossary_is_used_where_it_says():
+    rows = re.findall(r"^\| ([^|]+?) \| [^|]+ \| `(\S+)` \|$", GLOSSARY, re.M)
+    assert len(rows) == len(set(rows)) > 50
+    assert len(rows) == len(MODULE.findall(GLOSSARY))
+    for words, module in rows:
+        source = module + _source(module).read_text().lower()
+        word = re.sub(r" \(.*\)", "", words).split(", ")[0]
+        # Sources bend words: to carry, carried; to legalize.
+        assert all(part.removesuffix("ied") in source for part in word.split()), (words, module)
 
 
 @pytest.mark.parametrize("journey", HEADINGS)
