@@ -22,7 +22,7 @@ else:
     Model = nn.Module
 
 WORD = "evilword"
-"""Stands in every name of the model, where the attacker's text is put later."""
+"""Part of every name of the model, where the attacker's text is put later."""
 
 
 class Inner(Model):

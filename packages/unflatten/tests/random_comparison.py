@@ -169,7 +169,7 @@ def compare_structure(
     lost -= read_by_their_modules(eager, program)
     expected = [name for name in buffers if name in found_buffers or name not in lost]
     if strict:
-        # Nothing tells where among the buffers of one module stood those that are not saved.
+        # Nothing tells where among the buffers of one module those were that are not saved.
         saved = subject.state_dict()
         assert modules_in_order(found_buffers) == modules_in_order(expected)
         assert [n for n in found_buffers if n in saved] == [n for n in expected if n in saved]

@@ -122,7 +122,7 @@ def _check_inner(inner: type, form: str) -> None:
 
 
 @pytest.mark.parametrize("inner", _INNER, ids=lambda cls: cls.__name__)
-def test_an_operator_with_graphs_stands_in_the_module_that_calls_it(inner: type) -> None:
+def test_an_operator_with_graphs_is_in_the_module_that_calls_it(inner: type) -> None:
     _check_inner(inner, "non-strict")
 
 
@@ -144,8 +144,8 @@ def test_flexible_attention() -> None:
     module = unflatten(export(nn.Sequential(Attention(), Attention()), (x,)))
 
     def attend(y: Tensor) -> Tensor:
-        places = torch.arange(3.0)
-        scores = y @ y.transpose(2, 3) / 2 + places[:, None] - places
+        positions = torch.arange(3.0)
+        scores = y @ y.transpose(2, 3) / 2 + positions[:, None] - positions
         return scores.softmax(3) @ y
 
     torch.testing.assert_close(module(x), attend(attend(x)))

@@ -271,7 +271,7 @@ def test_a_module_put_around_several_forms_is_refused(preserved: tuple[str, ...]
             return self.inner[0](*args, **kwargs)
 
     module.step = Around()
-    with pytest.raises(UnflattenError, match=r"Around stands around .* several forms"):
+    with pytest.raises(UnflattenError, match=r"Around is around .* several forms"):
         module(X)
     module.step = inner
     assert_equal(module(X), eager(X))

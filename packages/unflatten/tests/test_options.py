@@ -162,7 +162,7 @@ class LoweredBackendModule(nn.Module):
         self.original_module = Doubles()
 
 
-def test_a_delegate_is_called_where_it_stands() -> None:
+def test_a_delegate_is_called_where_it_is() -> None:
     from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 
     eager, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)

@@ -120,10 +120,10 @@ class Collides(Model):
             nn.Linear(4, 4),
             nn.Linear(4, 4),
         )
-        for place, name in enumerate(("a_b", "p_a_b", "x", "add_1", "b_a_c", "_relu", "self_")):
-            self.register_parameter(name, nn.Parameter(torch.full((4,), 1.0 + place)))
-        for place, name in enumerate(("a_c", "_is_compiling", "_check_1", "mul_1", "value")):
-            self.register_buffer(name, torch.full((4,), 2.0 + place))
+        for index, name in enumerate(("a_b", "p_a_b", "x", "add_1", "b_a_c", "_relu", "self_")):
+            self.register_parameter(name, nn.Parameter(torch.full((4,), 1.0 + index)))
+        for index, name in enumerate(("a_c", "_is_compiling", "_check_1", "mul_1", "value")):
+            self.register_buffer(name, torch.full((4,), 2.0 + index))
         self.lifted = torch.full((4,), 0.5)
 
     def forward(self, x: Tensor) -> Any:

@@ -1,7 +1,7 @@
 """Pipelines of ``torch.distributed.pipelining`` built from unflattened modules, on one machine.
 
 What is shown: an unflattened module splits as the eager one does, at the same names, with the same
-state in each stage; a ``pipe_split`` in the model stays where it stands; stages unflatten again; a
+state in each stage; a ``pipe_split`` in the model stays where it is; stages unflatten again; a
 schedule runs a stage with gloo in a group of one process.
 
 What cannot be shown here: ``_IR.Pipe`` calls private helpers of ``torch.export.unflatten``
@@ -59,8 +59,8 @@ class Net(Model):
         self.splits = splits
 
     def forward(self, x: Tensor) -> Any:
-        for place, layer in enumerate(self.layers):
-            if self.splits and place == 2:
+        for index, layer in enumerate(self.layers):
+            if self.splits and index == 2:
                 pipelining.pipe_split()
             x = layer(x)
         return self.head(x)
@@ -94,12 +94,12 @@ def test_an_unflattened_module_splits_as_the_eager_one() -> None:
     torch.testing.assert_close(_value(found(X)), eager(X))
 
 
-def test_a_split_inside_of_the_model_stays_where_it_stands() -> None:
+def test_a_split_inside_of_the_model_stays_where_it_is() -> None:
     eager = Net(splits=True)
     module = unflatten(export(eager, (X,)))
     steps = [str(node.target) for node in module.graph.nodes]
-    place = steps.index("pippy._pipe_split.default")
-    assert (steps[place - 1], steps[place + 1]) == ("layers.1", "layers.2")
+    index = steps.index("pippy._pipe_split.default")
+    assert (steps[index - 1], steps[index + 1]) == ("layers.1", "layers.2")
     torch.testing.assert_close(module(X), eager(X))
     pipe = pipelining.pipeline(module, (X,))
     assert pipe.num_stages == 2

@@ -105,7 +105,7 @@ def test_a_preserved_norm_called_alone_returns_its_result(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["non-strict", "strict decomposed"])
-def test_preserved_children_with_numbers_for_names_keep_their_place(form: str) -> None:
+def test_preserved_children_with_numbers_for_names_keep_their_order(form: str) -> None:
     eager, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
     options = {"preserve_module_call_signature": ("0", "1", "2")}
     program = programs(eager, (x,), forms=(form,), **options)[form]

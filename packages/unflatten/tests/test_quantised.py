@@ -93,7 +93,7 @@ def test_a_quantised_program_keeps_its_hierarchy(form: str) -> None:
     assert calls == ["stem", "blocks.0", "blocks.1", "blocks.0", "head"]
 
 
-def test_nodes_in_a_row_stand_where_all_their_neighbours_do() -> None:
+def test_nodes_in_a_row_are_where_all_their_neighbours_are() -> None:
     eager, x = Net().eval(), torch.randn(2, 1, 4, 4)
     program = _quantise(programs(eager, (x,), forms=("non-strict",))["non-strict"])
     module: Any = unflatten(program)

@@ -174,7 +174,7 @@ def test_a_structure_that_hides_its_leaves_is_refused() -> None:
         __slots__ = ()
 
     def keyed(pair: Pair) -> Any:
-        return [(pytree.SequenceKey(place), part) for place, part in enumerate(pair)], None
+        return [(pytree.SequenceKey(index), part) for index, part in enumerate(pair)], None
 
     pytree.register_pytree_node(
         Pair,

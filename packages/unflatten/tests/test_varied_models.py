@@ -100,17 +100,17 @@ class DataDependent(Model):
         self.inner = Inner()
 
     def forward(self, x: Tensor, count: Tensor) -> Any:
-        places, _check = x.nonzero(), cast("Any", torch._check)
-        _check(places.shape[0] > 0)
+        indices, _check = x.nonzero(), cast("Any", torch._check)
+        _check(indices.shape[0] > 0)
         number: Any = count.item()
         _check(number >= 0)
         _check(number <= 10)
-        return self.fc(places.float()), self.inner(places, number), torch.zeros(number)
+        return self.fc(indices.float()), self.inner(indices, number), torch.zeros(number)
 
 
 class Inner(Model):
-    def forward(self, places: Tensor, number: int) -> Any:
-        return torch.ones(places.shape[0], number) * number
+    def forward(self, indices: Tensor, number: int) -> Any:
+        return torch.ones(indices.shape[0], number) * number
 
 
 class Numbers(Model):

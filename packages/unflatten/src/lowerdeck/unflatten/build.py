@@ -200,4 +200,4 @@ def _part_paths(spec: pytree.TreeSpec, leaves: Sequence[Any]) -> Iterator[str]:
     if len(paths) == len(leaves):
         yield from map(pytree.keystr, paths)
     else:
-        yield from (f" (leaf {place})" for place in range(len(leaves)))
+        yield from (f" (leaf {index})" for index in range(len(leaves)))

@@ -64,8 +64,8 @@ def must_be_generated(module: object, name: str, why: str) -> None:
     """Check that a module was not replaced in whose place no other one would be right.
 
     Args:
-        module: What stands there.
-        name: The name of what stood there.
+        module: What is there.
+        name: The name of what was there.
         why: What is not known of that.
 
     Raises:
@@ -79,7 +79,7 @@ def form_of(module: torch.nn.Module, form: str) -> Callable[..., Any]:
     """Return what runs a further form of a call.
 
     Args:
-        module: What stands where the forms stood; another module has one ``forward`` for all.
+        module: What is where the forms were; another module has one ``forward`` for all.
         form: The attribute of the form.
 
     Raises:
@@ -91,7 +91,7 @@ def form_of(module: torch.nn.Module, form: str) -> Callable[..., Any]:
     for inner in module.modules():
         if isinstance(inner, Generated) and hasattr(inner, form):
             raise UnflattenError(
-                f"A {type(module).__name__} stands around a module that is called in several "
+                f"A {type(module).__name__} is around a module that is called in several "
                 "forms, and cannot tell it which one is meant. Register hooks on that module "
                 "itself, or put a module that computes every form in its place, such as eager's."
             )

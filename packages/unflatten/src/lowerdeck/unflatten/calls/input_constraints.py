@@ -177,17 +177,17 @@ def _check_tensor(
             "found shape "
             f"{tuple(shape)}."
         )
-    for place, size in enumerate(expected):
+    for dim, size in enumerate(expected):
         if size.__class__ is int:
-            if shape[place] != size:
+            if shape[dim] != size:
                 raise InputConstraintError(
-                    f"{leaf.path}.shape[{place}] must be {size}; found {shape[place]}. Export "
+                    f"{leaf.path}.shape[{dim}] must be {size}; found {shape[dim]}. Export "
                     "with a dynamic "
                     "dimension there to pass other sizes."
                 )
         else:
-            where = f"{leaf.path}.shape[{place}]"
-            _check_size(size, shape[place], where, bounds, symbols, derived)
+            where = f"{leaf.path}.shape[{dim}]"
+            _check_size(size, shape[dim], where, bounds, symbols, derived)
 
 
 def _check_dtype(leaf: LeafConstraint, value: torch.Tensor, module: torch.nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Which texts may stand in generated code as names, and how any other text is shown there.
+"""Which texts may be in generated code as names, and how any other text is shown there.
 
 A program read from a file names modules, arguments and source lines as it likes.
 """

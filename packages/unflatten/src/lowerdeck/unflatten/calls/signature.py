@@ -121,8 +121,8 @@ def named_arguments(
     keywords = [str(name) for name in kwargs.context]
     taken = set(filter(_is_parameter, keywords))
     variables = [
-        key if key in taken else _free(f"keyword_{place}", taken)
-        for place, key in enumerate(keywords)
+        key if key in taken else _free(f"keyword_{index}", taken)
+        for index, key in enumerate(keywords)
     ]
     wanted = list(known or ())[: args.num_children]
     if (
@@ -130,7 +130,7 @@ def named_arguments(
         or len({*wanted, *variables}) != len(wanted) + len(variables)
         or not all(map(_is_parameter, wanted))
     ):
-        wanted = [_free(f"arg_{place}", taken) for place in range(args.num_children)]
+        wanted = [_free(f"arg_{index}", taken) for index in range(args.num_children)]
     others = tuple(
         (key, variable)
         for key, variable in zip(keywords, variables, strict=True)
@@ -164,7 +164,7 @@ def _is_parameter(name: object) -> bool:
 
 
 def _free(wanted: str, taken: set[str]) -> str:
-    """Return ``wanted``, or with underscores behind it; note that it is taken."""
+    """Return ``wanted``, or with underscores after it; note that it is taken."""
     while wanted in taken:
         wanted += "_"
     taken.add(wanted)

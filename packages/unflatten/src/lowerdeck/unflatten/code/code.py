@@ -303,8 +303,8 @@ class _Writer:
             return self.object_name(self.attributes[path], _SERIAL.sub("", path))
         text = "self"
         parts = path.split(".")
-        for place, part in enumerate(parts):
-            if (is_module or place < len(parts) - 1) and not is_name(part):
+        for index, part in enumerate(parts):
+            if (is_module or index < len(parts) - 1) and not is_name(part):
                 # As torch's containers do it; compilers know the name of what is read so.
                 text = f"{text}._modules[{part!r}]"
             elif is_reserved(part):

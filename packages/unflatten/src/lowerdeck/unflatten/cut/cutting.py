@@ -17,7 +17,7 @@ from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
 def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
     """Return how the graph falls into calls, and the region of each call.
 
-    The nodes of a call need not stand together in the program. They are brought together where
+    The nodes of a call need not be together in the program. They are brought together where
     dependencies allow; a call that another one interrupts for good becomes several.
 
     Args:
@@ -41,17 +41,17 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
             )
         except CycleError as error:
             if position is None:
-                position = {node: place for place, node in enumerate(working.graph.nodes)}
-            homes = {node: frame for frame in working.tree.frames() for node in frame.nodes}
+                position = {node: number for number, node in enumerate(working.graph.nodes)}
+            frame_of = {node: frame for frame in working.tree.frames() for node in frame.nodes}
             # The path shows the innermost calls; what gets in each other's way may be around them.
-            inner = {homes[node] for node in error.path if node in homes}
+            inner = {frame_of[node] for node in error.path if node in frame_of}
             stuck = {outer for frame in inner for outer in frames_around(frame)}
             edges = [*order, *pairwise(error.path)]
             if not _absorb(working, stuck, position, edges) and not _split_all(
                 working, stuck, position
             ):
                 raise UnsupportedProgramError(
-                    f"The program's nodes do not stand in an order in which they can run: {error}"
+                    f"The program's nodes are not in an order in which they can run: {error}"
                 ) from error
         else:
             return plan, regions
@@ -176,7 +176,7 @@ def _reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]])
 def _split_all(
     working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]
 ) -> bool:
-    """Split those of ``frames`` that do not stand in one piece; return whether there were any."""
+    """Split those of ``frames`` that are not in one piece; return whether there were any."""
     found = False
     # Outer ones first: splitting one replaces those in it.
     for frame in sorted(frames, key=lambda frame: frame.depth):
@@ -187,8 +187,8 @@ def _split_all(
             continue
         found = True
         siblings = frame.parent.children
-        place = siblings.index(frame)
-        siblings[place : place + 1] = [
+        index = siblings.index(frame)
+        siblings[index : index + 1] = [
             _part(working, frame, frame.parent, number, piece)
             for number, piece in enumerate(pieces, start=1)
         ]

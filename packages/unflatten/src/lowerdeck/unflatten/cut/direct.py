@@ -1,4 +1,4 @@
-"""Programs whose own graph can be cut into modules as it stands, without a working copy of it.
+"""Programs whose own graph can be cut into modules as it is, without a working copy of it.
 
 Most can: functional ones that overwrite nothing, run nothing in another mode and preserve no
 signature. Their state is read where it is used, by the attribute that the module there owns.
@@ -33,27 +33,27 @@ def direct_graph(trace: Trace) -> WorkingGraph | None:
         return None
     placeholders = program.graph.find_nodes(op="placeholder")
     held = [node for node in placeholders if node.name in state.targets]
-    home = {item.node: tree.home[item].path for item in items}
+    path_of = {item.node: tree.frame_of[item].path for item in items}
     local: dict[tuple[str, Node], str] = {}
     for node in held:
         names = state.names_of(node.name)
         # The outermost module reads whatever it wants by its name.
         local["", node] = names[0]
         for user in node.users:
-            owner = home.get(user, "")
+            owner = path_of.get(user, "")
             found = (trace.paths.attribute(owner, name) for name in names)
             path = next((text for text in found if text is not None), None)
             if path is None:
                 return None
             local.setdefault((owner, node), path)
     for item in items:
-        tree.home[item].nodes.append(item.node)
+        tree.frame_of[item].nodes.append(item.node)
     inputs = [node for node in placeholders if node.name not in state.targets]
     return WorkingGraph(program.graph, tree, inputs, local=local)
 
 
 def _is_plain(program: ExportedProgram, items: Sequence[Item]) -> bool:
-    """Return whether every step stands in the outermost graph and only computes a value."""
+    """Return whether every step is in the outermost graph and only computes a value."""
     others = sum(1 for node in program.graph.nodes if node.op in {"placeholder", "output"})
     if len(items) + others != len(program.graph.nodes):
         return False

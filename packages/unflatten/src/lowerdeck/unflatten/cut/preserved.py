@@ -98,9 +98,9 @@ def _misnamed_results(graph: Graph) -> dict[str, str]:
     others: list[tuple[Node, object, str]] = []
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         history = node.meta.get("from_node")
-        source, place = node.args
+        source, index = node.args
         if history and isinstance(source, Node) and _results_of(str(history[-1].target)) == 1:
-            if place == 0:
+            if index == 0:
                 first[source, history[-1].name] = node.name
             else:
                 others.append((source, history[-1].name, node.name))
@@ -251,11 +251,11 @@ class SignatureApplier:
         graph = cut.graph
         free = {node: cut.node_map[node] for node in cut.inputs}
         placeholders: list[Node] = []
-        for place, leaf in enumerate(call.inputs):
+        for index, leaf in enumerate(call.inputs):
             found = free.pop(leaf, None) if isinstance(leaf, Node) else None
             if found is None:
                 with graph.inserting_before(next(iter(graph.nodes))):
-                    found = graph.placeholder(f"unused_{place}")
+                    found = graph.placeholder(f"unused_{index}")
             placeholders.append(found)
         placeholders += [cut.node_map[node] for node in more]
         for placeholder in reversed(placeholders):
@@ -311,15 +311,15 @@ def _unpack(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> dict[No
     if more:
         result = reader.node(operator.getitem, (node, 0))
         others = reader.node(operator.getitem, (node, 1))
-        for place, value in enumerate(more):
-            reader.bind(value, reader.node(operator.getitem, (others, place)))
+        for index, value in enumerate(more):
+            reader.bind(value, reader.node(operator.getitem, (others, index)))
     reader.read(call.signature.out_spec, result, iter(call.outputs))
     reader.drop_unused()
     return reader.replaced
 
 
 class _Reader:
-    """Points the nodes that carried flat results at their places in a structured one."""
+    """Points the nodes that carried flat results at their positions in a structured one."""
 
     def __init__(self, graph: Graph, anchor: Node, results: dict[Node, Node]) -> None:
         self.graph = graph
@@ -339,8 +339,8 @@ class _Reader:
                 self.read(child, self.node(operator.getitem, (value, key)), leaves)
             return
         flat = self.node(flatten_like, (value, spec, "the result"))
-        for place in range(spec.num_leaves):
-            self.bind(next(leaves), self.node(operator.getitem, (flat, place)))
+        for index in range(spec.num_leaves):
+            self.bind(next(leaves), self.node(operator.getitem, (flat, index)))
 
     def node(self, target: Any, args: tuple[Any, ...]) -> Node:
         """Add a node after the last one added."""

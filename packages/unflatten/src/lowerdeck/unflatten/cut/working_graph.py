@@ -109,7 +109,7 @@ class WorkingGraphBuilder:
         """Return the copy."""
         self._copy_placeholders()
         self._write_back(-1)
-        for place, item in enumerate(self.items):
+        for position, item in enumerate(self.items):
             match item.role:
                 case Role.ENTER:
                     self._enter(item)
@@ -126,8 +126,8 @@ class WorkingGraphBuilder:
                 case Role.PASS_OUT:
                     self._exit(item)
                 case Role.COMPUTE:
-                    self._copy(item, place)
-            self._write_back(place)
+                    self._copy(item, position)
+            self._write_back(position)
         for frame in self.tree.frames():
             if frame in self.tree.unsure and frame.parent is not None:
                 self._forbid_replacing(frame, frame.parent, UNSURE_MODE)
@@ -156,11 +156,11 @@ class WorkingGraphBuilder:
             self._values[node] = copy
             self.made.inputs.append(node)
 
-    def _resolve(self, value: Any, scope: Scope, frame: Frame, place: int) -> Any:
+    def _resolve(self, value: Any, scope: Scope, frame: Frame, position: int) -> Any:
         def one(item: Any) -> Any:
             if not isinstance(item, Node):
                 return item
-            held = self.mutations.through_state.get((place, item))
+            held = self.mutations.through_state.get((position, item))
             if held is not None:
                 return self.value(self._values[held], frame)
             found = scope.values[item] if item in scope.values else self._values[item]
@@ -168,8 +168,8 @@ class WorkingGraphBuilder:
 
         return map_aggregate(value, one)
 
-    def _copy(self, item: Item, place: int) -> None:
-        node, scope, frame = item.node, item.scope, self.tree.home[item]
+    def _copy(self, item: Item, position: int) -> None:
+        node, scope, frame = item.node, item.scope, self.tree.frame_of[item]
         values = self._scope_values(scope)
         if node.op == "get_attr":
             values[node] = self._attribute(node, scope, frame)
@@ -178,10 +178,10 @@ class WorkingGraphBuilder:
         if target is torch.ops.aten.alias.default and _was_detach(node):
             # Decomposing makes a plain view of it, which lets gradients through.
             target = _DETACH
-        args = self._resolve(node.args, scope, frame, place)
-        kwargs = self._resolve(node.kwargs, scope, frame, place) if node.kwargs else {}
+        args = self._resolve(node.args, scope, frame, position)
+        kwargs = self._resolve(node.kwargs, scope, frame, position) if node.kwargs else {}
         copy = add_node(self.graph, node.op, target, args, node.name, kwargs)
-        self._place(copy, frame, node)
+        self._enter_node(copy, frame, node)
         first = node.args[0] if node.args and is_inplace(node.target) else None
         held = values.get(first) if isinstance(first, Node) else None
         # What is written in place is the state itself: later calls read it from there.
@@ -190,7 +190,7 @@ class WorkingGraphBuilder:
     def _scope_values(self, scope: Scope) -> dict[Node, Any]:
         return self._values if scope.module is self.program.graph_module else scope.values
 
-    def _place(self, copy: Node, frame: Frame, origin: Node | None) -> Node:
+    def _enter_node(self, copy: Node, frame: Frame, origin: Node | None) -> Node:
         if origin is not None:
             copy.meta.update(origin.meta)
         frame.nodes.append(copy)
@@ -217,7 +217,7 @@ class WorkingGraphBuilder:
             name = f"{base}_{number}"
         self.made.attributes[name] = held
         read = self.graph.create_node("get_attr", name, (), {}, node.name)
-        return self._place(read, frame, node)
+        return self._enter_node(read, frame, node)
 
     def _read(self, placeholder: str, frame: Frame, *, early: bool = False) -> Node:
         """Return a read of state in the innermost call around ``frame`` whose module owns it."""
@@ -243,10 +243,10 @@ class WorkingGraphBuilder:
     def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
         name = path.replace(".", "_")
         if here:
-            return self._place(add_node(self.graph, "get_attr", path, (), name), owner, None)
+            return self._enter_node(add_node(self.graph, "get_attr", path, (), name), owner, None)
         first = _first_node(owner)
         if first is None:
-            return self._place(add_node(self.graph, "get_attr", path, (), name), owner, None)
+            return self._enter_node(add_node(self.graph, "get_attr", path, (), name), owner, None)
         with self.graph.inserting_before(first):
             read = add_node(self.graph, "get_attr", path, (), name)
         owner.nodes.insert(0, read)
@@ -268,7 +268,7 @@ class WorkingGraphBuilder:
         is_grad = item.node.target is GRAD_MODE_REGION
         target = SET_GRAD_MODE if is_grad else ENTER_AUTOCAST
         opened = self.graph.create_node("call_function", target, mode, {}, "enter_mode")
-        self._place(opened, self.tree.home[item], None)
+        self._enter_node(opened, self.tree.frame_of[item], None)
         opened.meta["stack_trace"] = item.node.meta.get("stack_trace")
         self._opened.append(opened)
 
@@ -294,10 +294,10 @@ class WorkingGraphBuilder:
             target, args = EXIT_AUTOCAST, (opened,)
         closed = self.graph.create_node("call_function", target, args, {}, "exit_mode")
         closed.meta["closes"] = opened.name
-        self._place(closed, self.tree.home[item], None)
+        self._enter_node(closed, self.tree.frame_of[item], None)
 
-    def _write_back(self, place: int) -> None:
-        for mutation in self.mutations.after.get(place, ()):
+    def _write_back(self, position: int) -> None:
+        for mutation in self.mutations.after.get(position, ()):
             self._write(mutation)
 
     def _write(self, mutation: Mutation) -> None:
@@ -307,7 +307,7 @@ class WorkingGraphBuilder:
         value = self.value(self._values[mutation.value], frame)
         copy = torch.ops.aten.copy_.default
         written = self.graph.create_node("call_function", copy, (target, value), {}, "copy_")
-        self._place(written, frame, mutation.value)
+        self._enter_node(written, frame, mutation.value)
 
     def _protect_outputs(self) -> None:
         """Copy what is about to be overwritten but still wanted, once, before the first write."""
@@ -323,7 +323,7 @@ class WorkingGraphBuilder:
     def _clone(self, value: Any, node: Node) -> Node:
         clone = torch.ops.aten.clone.default
         kept = self.graph.create_node("call_function", clone, (value,), {}, f"{node.name}_kept")
-        return self._place(kept, self.tree.root, node)
+        return self._enter_node(kept, self.tree.root, node)
 
     def _find_preserved_calls(self) -> None:
         signatures = preserved_calls(self.program)
@@ -366,8 +366,8 @@ class WorkingGraphBuilder:
         with self.graph.inserting_before(first):
             module = self.graph.get_attr(frame.accessor)
             check = self.graph.call_function(must_be_generated, (module, frame.path, why))
-        place = sum(1 for node in caller.nodes if node < first)
-        caller.nodes[place:place] = [module, check]
+        index = sum(1 for node in caller.nodes if node < first)
+        caller.nodes[index:index] = [module, check]
 
     def _leaves(self, specs: Sequence[Any], frame: Frame) -> Iterator[Leaf]:
         for name, constant in leaf_names(specs):
@@ -414,7 +414,7 @@ def _nodes_in(frame: Frame) -> Iterator[Node]:
 
 
 def _first_node(frame: Frame) -> Node | None:
-    """Return the first node that stands in ``frame`` or in a call that it makes."""
+    """Return the first node of ``frame`` or of a call that it makes."""
     best: Node | None = None
     queue = [frame]
     for current in queue:

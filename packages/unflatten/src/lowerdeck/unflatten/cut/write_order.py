@@ -25,7 +25,7 @@ def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
         working: The working graph.
     """
     yield from _state_order(working)
-    if _has_switches(working) and not _stands_together(working):
+    if _has_switches(working) and not _is_contiguous(working):
         yield from _mode_order(working)
 
 
@@ -66,17 +66,17 @@ def _has_switches(working: WorkingGraph) -> bool:
     )
 
 
-def _stands_together(working: WorkingGraph) -> bool:
-    """Return whether the nodes of every call stand in one piece."""
-    home: dict[Node, Frame] = {}
+def _is_contiguous(working: WorkingGraph) -> bool:
+    """Return whether the nodes of every call are in one piece."""
+    frame_of: dict[Node, Frame] = {}
     for frame in working.tree.frames():
-        home.update(dict.fromkeys(frame.nodes, frame))
+        frame_of.update(dict.fromkeys(frame.nodes, frame))
     left: set[Frame] = set()
     current: list[Frame] = []
     for node in working.graph.nodes:
-        if node not in home:
+        if node not in frame_of:
             continue
-        chain = frames_around(home[node])
+        chain = frames_around(frame_of[node])
         if not left.isdisjoint(chain):
             return False
         left.update(set(current).difference(chain))

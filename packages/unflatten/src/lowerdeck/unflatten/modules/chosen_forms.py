@@ -1,4 +1,4 @@
-"""Which form of a submodule a call is, where hooks stand between the caller and the form.
+"""Which form of a submodule a call is, where hooks are between the caller and the form.
 
 torch runs hooks around ``forward`` alone, so that ``forward`` must learn which form is meant. The
 caller's context tells it: each thread and each task has its own, and it ends with the call.

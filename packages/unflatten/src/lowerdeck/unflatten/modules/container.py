@@ -29,10 +29,10 @@ class Container(MovesConstants):
 
 
 def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
-    """Return a child by its place or its name.
+    """Return a child by its index or its name.
 
     Raises:
-        IndexError: There is no such place.
+        IndexError: There is no such index.
         KeyError: There is no such name.
     """
     if isinstance(key, str):

@@ -13,7 +13,7 @@ from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.modules.generated_module import PRIVATE, GeneratedModule, give_eager_type
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
-"""Returns what stands under a name in place of the module that was made for it."""
+"""Returns what a name gets in place of the module that was made for it."""
 
 
 def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:

@@ -22,7 +22,7 @@ _KEPT_META = ("stack_trace", "nn_module_stack", "closes", "carries")
 class NodeReference:
     """Stands for a node in recorded arguments."""
 
-    place: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class GraphRecord:
 
         def value(item: Any) -> Any:
             if isinstance(item, NodeReference):
-                return made[item.place]
+                return made[item.index]
             return item.resolve() if isinstance(item, OperatorName) else item
 
         for op, name, target, args, kwargs, meta in self.nodes:
@@ -114,10 +114,10 @@ def record_module(module: Any) -> Any:
 
 def record_graph(graph: Graph) -> GraphRecord:
     """Return ``graph`` as plain data."""
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    indices = {node: index for index, node in enumerate(graph.nodes)}
 
     def value(item: Any) -> Any:
-        return NodeReference(places[item]) if isinstance(item, Node) else _named(item)
+        return NodeReference(indices[item]) if isinstance(item, Node) else _named(item)
 
     return GraphRecord(
         tuple(

@@ -1,4 +1,4 @@
-"""The modules that stand where eager's submodules stood."""
+"""The modules that replace eager's submodules."""
 
 from __future__ import annotations
 

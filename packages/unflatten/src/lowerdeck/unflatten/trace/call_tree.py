@@ -20,7 +20,7 @@ class Frame:
         depth: Number of frames around this one.
         type_name: Qualified name of the eager module's type, or None.
         part: 0, or the number of the piece where one call had to be split.
-        nodes: What stands directly in the call, in order.
+        nodes: What is directly in the call, in order.
         children: The calls made by this one, in order.
     """
 
@@ -52,12 +52,12 @@ class CallTree:
 
     Attributes:
         root: The call of the outermost module.
-        home: The frame in which each item stands.
+        frame_of: The innermost call around each item.
         unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
     """
 
     root: Frame
-    home: dict[Item, Frame]
+    frame_of: dict[Item, Frame]
     unsure: set[Frame] = field(default_factory=set)
 
     def frames(self) -> list[Frame]:
@@ -88,8 +88,8 @@ def frames_around(frame: Frame) -> list[Frame]:
 
 def release(tree: CallTree) -> None:
     """Take apart what refers to itself, and to the program, so that no collector need come."""
-    for scope in {item.scope for item in tree.home}:
+    for scope in {item.scope for item in tree.frame_of}:
         scope.items.clear()
     for frame in tree.frames():
         frame.parent = None
-    tree.home.clear()
+    tree.frame_of.clear()

@@ -34,7 +34,7 @@ def is_needless(check: Node, regions: Sequence[Node], *, autocasts: bool) -> boo
 
     Args:
         check: A node whose target is ``CHECK``.
-        regions: The operators in whose graphs it stands, the outermost first.
+        regions: The operators in whose graphs it is, the outermost first.
         autocasts: Whether the program itself uses autocast.
     """
     value = check.args[0]
@@ -106,7 +106,7 @@ def warn_of_other_dtype(
     """Warn if ``value`` has another type than where the program was traced.
 
     Args:
-        value: What eager converts at this place.
+        value: What eager converts here.
         size: Accepted for the operator's sake.
         stride: Accepted for the operator's sake.
         dtype: The type that the program was traced with.

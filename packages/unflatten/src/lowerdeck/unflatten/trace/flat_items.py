@@ -56,7 +56,7 @@ class Item:
 
     Attributes:
         node: The node; for the borders of a mode region the operator that held it.
-        scope: The graph that the node stands in.
+        scope: The graph that holds the node.
         role: What it does.
         inner: For borders, the graph between them.
     """

@@ -18,8 +18,8 @@ class _Run:
     """A part of a region.
 
     Attributes:
-        start: Place of its first step.
-        stop: Place after its last step.
+        start: Position of its first step.
+        stop: Position after its last step.
     """
 
     start: int
@@ -35,7 +35,7 @@ def settle_borders(tree: CallTree, items: list[Item]) -> None:
     that one is divided.
 
     Args:
-        tree: The homes of all steps; those of borders are changed.
+        tree: The innermost call around each step; those of borders are changed.
         items: The steps; those that divide a region are added.
     """
     _join(tree, items)
@@ -50,20 +50,22 @@ def settle_borders(tree: CallTree, items: list[Item]) -> None:
         if not runs:
             continue
         opener = items[enter]
-        homes = [_home(tree, items, opener, run, spans) for run in runs]
+        owners = [_owner(tree, items, opener, run, spans) for run in runs]
         if opener.node.target is AUTOCAST_REGION:
-            moved.update(home for home in homes if home is not tree.home[opener])
-        tree.home[opener], tree.home[items[leave]] = homes[0], homes[-1]
+            moved.update(owner for owner in owners if owner is not tree.frame_of[opener])
+        tree.frame_of[opener], tree.frame_of[items[leave]] = owners[0], owners[-1]
         for number, run in enumerate(runs[1:], start=1):
             pause = Item(opener.node, opener.scope, Role.PAUSE, opener.inner)
             resume = Item(opener.node, opener.scope, Role.RESUME, opener.inner)
-            tree.home[pause], tree.home[resume] = homes[number - 1], homes[number]
+            tree.frame_of[pause], tree.frame_of[resume] = owners[number - 1], owners[number]
             added[run.start] = (pause, resume)
     # Export breaks the caller's region where the call switches gradients: it looks like two.
     tree.unsure.update(frame for frame in moved if _always_autocast(tree, items, frame))
     if added:
         items[:] = [
-            step for place, item in enumerate(items) for step in (*added.get(place, ()), item)
+            step
+            for position, item in enumerate(items)
+            for step in (*added.get(position, ()), item)
         ]
 
 
@@ -73,7 +75,9 @@ def _always_autocast(tree: CallTree, items: Sequence[Item], frame: Frame) -> boo
     for item in items:
         if item.node.target is AUTOCAST_REGION and item.role is not Role.COMPUTE:
             depth += {Role.ENTER: 1, Role.EXIT: -1}.get(item.role, 0)
-        elif item.role is Role.COMPUTE and not depth and frame in frames_around(tree.home[item]):
+        elif (
+            item.role is Role.COMPUTE and not depth and frame in frames_around(tree.frame_of[item])
+        ):
             return False
     return True
 
@@ -85,7 +89,7 @@ def _join(tree: CallTree, items: Sequence[Item]) -> None:
     where it switches another one. Regions in which nothing is computed switch nothing, either.
 
     Args:
-        tree: The homes of all steps.
+        tree: The innermost call around each step.
         items: The steps; borders at which no mode changes get another role.
     """
     pairs = list(_regions(items))
@@ -93,15 +97,17 @@ def _join(tree: CallTree, items: Sequence[Item]) -> None:
 
     def following(number: int) -> int | None:
         """Return the region that begins where this one ends, but for those that switch nothing."""
-        opener, place = items[pairs[number][0]], pairs[number][1] + 1
-        while place < len(items):
-            found = by_start.get(place)
-            if items[place].role in {Role.PASS_IN, Role.PASS_OUT}:
-                place += 1
-            elif found is None or _computes(items[place]) or _same_mode(opener, items[place]):
+        opener, position = items[pairs[number][0]], pairs[number][1] + 1
+        while position < len(items):
+            found = by_start.get(position)
+            if items[position].role in {Role.PASS_IN, Role.PASS_OUT}:
+                position += 1
+            elif (
+                found is None or _computes(items[position]) or _same_mode(opener, items[position])
+            ):
                 return found
             else:
-                place = pairs[found][1] + 1
+                position = pairs[found][1] + 1
         return None
 
     joined: set[int] = set()
@@ -112,11 +118,11 @@ def _join(tree: CallTree, items: Sequence[Item]) -> None:
         while (second := following(group[-1])) is not None:
             third = following(second)
             numbers = (group[-1], second, second if third is None else third)
-            if not _goes_on(tree, *(items[pairs[place][0]] for place in numbers)):
+            if not _goes_on(tree, *(items[pairs[position][0]] for position in numbers)):
                 break
             group.append(second)
         joined.update(group)
-        borders = [items[place] for part in group for place in pairs[part]]
+        borders = [items[position] for part in group for position in pairs[part]]
         if any(map(_computes, borders)):
             borders = borders[1:-1]
         for item in borders:
@@ -127,21 +133,21 @@ def _goes_on(tree: CallTree, one: Item, two: Item, three: Item) -> bool:
     """Return whether the mode that ``one`` switches on stays on in ``two``, which follows at once.
 
     Args:
-        tree: The homes of all steps.
+        tree: The innermost call around each step.
         one: The opener of a region.
         two: The opener of the next one.
         three: The opener of the one after that, or again ``two``.
     """
     if not _same_mode(one, two):
         return False
-    outer, inner = tree.home[one], tree.home[two]
+    outer, inner = tree.frame_of[one], tree.frame_of[two]
     if outer is inner:
         return True
     if common_ancestor(outer, inner) is not outer:
         # Two calls, each of which switches the mode on for itself.
         return False
     # A call that finds the mode on puts it back at the end, which begins one more region.
-    restored = three is not two and _same_mode(two, three) and tree.home[three] is inner
+    restored = three is not two and _same_mode(two, three) and tree.frame_of[three] is inner
     return restored or not _computes(one)
 
 
@@ -157,13 +163,13 @@ def _same_mode(one: Item, two: Item) -> bool:
 
 
 def _regions(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the places of both borders of each region, inner ones first."""
+    """Yield the positions of both borders of each region, inner ones first."""
     opened: list[int] = []
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         if item.role is Role.ENTER:
-            opened.append(place)
+            opened.append(position)
         elif item.role is Role.EXIT:
-            yield opened.pop(), place
+            yield opened.pop(), position
 
 
 def _runs(
@@ -173,7 +179,7 @@ def _runs(
 
     Other than the calls that make the whole part, that is.
     """
-    inside = [tree.home[item] for item in items[enter:leave] if item.role is Role.COMPUTE]
+    inside = [tree.frame_of[item] for item in items[enter:leave] if item.role is Role.COMPUTE]
     if not inside:
         return []
     around = reduce(common_ancestor, inside)
@@ -189,40 +195,42 @@ def _runs(
     starts: list[int] = []
     current: Frame | None = None
     depth = 0
-    for place in range(enter + 1, leave):
-        item = items[place]
+    for position in range(enter + 1, leave):
+        item = items[position]
         depth += {Role.ENTER: 1, Role.EXIT: -1}.get(item.role, 0)
         if item.role is not Role.COMPUTE:
             continue
-        frame = leaver(tree.home[item])
+        frame = leaver(tree.frame_of[item])
         if not starts:
             starts.append(enter + 1)
         elif frame is not current:
             if depth:
                 # A region inside of this one cannot be divided with it.
                 return [_Run(enter + 1, leave)]
-            starts.append(place)
+            starts.append(position)
         current = frame
     return [_Run(*pair) for pair in zip(starts, [*starts[1:], leave], strict=True)]
 
 
-def _home(tree: CallTree, items: Sequence[Item], opener: Item, run: _Run, spans: _Spans) -> Frame:
+def _owner(tree: CallTree, items: Sequence[Item], opener: Item, run: _Run, spans: _Spans) -> Frame:
     """Return the call that switches the mode for a part of a region."""
-    inside = [tree.home[item] for item in items[run.start : run.stop] if item.role is Role.COMPUTE]
+    inside = [
+        tree.frame_of[item] for item in items[run.start : run.stop] if item.role is Role.COMPUTE
+    ]
     innermost = reduce(common_ancestor, inside)
-    home = common_ancestor(tree.home[opener], innermost)
+    owner = common_ancestor(tree.frame_of[opener], innermost)
     for frame in reversed(frames_around(innermost)):
         first, last = spans[frame]
-        if frame.depth > home.depth and (first < run.start or last >= run.stop):
-            home = frame
-    return home
+        if frame.depth > owner.depth and (first < run.start or last >= run.stop):
+            owner = frame
+    return owner
 
 
 def _spans(tree: CallTree, items: Sequence[Item]) -> dict[Frame, tuple[int, int]]:
-    """Return the first and the last place at which each call computes something."""
+    """Return the first and the last position at which each call computes something."""
     spans: dict[Frame, tuple[int, int]] = {}
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         if item.role is Role.COMPUTE:
-            for frame in frames_around(tree.home[item]):
-                spans[frame] = (spans.get(frame, (place,))[0], place)
+            for frame in frames_around(tree.frame_of[item]):
+                spans[frame] = (spans.get(frame, (position,))[0], position)
     return spans

@@ -42,7 +42,7 @@ class Mutations:
     """All of them.
 
     Attributes:
-        specs: What stands before the user's outputs in the program's output.
+        specs: What comes before the user's outputs in the program's output.
         after: The mutations to be written after each item.
         returned: Outputs that would show the new value of something overwritten: copy them before.
         through_state: The placeholder to read, in place of an input, by index of the reader and
@@ -102,13 +102,13 @@ def aliases_of(node: Node) -> set[Node]:
 
 
 def end_of_call(items: Sequence[Item], tree: CallTree, after: int, frame: Frame) -> int:
-    """Return the last item of the call, made by ``frame``, that item ``after`` stands in."""
+    """Return the last item of the call, made by ``frame``, that holds item ``after``."""
     if after < 0:
         return after
-    child = _child_of(tree.home[items[after]], frame)
+    child = _child_of(tree.frame_of[items[after]], frame)
     if child is None:
         return after
-    while after + 1 < len(items) and _child_of(tree.home[items[after + 1]], frame) is child:
+    while after + 1 < len(items) and _child_of(tree.frame_of[items[after + 1]], frame) is child:
         after += 1
     return after
 

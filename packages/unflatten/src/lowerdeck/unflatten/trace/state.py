@@ -87,13 +87,13 @@ class ProgramState:
         """Put buffers, persistent or not, in eager's order where the program recorded it.
 
         Non-strict export lifts all buffers in eager's order. Strict export lifts those that it
-        reads in the order in which it reads them, so that nothing tells where the others stood.
+        reads in the order in which it reads them, so that nothing tells where the others were.
         """
         held = {StateKind.BUFFER, StateKind.TRANSIENT_BUFFER}
         buffers = [name for name, entry in self.entries.items() if entry.kind in held]
         order = [name for name in program.graph_signature.buffers if name in self.entries]
         saved = program.state_dict
-        # Modules need not stand in eager's order there.
+        # Modules need not be in eager's order there.
         one, two = (
             sorted((name for name in names if name in saved), key=lambda x: x.rpartition(".")[0])
             for names in (buffers, order)

@@ -29,9 +29,9 @@ class _Context:
     index: Mapping[Node, int]
     calls: Mapping[str, int]
 
-    def home(self, node: Node) -> Frame | None:
-        place = self.index.get(node)
-        return None if place is None else self.tree.home[self.items[place]]
+    def frame_of(self, node: Node) -> Frame | None:
+        position = self.index.get(node)
+        return None if position is None else self.tree.frame_of[self.items[position]]
 
 
 def carry_through_state(
@@ -82,7 +82,7 @@ def _write_before(plan: Mutations, context: _Context, last: Mutation) -> None:
             return
         made = context.index[value]
         after = end_of_call(context.items, context.tree, made, frame)
-        if after >= later.after or any(place > after for place in old_readers):
+        if after >= later.after or any(position > after for position in old_readers):
             return
         earlier = Mutation(last.spec, value, last.target, frame, after, False)
         if not _read_after(plan, context, earlier, later.after):
@@ -99,23 +99,24 @@ def _handed_on(context: _Context, write: Mutation) -> Node | None:
     seen, queue = {write.value}, [write.value]
     while queue:
         for source in queue.pop().all_input_nodes:
-            home = context.home(source)
-            if source in seen or home is None:
+            caller = context.frame_of(source)
+            if source in seen or caller is None:
                 continue
             seen.add(source)
-            if _is_under(home, write.frame):
+            if _is_under(caller, write.frame):
                 queue.append(source)
             elif _layout(source) == wanted and any(
-                context.paths.canonical(frame.path) == name for frame in frames_around(home)
+                context.paths.canonical(frame.path) == name for frame in frames_around(caller)
             ):
                 found.add(source)
     if len(found) > 1:
-        # An operator may hand on several values of one layout: take the one at the same place.
-        found = {source for source in found if _place(source) == _place(write.value)}
+        # An operator may hand on several values of one layout: take the one of
+        # the same operator and index.
+        found = {source for source in found if _origin(source) == _origin(write.value)}
     return found.pop() if len(found) == 1 else None
 
 
-def _place(node: Node) -> object:
+def _origin(node: Node) -> object:
     return (node.target, node.args[1:]) if node.target is operator.getitem else node.target
 
 
@@ -123,26 +124,28 @@ def _read_after(plan: Mutations, context: _Context, write: Mutation, end: int) -
     """Let the readers outside of the writing call read state; return whether all of them can."""
     reads: dict[tuple[int, Node], Node] = {}
     for user in write.value.users:
-        place = context.index.get(user)
-        if place is None or _is_under(context.tree.home[context.items[place]], write.frame):
+        position = context.index.get(user)
+        if position is None or _is_under(
+            context.tree.frame_of[context.items[position]], write.frame
+        ):
             continue
         views = aliases_of(user)
         last = max(
             (context.index.get(reader, end) for view in views for reader in view.users),
-            default=place,
+            default=position,
         )
         # The step after which the next write happens still reads what was there before.
-        if place <= write.after or place > end or (len(views) > 1 and last > end):
+        if position <= write.after or position > end or (len(views) > 1 and last > end):
             return False
-        reads[place, write.value] = write.target
+        reads[position, write.value] = write.target
     plan.through_state.update(reads)
     return True
 
 
 def _call_around(context: _Context, node: Node, like: Frame) -> Frame | None:
     name = context.paths.canonical(like.path)
-    home = context.home(node)
-    for frame in frames_around(home) if home is not None else ():
+    around = context.frame_of(node)
+    for frame in frames_around(around) if around is not None else ():
         if context.paths.canonical(frame.path) == name and frame is not like:
             return frame
     return None

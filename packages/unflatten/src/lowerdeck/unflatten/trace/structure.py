@@ -29,17 +29,17 @@ def region_structure(
         targets: How the code names the calls that this one makes.
     """
     inputs = plan.inputs(region)
-    places: dict[Node, int] = {node: place for place, node in enumerate(inputs)}
+    numbers: dict[Node, int] = {node: number for number, node in enumerate(inputs)}
     found: list[object] = [len(inputs)]
     for node, path in plan.attributes(region).items():
-        places[node] = len(places)
+        numbers[node] = len(numbers)
         found.append(path)
     for step in plan.steps(region):
         if isinstance(step, Region):
-            taken = (places[node] for node in plan.inputs(step))
+            taken = (numbers[node] for node in plan.inputs(step))
             found.append((targets[step], plan.returns_bare(step), *taken))
             for node in plan.outputs(step):
-                places[node] = len(places)
+                numbers[node] = len(numbers)
             continue
         meta = step.meta
         found.append(
@@ -50,20 +50,20 @@ def region_structure(
                 None if step.type is None else id(step.type),
                 meta.get("stack_trace"),
                 "closes" in meta,
-                _frozen(step.kwargs, places) if step.kwargs else None,
-                *(_frozen(value, places) for value in step.args),
+                _frozen(step.kwargs, numbers) if step.kwargs else None,
+                *(_frozen(value, numbers) for value in step.args),
             )
         )
-        places[step] = len(places)
-    returned = (places[node] for node in plan.outputs(region))
+        numbers[step] = len(numbers)
+    returned = (numbers[node] for node in plan.outputs(region))
     found.append((plan.returns_bare(region), *returned))
     return tuple(found)
 
 
-def _frozen(value: Any, places: Mapping[Node, int]) -> object:
+def _frozen(value: Any, numbers: Mapping[Node, int]) -> object:
     """Return a hashable stand-in for an argument: a bare number for a node, else with its type."""
     if isinstance(value, Node):
-        return places[value]
+        return numbers[value]
     kind = type(value)
     if value is None or kind in _BY_VALUE:
         return (kind, value)
@@ -71,9 +71,9 @@ def _frozen(value: Any, places: Mapping[Node, int]) -> object:
         # Zeros of both signs are equal, but not the same.
         return (kind, repr(value))
     if isinstance(value, (tuple, list)):
-        return (kind, *(_frozen(item, places) for item in value))
+        return (kind, *(_frozen(item, numbers) for item in value))
     if isinstance(value, dict):
-        return (kind, *value, *(_frozen(item, places) for item in value.values()))
+        return (kind, *value, *(_frozen(item, numbers) for item in value.values()))
     if isinstance(value, slice):
-        return (kind, *(_frozen(part, places) for part in (value.start, value.stop, value.step)))
+        return (kind, *(_frozen(part, numbers) for part in (value.start, value.stop, value.step)))
     return (kind, id(value))

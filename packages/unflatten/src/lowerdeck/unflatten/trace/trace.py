@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
-from lowerdeck.unflatten.trace.call_homes import call_homes
+from lowerdeck.unflatten.trace.call_frames import build_call_tree
 from lowerdeck.unflatten.trace.call_tree import CallTree
 from lowerdeck.unflatten.trace.flat_items import Item, flat_items
 from lowerdeck.unflatten.trace.module_paths import ModulePaths, module_names
@@ -51,7 +51,7 @@ class Trace:
             paths.add(name.rpartition(".")[0])
         items = list(flat_items(program.graph_module))
         note_shared_modules(paths, items, state)
-        tree = call_homes(items, paths)
+        tree = build_call_tree(items, paths)
         mutations = plan_mutations(program, items, tree, state, paths)
         if not inplace:
             mutations.keep_functional()

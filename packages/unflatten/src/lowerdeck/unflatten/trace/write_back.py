@@ -67,9 +67,9 @@ def plan_mutations(
         made = index.get(value, -1)
         after = max(made, readers[-1] if readers else -1)
         frame = _owner(spec, tree, items, made, state, paths)
-        for place in readers:
-            if place > made:
-                frame = common_ancestor(frame, tree.home[items[place]])
+        for reader in readers:
+            if reader > made:
+                frame = common_ancestor(frame, tree.frame_of[items[reader]])
         after = end_of_call(items, tree, after, frame)
         mutation = Mutation(spec, value, target, frame, after, value in overwritten)
         plan.all.append(mutation)
@@ -80,10 +80,10 @@ def plan_mutations(
 
 def _positions(items: Sequence[Item]) -> dict[Node, int]:
     """Return the index of the item after which each node has its value."""
-    index = {item.node: place for place, item in enumerate(items)}
-    for place, item in enumerate(items):
+    index = {item.node: position for position, item in enumerate(items)}
+    for position, item in enumerate(items):
         if item.role in {Role.EXIT, Role.PASS_OUT}:
-            index.update((user, place) for user in item.node.users if unpacks_region(user))
+            index.update((user, position) for user in item.node.users if unpacks_region(user))
     return index
 
 
@@ -111,7 +111,7 @@ def _owner(
     """Return the innermost call around the new value whose module owns what is overwritten."""
     if made < 0 or spec.kind is OutputKind.USER_INPUT_MUTATION:
         return tree.root
-    frame: Frame | None = tree.home[items[made]]
+    frame: Frame | None = tree.frame_of[items[made]]
     names = state.aliases(str(spec.target))
     while frame is not None:
         if any(paths.attribute(frame.path, name) is not None for name in names):

@@ -19,8 +19,8 @@ Step = tuple[str, int, str | None]
 """One entry of a module stack: path, index of the call, name of the type."""
 
 
-def call_homes(items: list[Item], paths: ModulePaths) -> CallTree:
-    """Return the tree of calls with the home of each item.
+def build_call_tree(items: list[Item], paths: ModulePaths) -> CallTree:
+    """Return the tree of calls with the frame of each item.
 
     Nodes are not yet entered into ``Frame.nodes``: passes may still add some.
 
@@ -36,7 +36,7 @@ def call_homes(items: list[Item], paths: ModulePaths) -> CallTree:
         if steps is None:
             missing.append(item)
         else:
-            builder.tree.home[item] = builder.enter(steps)
+            builder.tree.frame_of[item] = builder.enter(steps)
     _adopt(builder.tree, missing)
     settle_borders(builder.tree, items)
     return builder.tree
@@ -117,7 +117,7 @@ def _adopt(tree: CallTree, missing: Sequence[Item]) -> None:
     before: dict[Node, Frame | None] = {}
     for item in missing:
         if item.role is not Role.COMPUTE:
-            tree.home[item] = tree.root
+            tree.frame_of[item] = tree.root
             continue
         # Where an attribute is read says nothing about who needs it.
         sources = (node for node in item.node.all_input_nodes if node.op != "get_attr")
@@ -127,7 +127,7 @@ def _adopt(tree: CallTree, missing: Sequence[Item]) -> None:
         if item.role is Role.COMPUTE:
             users = _around(tree, item, item.node.users, lost, after)
             after[item.node] = users
-            tree.home[item] = _common([before[item.node], users]) or tree.root
+            tree.frame_of[item] = _common([before[item.node], users]) or tree.root
 
 
 def _around(
@@ -139,15 +139,15 @@ def _around(
 ) -> Frame | None:
     """Return the innermost call around the neighbours on one side, or None if there are none."""
     known = item.scope.items
-    homes: list[Frame | None] = []
+    frames: list[Frame | None] = []
     for node in neighbours:
         if node.op == "output":
-            homes.append(tree.root)
+            frames.append(tree.root)
         elif node in lost:
-            homes.append(passed.get(node))
+            frames.append(passed.get(node))
         elif node in known:
-            homes.append(tree.home.get(known[node]))
-    return _common(homes)
+            frames.append(tree.frame_of.get(known[node]))
+    return _common(frames)
 
 
 def _common(frames: Iterable[Frame | None]) -> Frame | None:
