@@ -26,9 +26,9 @@ def test_a_node_is_told_with_the_innermost_line_outside_torch() -> None:
         for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
         if text.strip().startswith("return self.layer(x)")
     )
-    place = f"{Path(__file__).name}:{line})"
+    location = f"{Path(__file__).name}:{line})"
     assert describe_node(node).startswith("aten.linear.default (node 'linear', from ")
-    assert describe_node(node).endswith(place)
+    assert describe_node(node).endswith(location)
 
 
 def test_a_node_that_nobody_traced_has_no_line() -> None:
@@ -59,13 +59,13 @@ def test_frames_of_any_text_are_read_and_nothing_is_raised() -> None:
         assert [tuple(frame) for frame in source_frames(node)] == wanted
 
 
-def test_a_place_reads_as_in_a_traceback() -> None:
+def test_a_location_reads_as_in_a_traceback() -> None:
     node = Graph().call_function(torch.relu)
     assert source_frame(node) is None
     node.meta["stack_trace"] = '  File "a.py", line 3, in f\n    x = 1'
     frame = source_frame(node)
     assert frame is not None
-    assert frame.place == 'File "a.py", line 3, in f'
+    assert frame.location == 'File "a.py", line 3, in f'
 
 
 def test_a_module_is_told_by_its_path() -> None:

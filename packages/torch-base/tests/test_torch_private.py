@@ -141,8 +141,8 @@ def _graph() -> GraphModule:
             return [parts[0] + x, torch.stack((parts[1], x), dim=0)]
 
     traced = symbolic_trace(Model())
-    for place, node in enumerate(traced.graph.nodes):
-        node.meta["place"] = place
+    for index, node in enumerate(traced.graph.nodes):
+        node.meta["index"] = index
     return traced
 
 

@@ -370,7 +370,7 @@ def mend_readers(graph: Graph) -> None:
     """Enter every node among the users of what it reads.
 
     ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
-    behind a write. Whoever goes by users alone loses those edges.
+    after a write. Whoever goes by users alone loses those edges.
 
     Args:
         graph: The graph; nothing changes where it is whole.

@@ -93,10 +93,10 @@ class Behaviours:
             given = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
             if given is False:
                 return replace(known, effect=known.effect & ~Effect.WRITES, writes=())
-        place = known.inplace_at
-        if node.kwargs.get("inplace") is True or (
-            0 <= place < len(node.args) and node.args[place] is True
-        ):
+        given = node.kwargs.get("inplace")
+        if 0 <= known.inplace_at < len(node.args):
+            given = node.args[known.inplace_at]
+        if given is True:
             return Behaviour(known.effect | Effect.WRITES, FIRST, aliases=True)
         if "out" in node.kwargs and isinstance(node.kwargs["out"], Node):
             return Behaviour(known.effect | Effect.WRITES, ((-1, "out"),), aliases=True)

@@ -169,8 +169,8 @@ def function_behaviour(node: Node) -> Behaviour:
     if name in _CHECKS:
         return Behaviour(Effect.CHECK, only_looks=name in _QUESTIONS)
     if isinstance(target, FunctionType) and "inplace" in inspect.signature(target).parameters:
-        place = list(inspect.signature(target).parameters).index("inplace")
-        return replace(found, inplace_at=place)
+        index = list(inspect.signature(target).parameters).index("inplace")
+        return replace(found, inplace_at=index)
     if name in _MODES:
         return Behaviour(Effect.MODE)
     # torch's own verdict last: it knows what was registered as having an effect.
@@ -189,9 +189,9 @@ def _overload(target: OpOverload) -> Behaviour:
     spared: Arguments = ()
     silent = _SILENT_WRITES.get(schema.name.rpartition("::")[2])
     if silent is not None and not writes:
-        places = {name: (index, name) for index, name, _ in arguments}
-        writes = tuple(places[name] for name in silent[0] if name in places)
-        spared = (places[silent[1]],) if silent[1] in places else ()
+        arguments_by_name = {name: (index, name) for index, name, _ in arguments}
+        writes = tuple(arguments_by_name[name] for name in silent[0] if name in arguments_by_name)
+        spared = (arguments_by_name[silent[1]],) if silent[1] in arguments_by_name else ()
     effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM

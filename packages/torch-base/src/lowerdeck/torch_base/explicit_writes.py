@@ -99,7 +99,8 @@ class _Name:
 def _second_names(program: ExportedProgram) -> dict[str, _Name]:
     """Return the placeholders that are further names of a tensor that is written, or of its parts.
 
-    A parameter or buffer comes first, then whatever stands first; what holds a part before it.
+    A parameter or buffer comes before others, else what the program lists first; what holds a part
+    comes before the part.
     """
     memory = MemoryUse.of_program(program)
     if not memory.has_writes:

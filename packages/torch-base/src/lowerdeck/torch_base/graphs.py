@@ -69,7 +69,7 @@ def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
     """Add a call before ``node``, with its meta and a value of its own; return it.
 
     Args:
-        node: Where it stands, and for what.
+        node: The node to add it before, whose meta it gets.
         target: An operator.
         args: Its arguments; nodes have values.
     """

@@ -20,7 +20,7 @@ from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Effect
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 
-_STANDING = frozenset({"placeholder", "get_attr", "output"})
+_NOT_COMPUTED = frozenset({"placeholder", "get_attr", "output"})
 
 
 class MemoryUse:
@@ -65,7 +65,7 @@ class MemoryUse:
         self._reshapes = False
         written: list[tuple[Node, Sequence[Node]]] = []
         for node in graph.nodes:
-            if node.op in _STANDING:
+            if node.op in _NOT_COMPUTED:
                 continue
             behaviour = self._behaviours.of(node)
             if behaviour.aliases:
@@ -176,7 +176,7 @@ def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
 
 
 def held_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Return the tensor behind each placeholder of ``program`` that has one.
+    """Return the tensor of each placeholder of ``program`` that has one.
 
     Args:
         program: Any exported program; its parameters, buffers and constants are what it holds.
@@ -190,12 +190,12 @@ def held_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     return found
 
 
-def _chosen(node: Node, places: Sequence[tuple[int, str]]) -> Sequence[Node]:
+def _chosen(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequence[Node]:
     """Return the nodes among the arguments at these positions or of these names; all for none."""
-    if not places:
+    if not arguments:
         return node.all_input_nodes
     found: list[Node] = []
-    for index, name in places:
+    for index, name in arguments:
         argument: Any = node.kwargs.get(name)
         if 0 <= index < len(node.args):
             argument = node.args[index]

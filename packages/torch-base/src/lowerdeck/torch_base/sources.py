@@ -13,7 +13,7 @@ from torch.fx import Node
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
-# As Python prints a frame: its place, and below it, further in, the line of code if it is known.
+# As Python prints a frame: its location, and below it, indented, the line of code if it is known.
 _FRAME = re.compile(
     r'^[ \t]*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)'
     r'(?:\n(?![ \t]*File ")[ \t]+(?P<code>[^\n]*))?',
@@ -37,7 +37,7 @@ class SourceFrame(NamedTuple):
     code: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File, line and function, as Python prints them in a traceback."""
         return f'File "{self.file}", line {self.line}, in {self.function}'
 
@@ -104,5 +104,5 @@ def describe_node(node: Node) -> str:
         node: Any node.
     """
     frame = source_frame(node)
-    place = f"{frame.file}:{frame.line}" if frame else "an unknown line"
-    return f"{node.target} (node {node.name!r}, from {place})"
+    location = f"{frame.file}:{frame.line}" if frame else "an unknown line"
+    return f"{node.target} (node {node.name!r}, from {location})"

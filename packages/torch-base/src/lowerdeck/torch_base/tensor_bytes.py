@@ -17,7 +17,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         tensor: A dense tensor; one that is not contiguous, or not on the CPU, is copied first.
 
     Returns:
-        A view that keeps the memory behind it alive.
+        A view that keeps its memory alive.
     """
     dense = tensor.detach().cpu().contiguous()
     count = dense.numel() * dense.element_size()

@@ -139,7 +139,7 @@ def _operator(step: Step) -> str:
 
 def _place(node: fx.Node) -> str:
     frame = source_frame(node)
-    return frame.place if frame else ""
+    return frame.location if frame else ""
 
 
 def stack_frames(origin: fx.Node | None) -> FrameList:

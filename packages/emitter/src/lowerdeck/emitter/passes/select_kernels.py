@@ -144,7 +144,7 @@ def source_of(node: fx.Node | None) -> str:
     if node is None:
         return "the emitter"
     frame = source_frame(node)
-    return f"{node.name} ({frame.place})" if frame else node.name
+    return f"{node.name} ({frame.location})" if frame else node.name
 
 
 def _some(sources: list[str]) -> tuple[str, ...]:

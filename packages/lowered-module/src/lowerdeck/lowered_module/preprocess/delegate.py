@@ -95,7 +95,7 @@ def source_lines(program: ExportedProgram, limit: int = 5) -> str:
             continue
         frame = source_frame(node)
         if frame:
-            found["\n    ".join(filter(None, (f"  {frame.place}", frame.code)))] = None
+            found["\n    ".join(filter(None, (f"  {frame.location}", frame.code)))] = None
     return "\n".join(found)
 
 
