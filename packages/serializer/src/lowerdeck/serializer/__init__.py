@@ -8,7 +8,7 @@ from lowerdeck.serializer.commands.answers import (
     say,
     writing,
 )
-from lowerdeck.serializer.commands.places import keep_apart
+from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.errors import (
     AlignmentError,
     ContentError,

@@ -11,7 +11,7 @@ from typing import Any
 
 from lowerdeck.serializer.commands.answers import ExitStatus, reading, say
 from lowerdeck.serializer.commands.inspect import write_page
-from lowerdeck.serializer.commands.places import keep_apart
+from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.pte.read import PteFile, open_pte

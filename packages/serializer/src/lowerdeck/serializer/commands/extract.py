@@ -20,7 +20,7 @@ from lowerdeck.serializer.commands.answers import (
     writing,
 )
 from lowerdeck.serializer.commands.npy import npy_header
-from lowerdeck.serializer.commands.places import keep_apart
+from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema

@@ -21,7 +21,7 @@ from lowerdeck.serializer.commands.external import (
     is_external,
     summarise_external,
 )
-from lowerdeck.serializer.commands.places import keep_apart
+from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.flatbuffer.stream import write_pieces
