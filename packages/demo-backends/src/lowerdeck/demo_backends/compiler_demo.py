@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -26,6 +26,7 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PartitionView,
+    SupportedOp,
     operator_name,
     tag_constant_data,
     visits,
@@ -47,7 +48,7 @@ class BackendWithCompilerDemo(TextBackend):
     """Compiles additions, multiplications, matrix products and sines to a text."""
 
     kernels = KERNELS
-    supported = table_of(KERNELS, {torch.float32})
+    supported: ClassVar[Sequence[SupportedOp]] = table_of(KERNELS, {torch.float32})
 
     def begin_partition(self, part: PartitionView) -> None:
         """Read ``max_value``; ``BlobError`` where it is no number."""
@@ -91,7 +92,9 @@ class CompilerDemoPartitioner(Partitioner):
             node.meta[DELEGATION_TAG] = tag = f"compiler_demo_{len(tags)}"
             tags[tag] = DelegationSpec(BackendWithCompilerDemo.__name__, specs)
         tag_constant_data(exported_program)
-        self.refused = refused  # for summaries and pictures of the lowered program
+        self.refused: Mapping[str, str] = (
+            refused  # for summaries and pictures of the lowered program
+        )
         return PartitionResult(exported_program, tags)
 
 
@@ -105,7 +108,7 @@ class LimitedProgram(TextProgram):
 class CompilerDemoRuntime(TextRuntime):
     """Executes the texts of ``BackendWithCompilerDemo``."""
 
-    backend = BackendWithCompilerDemo
+    backend: ClassVar[type[TextBackend]] = BackendWithCompilerDemo
 
     def init(
         self,

@@ -16,7 +16,7 @@ stands for, so that a time or a wrong number on a device is found in the model's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -63,7 +63,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
     """Compiles convolution, relu and tan to a small text, with a debug map."""
 
     kernels = KERNELS
-    supported = (
+    supported: ClassVar[Sequence[SupportedOp]] = (
         *(SupportedOp(n, _FLOAT, when=lambda n: _not_of_images(n) or True) for n in _CONVOLUTIONS),
         *(SupportedOp(name, _FLOAT) for name in (*_RELUS, "aten.tan.default")),
     )
@@ -139,7 +139,7 @@ class DelegateMappingDemoPartitioner(TablePartitioner):
 class DelegateMappingDemoRuntime(TextRuntime):
     """Executes the blobs of ``BackendWithDelegateMappingDemo``, and logs every step."""
 
-    backend = BackendWithDelegateMappingDemo
+    backend: ClassVar[type[TextBackend]] = BackendWithDelegateMappingDemo
 
 
 class ConvReLUTan(nn.Module):

@@ -8,6 +8,7 @@ weights; the texts refer to a weight by the hash of its bytes, so that the file 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -18,6 +19,7 @@ from lowerdeck.lowered_module import (
     CompileSpec,
     PartitionView,
     PreprocessResult,
+    SupportedOp,
     TablePartitioner,
     visits,
 )
@@ -35,7 +37,7 @@ class BackendWithSharedWeightsDemo(TextBackend):
     """Compiles the partitions of all methods, each weight once."""
 
     kernels = KERNELS
-    supported = table_of(KERNELS, {torch.float32})
+    supported: ClassVar[Sequence[SupportedOp]] = table_of(KERNELS, {torch.float32})
 
     @visits(*KERNELS)
     def any_of_them(self, part: PartitionView, node: Node) -> None:
@@ -83,4 +85,4 @@ class SharedWeightsDemoPartitioner(TablePartitioner):
 class SharedWeightsDemoRuntime(TextRuntime):
     """Executes the texts of ``BackendWithSharedWeightsDemo``."""
 
-    backend = BackendWithSharedWeightsDemo
+    backend: ClassVar[type[TextBackend]] = BackendWithSharedWeightsDemo

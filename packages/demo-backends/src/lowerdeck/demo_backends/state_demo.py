@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from torch.fx import Node
 from lowerdeck.demo_backends.errors import BlobError, DelegateRunError
 from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
 from lowerdeck.demo_backends.text_format import TextProgram
-from lowerdeck.lowered_module import PartitionView, TablePartitioner, visits
+from lowerdeck.lowered_module import PartitionView, SupportedOp, TablePartitioner, visits
 from lowerdeck.serializer import CompileSpec as StoredSpec
 
 KERNELS: Kernels = {
@@ -34,7 +35,7 @@ class BackendWithStateDemo(TextBackend):
     """Compiles attention with a cache to a text that says what its state is."""
 
     kernels = KERNELS
-    supported = table_of(KERNELS)
+    supported: ClassVar[Sequence[SupportedOp]] = table_of(KERNELS)
     owns_state = True
 
     @visits(*KERNELS)
@@ -66,7 +67,7 @@ class StatefulProgram:
 class StateDemoRuntime(TextRuntime):
     """Executes the texts of ``BackendWithStateDemo`` and keeps their state between calls."""
 
-    backend = BackendWithStateDemo
+    backend: ClassVar[type[TextBackend]] = BackendWithStateDemo
 
     def init(
         self,
