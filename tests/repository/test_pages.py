@@ -77,3 +77,17 @@ def test_the_table_of_layers_is_what_the_packages_declare():
             assert set(re.findall(r"[a-z_]+", row.replace("as an extra", ""))) == needed
         else:
             assert row == "nothing but the standard library"
+
+
+def test_every_file_and_test_of_the_map_for_contributors_exists():
+    guide = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where to change what")[2]
+    sections = re.findall(r"^### (\S+)\n(.*?)(?=^##)", guide, re.M | re.S)
+    assert {package for package, _ in sections} == {
+        path.name for path in (ROOT / "packages").iterdir()
+    }
+    for package, section in sections:
+        rows = re.findall(r"^\| [^`|]+ \| `(\S+)` \| `(\S+)` \|$", section, re.M)
+        assert 6 <= len(rows) == section.count("\n|") - 2, package
+        for module, test in rows:
+            assert _source(module).is_file(), module
+            assert (ROOT / "packages" / package / "tests" / test).is_file(), test
