@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
@@ -30,6 +31,7 @@ RULES: dict[Any, Any] = {
     **INDEXING,
     **GRIDS,
     **ELEMENTWISE,
+    **ANTIALIASING,
 }
 ATEN = torch.ops.aten
 
@@ -319,6 +321,14 @@ def test_images_of_bytes_are_rounded_as_torch_rounds_them() -> None:
         assert (found - wanted).abs().max() <= 1
         assert (found != wanted).float().mean() < 0.06
     assert QUIRKS[target](image.float(), [4, 4], False, None) is NotImplemented
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_images_in_other_sizes_are_averaged_where_they_shrink(corners: bool) -> None:
+    image = torch.randn(1, 2, 9, 6)
+    # One pixel has no two corners to align.
+    for size in ([1, 1], [1, 4], [9, 6], [4, 3], [13, 2]):
+        check(ATEN._upsample_bicubic2d_aa.default, image, size, corners)
 
 
 def test_truths_are_sorted_as_numbers() -> None:

@@ -166,6 +166,34 @@ def test_a_delegate_is_called(lowered: Any) -> None:
     ] * 2
 
 
+class _Relaid(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * 2).to(memory_format=torch.channels_last), x - 1
+
+
+def test_results_of_a_delegate_have_the_layouts_of_its_own_program(lowered: Any) -> None:
+    image = torch.ones(1, 3, 4, 4)
+    inner = export(_Relaid(), (image,))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = type(lowered())(inner)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.part(x)
+
+    plan = emit(export(Model(), (image,), strict=False)).program.execution_plan[0]
+    (call,) = (
+        step.instr_args
+        for step in plan.chains[0].instructions
+        if isinstance(step.instr_args, DelegateCall)
+    )
+    tensors = [plan.values[index].val for index in call.args]
+    orders = [tensor.dim_order for tensor in tensors if isinstance(tensor, Tensor)]
+    assert orders == [[0, 1, 2, 3], [0, 2, 3, 1], [0, 1, 2, 3]]
+
+
 class Counter(nn.Module):
     def __init__(self, size: int = 4) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from lowerdeck.graph_fuser import CycleError, fuse_partitions
 from lowerdeck.graph_fuser.order.hazards import order_hazards
 from lowerdeck.graph_fuser.outliner.anchors import anchored, stride
 from lowerdeck.graph_fuser.outliner.boundary import find_boundary
-from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
+from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree, region_tree
 
 SHARDS = int(os.environ.get("LOWERDECK_FUSER_SHARDS", "1"))
 """How many times 400 small and 40 large graphs to look at; 50 is a long run."""
@@ -80,3 +81,42 @@ def test_a_call_is_hoisted_past_the_first_node_of_a_graph_without_inputs() -> No
     fuse_partitions(gm, {"reads": [first, total], "makes": [other, doubled]})
     gm.graph.lint()
     torch.testing.assert_close(gm(), (torch.full((2,), 3.0), -torch.ones(2)))
+
+
+def test_suppliers_that_are_hoisted_come_in_the_order_in_which_they_are_needed() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    early = graph.call_function(torch.ops.aten.neg.default, (x,))
+    outside = graph.call_function(torch.ops.aten.relu.default, (early,))
+    first = graph.call_function(torch.ops.aten.sin.default, (x,))
+    second = graph.call_function(torch.ops.aten.cos.default, (first,))
+    late = graph.call_function(torch.ops.aten.exp.default, (second,))
+    graph.output((outside, late))
+    gm = GraphModule(torch.nn.Module(), graph)
+    expected = gm(torch.ones(2))
+    lists = {"reader": [early, late], "middle": [second], "source": [first]}
+    tree = region_tree(graph, [Region(name, nodes) for name, nodes in lists.items()])
+    keys = anchored(tree, tree.children[ROOT], find_boundary(tree).edges[ROOT])
+    assert sorted(lists, key=lambda name: _key(tree, keys, name)) == ["source", "middle", "reader"]
+    assert max(keys.values()) < tree.position[outside] * stride(tree)
+    fuse_partitions(gm, lists)
+    torch.testing.assert_close(gm(torch.ones(2)), expected)
+
+
+def _key(tree: RegionTree, keys: Mapping[int, int], name: str) -> int:
+    return next(key for child, key in keys.items() if tree.name(child) == name)
+
+
+def test_a_region_that_begins_a_graph_out_of_order_is_sorted() -> None:
+    root = torch.nn.Module()
+    root.register_buffer("state", torch.ones(2))
+    graph = Graph()
+    state = graph.get_attr("state")
+    negated = graph.call_function(torch.ops.aten.neg.default, (state,))
+    doubled = graph.call_function(torch.ops.aten.mul.Tensor, (negated, 2))
+    graph.output(doubled)
+    state.prepend(negated)
+    gm = GraphModule(root, graph)
+    fuse_partitions(gm, {"fused": [negated, state]})
+    gm.graph.lint()
+    torch.testing.assert_close(gm(), torch.full((2,), -2.0))
