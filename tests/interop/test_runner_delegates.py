@@ -18,7 +18,7 @@ def lowered() -> EmittedProgram:
     return emit(to_backend(exported, DelegateMappingDemoPartitioner()))
 
 
-def test_each_part_of_a_delegate_has_its_place_in_the_user_s_code() -> None:
+def test_each_part_of_a_delegate_has_its_line_of_the_user_s_code() -> None:
     emitted = lowered()
     profile = load(emitted.to_bytes(), debug=emitted).run("forward", *INPUTS, profile=True)
     inside = [event for event in profile.events if event.identifier is not None]

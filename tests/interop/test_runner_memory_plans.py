@@ -49,7 +49,7 @@ def moved(tensor: Tensor, memory: int, offset: int) -> None:
 
 
 def tampered(content: bytes, rng: random.Random) -> Program | None:
-    """Return a program one or two of whose values lie elsewhere, mostly with room for them."""
+    """Return a program one or two of whose values lie elsewhere, mostly where they fit."""
     program = deserialize_pte(content)
     plan = rng.choice(program.execution_plan)
     found = values_of(plan)

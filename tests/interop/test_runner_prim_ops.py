@@ -45,8 +45,8 @@ def program(name: str, overload: str, types: list[torch.dtype], result: Any) -> 
     scalars = []
     for number, dtype in enumerate(types):
         scalar_type, scalar = TYPES[dtype]
-        place = AllocationDetails.at(1, 16 * number)
-        values.append(EValue(Tensor(scalar_type, allocation_info=place)))
+        allocation = AllocationDetails.at(1, 16 * number)
+        values.append(EValue(Tensor(scalar_type, allocation_info=allocation)))
         values.append(EValue(scalar()))
         scalars.append(len(values) - 1)
         code.append(Instruction(KernelCall(0, [len(values) - 2, len(values) - 1])))

@@ -141,13 +141,13 @@ def test_inputs_are_left_alone(method: Any) -> None:
 
 def test_results_that_nothing_reads_are_compared_before_they_are_poisoned(method: Any) -> None:
     m = method
-    x, most, places, out = (
+    x, most, indices, out = (
         m.tensor([2, 3]),
         m.tensor([2]),
         m.tensor([2], torch.int64),
         m.tensor([2]),
     )
-    m.call("aten::max.dim_max", x, m.integer(1), m.boolean(False), most, places, m.null())
+    m.call("aten::max.dim_max", x, m.integer(1), m.boolean(False), most, indices, m.null())
     m.call("aten::neg.out", most, out, out)
 
     def model(x: torch.Tensor) -> torch.Tensor:

@@ -200,7 +200,7 @@ def test_a_view_of_an_input_of_the_method_is_an_input(method: Any, read_later: b
     assert result.tolist() == [[0.0, 2.0], [4.0, 6.0]]
 
 
-def test_a_result_in_the_place_of_something_dead_is_a_result(method: Any) -> None:
+def test_a_result_on_the_memory_of_something_dead_is_a_result(method: Any) -> None:
     class Twice(Doubler):
         def execute(self, handle: bytes, inputs: Sequence[Any]) -> list[Any]:
             assert len(inputs) == 1

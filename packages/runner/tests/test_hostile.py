@@ -28,8 +28,8 @@ def varied(build: Any) -> Program:
     parts = [m.tensor([4, 1], dynamic=True), m.tensor([4, 1], dynamic=True)]
     listed = m.tensors(parts)
     picked = m.tensor([2, 2])
-    pooled, places = m.tensor([1, 3, 2, 2]), m.tensor([1, 3, 2, 2], torch.int64)
-    both = m.tensors([pooled, places])
+    pooled, positions = m.tensor([1, 3, 2, 2]), m.tensor([1, 3, 2, 2], torch.int64)
+    both = m.tensors([pooled, positions])
     weight = m.constant(torch.ones(3))
     norm, save, other = m.tensor([1, 3, 4, 4]), m.tensor([0]), m.tensor([0])
     three = m.tensors([norm, save, other])
@@ -49,7 +49,7 @@ def varied(build: Any) -> Program:
     rows = m.optional_tensors([m.constant(torch.tensor([0, 1])), -1])
     m.call("aten::index.Tensor_out", x, rows, picked, picked)
     pool = (m.ints([2, 2]), m.ints([2, 2]), m.ints([0, 0]), m.ints([1, 1]), false)
-    m.call("aten::max_pool2d_with_indices.out", image, *pool, pooled, places, both)
+    m.call("aten::max_pool2d_with_indices.out", image, *pool, pooled, positions, both)
     stats = (weight, weight, weight, weight, m.double(0.1), m.double(1e-5))
     batch_norm = "aten::_native_batch_norm_legit_no_training.out"
     m.call(batch_norm, image, *stats, norm, save, other, three)
@@ -68,19 +68,19 @@ def build_ends(m: Any, inputs: list[int], outputs: list[int]) -> Program:
     return program
 
 
-def places(item: Any) -> list[tuple[Any, Any]]:
-    """Return where the numbers of a program stand: (object, field or index)."""
+def positions(item: Any) -> list[tuple[Any, Any]]:
+    """Return where the numbers of a program are: (object, field or index)."""
     found: list[tuple[Any, Any]] = []
     pairs: list[tuple[Any, Any]] = []
     if isinstance(item, list):
         pairs = list(enumerate(item))
     elif dataclasses.is_dataclass(item):
         pairs = [(f.name, getattr(item, f.name)) for f in dataclasses.fields(item)]
-    for place, value in pairs:
+    for position, value in pairs:
         if isinstance(value, (int, float)):
-            found.append((item, place))
+            found.append((item, position))
         else:
-            found += places(value)
+            found += positions(value)
     return found
 
 
@@ -125,13 +125,13 @@ def test_damaged_programs_give_typed_errors(
     @settings(max_examples=examples, deadline=None)
     def damage(data: st.DataObject) -> None:
         program = varied(type(build)())
-        found = places(program.execution_plan)
+        found = positions(program.execution_plan)
         for _ in range(data.draw(st.integers(1, 3))):
-            item, place = data.draw(st.sampled_from(found))
+            item, position = data.draw(st.sampled_from(found))
             if isinstance(item, list):
-                item[place] = changed(item[place], data)
+                item[position] = changed(item[position], data)
             else:
-                setattr(item, place, changed(getattr(item, place), data))
+                setattr(item, position, changed(getattr(item, position), data))
         attempt(program, data.draw(st.sampled_from(["strict", "poison"])))
 
     damage()

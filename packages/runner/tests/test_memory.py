@@ -250,7 +250,7 @@ def test_state_is_never_poisoned(build: Any) -> None:
 
 
 def stateful(build: Any) -> Any:
-    """Two methods with state at the same place of memory 2; both also use memory 1."""
+    """Two methods with state at the same offset of memory 2; both also use memory 1."""
     for name in ("fill", "read"):
         m = build.method(name)
         cache = m.tensor([2], name="cache", memory_id=2, at=0, initial=torch.tensor([7.0, 8.0]))

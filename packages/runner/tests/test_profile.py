@@ -1,4 +1,4 @@
-"""Profiles: events with times, values and places; tables and Chrome traces."""
+"""Profiles: events with times, values and lines of code; tables and Chrome traces."""
 
 import json
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def test_events_tell_what_ran_and_what_it_gave(method: Any) -> None:
     assert inner.start_ns + inner.duration_ns <= outer.start_ns + outer.duration_ns
 
 
-def test_places_come_from_the_maps_of_the_emission(method: Any) -> None:
+def test_lines_come_from_the_maps_of_the_emission(method: Any) -> None:
     maps = Maps(
         {"forward": {0: Source((3,), "relu", 'File "m.py", line 4, in forward', "act")}},
         {
@@ -98,7 +98,7 @@ def test_places_come_from_the_maps_of_the_emission(method: Any) -> None:
     assert whole.place.handles == ()
 
 
-def test_places_come_from_the_stack_traces_of_the_file_otherwise(method: Any) -> None:
+def test_lines_come_from_the_stack_traces_of_the_file_otherwise(method: Any) -> None:
     program = two_instructions(method)
     frames = [Frame("a.py", 1, "outer", ""), Frame("b.py", 2, "inner", "")]
     frames.append(Frame("/any/site-packages/torch/nn/modules/linear.py", 134, "forward", ""))

@@ -72,7 +72,7 @@ def test_dynamic_results_take_the_shape_of_each_call(method: Any) -> None:
 def test_a_result_beyond_its_bound_is_an_error(method: Any) -> None:
     x, out = method.tensor([4]), method.tensor([2], dynamic=True)
     add(method, x, x, out)
-    with pytest.raises(ExecutionError, match=r"instruction 0 \(aten::add.out\).*room for \[2\]"):
+    with pytest.raises(ExecutionError, match=r"instruction 0 \(aten::add.out\).*memory for \[2\]"):
         load(method.ends([x], [out])).run("forward", torch.zeros(4))
 
 

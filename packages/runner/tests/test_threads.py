@@ -152,7 +152,7 @@ def test_clones_share_constants_and_not_state(build: Any) -> None:
     assert program.run("count", torch.ones(1))[0].tolist() == [4.0]
     other.reset()
     assert program.run("count", torch.zeros(1))[0].tolist() == [4.0]
-    places = []
+    addresses = []
     for loaded in (program, other):
         frame: Any = loaded.method("double")._frame
         constant = next(
@@ -160,8 +160,8 @@ def test_clones_share_constants_and_not_state(build: Any) -> None:
             for s in frame.specs
             if s is not None and s.capacity == 64 and s.origin.value == "constant"
         )
-        places.append(frame.registers[constant].data_ptr())
-    assert places[0] == places[1]
+        addresses.append(frame.registers[constant].data_ptr())
+    assert addresses[0] == addresses[1]
 
 
 def test_a_clone_for_each_thread_gives_right_numbers(method: Any) -> None:

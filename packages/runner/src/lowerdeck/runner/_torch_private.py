@@ -37,7 +37,7 @@ class SchemaArgument:
     Attributes:
         name: Its name.
         type: Its type as the schema spells it, such as ``Optional[List[int]]``.
-        keyword_only: Whether it stands behind the star.
+        keyword_only: Whether it comes after the star.
         is_out: Whether it is an ``out`` argument.
         is_written: Whether the operator writes to it.
     """
@@ -90,7 +90,7 @@ def is_pointwise(namespace: str, name: str) -> bool:
 
 
 def direct_call(operator: OpOverload) -> Callable[..., Any]:
-    """Return the function behind ``operator``, which saves a Python frame at each call."""
+    """Return the function of ``operator``, which saves a Python frame at each call."""
     call: Callable[..., Any] = operator._op
     return call
 

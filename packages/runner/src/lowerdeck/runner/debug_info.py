@@ -57,7 +57,7 @@ class DebugMaps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code.
+    """A line of the user's code, and what it became.
 
     Attributes:
         handles: Debug handles of the nodes.
@@ -74,8 +74,8 @@ class Place:
     operator: str = ""
 
 
-class Places:
-    """Finds the places of the instructions of one method.
+class SourceFinder:
+    """Finds the lines of the user's code that the instructions of one method come from.
 
     Args:
         plan: The method as the file describes it; its stack traces are used where nothing else is.
@@ -91,10 +91,10 @@ class Places:
             self._delegates = maps.delegate_debug_maps.get(plan.name, {})
 
     def of(self, chain: int, instruction: int) -> Place:
-        """Return the place of an instruction, empty where nothing is known."""
+        """Return where an instruction comes from, empty where nothing is known."""
         source = self._sources.get(instruction) if chain == 0 else None
         if source is not None:
-            return _place(source)
+            return _place_of(source)
         traces = self._plan.chains[chain].stacktrace
         if not traces or instruction >= len(traces) or not traces[instruction].items:
             return Place()
@@ -103,7 +103,7 @@ class Places:
         return Place(source_line=f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
 
     def inside(self, instruction: int, identifier: int | str) -> list[Place]:
-        """Return the places that a debug identifier of a delegate stands for.
+        """Return what a debug identifier of a delegate stands for.
 
         Args:
             instruction: The instruction that calls the delegate.
@@ -116,27 +116,27 @@ class Places:
         handles = (handles,) if isinstance(handles, int) else tuple(handles)
         sources = getattr(delegate, "sources", {})
         return [
-            _place(sources[handle]) if handle in sources else Place((handle,))
+            _place_of(sources[handle]) if handle in sources else Place((handle,))
             for handle in handles
         ]
 
 
-def merged(places: Sequence[Place]) -> Place:
-    """Return one place for what several nodes became."""
+def merged(parts: Sequence[Place]) -> Place:
+    """Return one source for what several nodes became."""
 
     def joined(texts: Sequence[str]) -> str:
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
     return Place(
-        tuple(handle for place in places for handle in place.handles),
-        places[-1].node if places else "",
-        joined([place.source_line for place in places]),
-        joined([place.module_path for place in places]),
-        places[-1].operator if places else "",
+        tuple(handle for part in parts for handle in part.handles),
+        parts[-1].node if parts else "",
+        joined([part.source_line for part in parts]),
+        joined([part.module_path for part in parts]),
+        parts[-1].operator if parts else "",
     )
 
 
-def _place(source: InstructionSource) -> Place:
+def _place_of(source: InstructionSource) -> Place:
     return Place(
         tuple(source.handles),
         source.node,

@@ -202,7 +202,7 @@ class Delegate:
         count = len(args)
         while count and args[count - 1] not in written:
             count -= 1
-        # Whatever the places are, something is returned.
+        # Whatever the indices are, something is returned.
         while count < len(args) - 1 and is_view(args[count]):
             count += 1
         return count

@@ -76,8 +76,8 @@ class ExecutionError(RunnerError, RuntimeError):
     def __init__(
         self, message: str, *, method: str = "", instruction: int = -1, operator: str = ""
     ) -> None:
-        place = f"method {method!r}, instruction {instruction} ({operator}): " if method else ""
-        super().__init__(place + message)
+        where = f"method {method!r}, instruction {instruction} ({operator}): " if method else ""
+        super().__init__(where + message)
         self.method = method
         self.instruction = instruction
         self.operator = operator

@@ -53,7 +53,7 @@ def load(
 
     Raises:
         ProgramError: The file is malformed, or an argument is of the wrong kind.
-        MemoryPlanError: Two methods have different places for one state.
+        MemoryPlanError: Two methods have different offsets for one state.
         OSError: The file cannot be read.
 
     Example:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from lowerdeck.runner.debug_info import DebugMaps, Places
+from lowerdeck.runner.debug_info import DebugMaps, SourceFinder
 from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import ExecutionError, InputError
 from lowerdeck.runner.instructions.machine import run_chains, run_observed
@@ -68,7 +68,7 @@ class LoadedMethod:
         self._turn = turn or Turn()
         self.name: str = plan.name
         self.plan = plan
-        self._places = Places(plan, debug)
+        self._sources = SourceFinder(plan, debug)
         self._poison: Poison | None = None
         self.signature: Signature = _read_signature(plan)
         with torch.inference_mode():
@@ -143,7 +143,7 @@ class LoadedMethod:
             >>> print(profile.table(limit=10))  # doctest: +SKIP
         """
         inputs = self.signature.flatten(args, kwargs)
-        recorder = Recorder(self._chains, self._frame, self._places, keep_values=values)
+        recorder = Recorder(self._chains, self._frame, self._sources, keep_values=values)
         with self._turn:
             with torch.inference_mode():
                 self._set_inputs(inputs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner.debug_info import Place, Places, merged
+from lowerdeck.runner.debug_info import Place, SourceFinder, merged
 from lowerdeck.runner.delegates import LoggedStep
 from lowerdeck.runner.instructions.machine import BoundChain, Step, StepInTwoParts
 from lowerdeck.runner.values.frame import Frame
@@ -26,7 +26,7 @@ class Event:
     Attributes:
         chain: Number of the chain.
         instruction: Index of the instruction in it.
-        name: What it calls; for a part of a delegate, its debug identifier behind a slash.
+        name: What it calls; for a part of a delegate, its debug identifier after a slash.
         start_ns: Start in nanoseconds from the start of the call.
         duration_ns: Duration in nanoseconds.
         place: Where it comes from in the user's code.
@@ -143,17 +143,22 @@ class Recorder:
     Args:
         chains: The code.
         frame: The values.
-        places: Finds places in the user's code.
+        sources: Finds the lines of the user's code.
         keep_values: Whether to copy what each instruction writes.
     """
 
     def __init__(
-        self, chains: Sequence[BoundChain], frame: Frame, places: Places, *, keep_values: bool
+        self,
+        chains: Sequence[BoundChain],
+        frame: Frame,
+        sources: SourceFinder,
+        *,
+        keep_values: bool,
     ) -> None:
         self.events: list[Event] = []
         self._chains = chains
         self._frame = frame
-        self._places = places
+        self._sources = sources
         self._keep_values = keep_values
         self._origin = perf_counter_ns()
 
@@ -176,7 +181,7 @@ class Recorder:
         values = tuple(_copy(self._frame.registers[i]) for i in self._kept(item.writes))
         if isinstance(step, StepInTwoParts):
             step.finish()
-        place = self._places.of(chain, index)
+        place = self._sources.of(chain, index)
         self.events.append(
             Event(chain, index, item.name, start - self._origin, end - start, place, values)
         )
@@ -192,7 +197,7 @@ class Recorder:
             end_ns: int,
             outputs: Sequence[torch.Tensor] = (),
         ) -> None:
-            place = merged(self._places.inside(index, identifier))
+            place = merged(self._sources.inside(index, identifier))
             values = tuple(map(_copy, outputs)) if self._keep_values else ()
             self.events.append(
                 Event(
@@ -231,8 +236,8 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if place < 3 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if number < 3 else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import MemoryPlanError, MissingKernelError, ProgramError
 from lowerdeck.runner.method import LoadedMethod, Memory
-from lowerdeck.runner.shared_state import check_places, state_memories
+from lowerdeck.runner.shared_state import check_offsets, state_memories
 from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
 from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view
@@ -42,7 +42,7 @@ class LoadedProgram:
 
     Raises:
         ProgramError: Two methods have one name.
-        MemoryPlanError: Two methods have different places for one state.
+        MemoryPlanError: Two methods have different offsets for one state.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LoadedProgram:
         self._loaded: dict[str, LoadedMethod] = {}
         self._state = state_memories(program.execution_plan)
         if memory != "unchecked":
-            check_places(program.execution_plan, self._state)
+            check_offsets(program.execution_plan, self._state)
         self._shared: dict[int, Arena] = {}
 
     def __repr__(self) -> str:

@@ -32,8 +32,8 @@ def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
     return {number: size for number, size in sizes.items() if number and number not in mixed}
 
 
-def check_places(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> None:
-    """Refuse methods that have different places for one state, or one place for different ones.
+def check_offsets(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> None:
+    """Refuse methods that have different offsets for one state, or one offset for different ones.
 
     Args:
         plans: The methods.

@@ -136,7 +136,7 @@ def compare(
             value = _in_shape_of(found, given_by_eager)
             largest = _distance(found, value, rtol, atol)
             if largest is not None:
-                place = _place(event.place, op)
+                place = _place_of(event.place, op)
                 differences.append(
                     Difference(
                         event.instruction, event.name, place, op.name, found, value, largest
@@ -233,7 +233,7 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
     return differences
 
 
-def _place(place: Place, op: EagerOp) -> Place:
+def _place_of(place: Place, op: EagerOp) -> Place:
     """Return ``place`` with eager's own line where the program knows none."""
     line = place.source_line or op.source_line
     return Place(place.handles, place.node or op.node, line, place.module_path, place.operator)

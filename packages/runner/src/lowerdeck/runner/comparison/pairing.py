@@ -93,7 +93,7 @@ def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
 
 
 def _gives_shapes(event: Event, op: EagerOp) -> bool:
-    """Return whether an event gives what an operator gave; a kernel may give more behind it."""
+    """Return whether an event gives what an operator gave; a kernel may give more after it."""
     found, expected = tensors_of(event.values)[: len(op.values)], op.values
     return bool(expected) and list(map(_rows, found)) == list(map(_rows, expected))
 
@@ -172,7 +172,7 @@ def _may_belong_together(event: Event, op: EagerOp) -> bool:
     paths = event.place.module_path.split("; ")
     if op.module_path is None or paths == [""]:
         return True
-    # What stands in no module of its own is left out where an event stands for several nodes.
+    # What is in no module of its own is left out where an event stands for several nodes.
     return op.module_path in paths or any(
         path.startswith(f"{op.module_path}.") or not op.module_path for path in paths
     )
@@ -227,7 +227,7 @@ def _finished(events: Sequence[Event]) -> list[Event]:
 
 
 def _operator(event: Event) -> str:
-    """Return the operator behind an event; a part of a delegate tells it through its place."""
+    """Return the operator that an event ran; a part of a delegate tells it through its source."""
     return event.name if event.identifier is None else event.place.operator
 
 

@@ -39,7 +39,7 @@ class Instruction:
         writes: The values it writes, lists unfolded.
         overwrites: Those of ``writes`` of which nothing old is left.
         in_place: Those of ``reads`` whose very bytes its kernel may write.
-        renames: For a move or a view: the value whose bytes, and the value that stands on them
+        renames: For a move or a view: the value whose bytes, and the value that lies on them
             from now on; nothing is written.
     """
 

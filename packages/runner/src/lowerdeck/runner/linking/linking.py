@@ -119,6 +119,8 @@ class Linker:
 
     def _link_chain(self, number: int) -> BoundChain:
         code = self._code[number]
+        # Only delegates ask what holds something before them, to tell inputs from outputs; the
+        # answer takes a walk over all jumps until nothing changes, so others are spared it.
         calls = frozenset(i for i, item in enumerate(code) if isinstance(item, DelegateCall))
         held = always_written(
             code,
@@ -272,6 +274,9 @@ def _values_of(item: InstructionArguments) -> list[int]:
             return [condition]
         case FreeCall(index):
             return [index]
+
+
+# Instructions are closures, bound once: a run calls them and looks nothing up.
 
 
 def _move(registers: list[object], source: int, target: int) -> Step:

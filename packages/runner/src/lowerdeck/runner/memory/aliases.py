@@ -50,7 +50,7 @@ def is_unread_view(
 ) -> bool:
     """Return whether a value can only be a name for bytes that were written for it to read.
 
-    A result may lie where something that is dead lay, so that the place alone tells nothing. But
+    A result may lie where something that is dead lay, so that the address alone tells nothing. But
     bytes that were written and never read since are not dead: somebody must read them under
     another name.
 
@@ -83,7 +83,7 @@ def is_unread_view(
 def _differ(base: TensorSpec, alias: TensorSpec, given: bool) -> bool:
     """Return whether another name is of any use: for another shape, or for a part."""
     if given and base.nbytes != alias.nbytes:
-        return False  # rather a result in the place of an input that nobody reads
+        return False  # rather a result on the memory of an input that nobody reads
     return (base.sizes, base.dtype, base.dim_order) != (alias.sizes, alias.dtype, alias.dim_order)
 
 

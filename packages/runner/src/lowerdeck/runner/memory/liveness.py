@@ -12,7 +12,7 @@ Bits = int
 
 
 class Groups:
-    """Values gathered by the memory that they may stand on.
+    """Values gathered by the memory that they may lie on.
 
     Values that a view or a move ties together form one group; every other value is its own.
 
@@ -29,7 +29,7 @@ class Groups:
         derived = {target for _, target in views}
         for source, target in (*views, *moves):
             self._parent[self.of(source)] = self.of(target)
-        # A group with a move stands now here, now there: no single write renews all of it.
+        # A group with a move lies now here, now there: no single write renews all of it.
         moved = {self.of(index) for pair in moves for index in pair}
         self._renewed_by = [
             self.of(index) not in moved and index not in derived for index in range(count)

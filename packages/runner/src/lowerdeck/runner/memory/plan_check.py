@@ -12,7 +12,7 @@ bytes that hold something else is refused before the first call. Four things can
   refused. To ask that a name is a run of rows of the other's shape would find 14 of 64 such
   plans, and refuse 4 of those 612 names.
 - Sizes are upper bounds: a plan is checked as if every value had its largest shape.
-- Where branches meet, a register that may stand on several values is right if any of them is.
+- Where branches meet, a register that may lie on several values is right if any of them is.
 - An ``et_copy_index`` is taken to fill all rows before anyone reads them.
 """
 
@@ -37,7 +37,7 @@ MAX_STEPS = 50_000_000
 Range = tuple[int, int, int]
 """Memory id, first byte, byte after the last."""
 
-Place = tuple[int, int]
+_Location = tuple[int, int]
 """Number of a chain, index of an instruction; index -1 is before the first one."""
 
 
@@ -47,25 +47,25 @@ class _State:
 
     Attributes:
         bytes: Whose value each byte holds.
-        places: For each register that was rebound, the values on whose bytes it may stand.
+        lies_on: For each register that was rebound, the values on whose bytes it may lie.
         written: The values that this call has written on some way.
     """
 
     bytes: OwnerMap
-    places: dict[int, Owners]
+    lies_on: dict[int, Owners]
     written: set[int]
 
     def copy(self) -> _State:
-        return _State(self.bytes.copy(), dict(self.places), set(self.written))
+        return _State(self.bytes.copy(), dict(self.lies_on), set(self.written))
 
     def join(self, other: _State) -> bool:
         changed = self.bytes.join(other.bytes)
-        for register in self.places.keys() | other.places.keys():
+        for register in self.lies_on.keys() | other.lies_on.keys():
             own = frozenset((register,))
-            known = self.places.get(register, own)
-            both = known | other.places.get(register, own)
+            known = self.lies_on.get(register, own)
+            both = known | other.lies_on.get(register, own)
             changed |= both != known
-            self.places[register] = both
+            self.lies_on[register] = both
         changed |= not other.written <= self.written
         self.written |= other.written
         return changed
@@ -102,7 +102,7 @@ class PlanCheck:
         outputs: Sequence[int],
     ) -> None:
         self.steps: int = 0
-        self.names: dict[int, Place] = {}
+        self.names: dict[int, _Location] = {}
         self._method = method
         self._chains = chains
         self._inputs = inputs
@@ -114,7 +114,7 @@ class PlanCheck:
         }
         self._specs = specs
         self._parent: dict[int, int] = {}
-        self._writers: dict[int, Place] = {}
+        self._writers: dict[int, _Location] = {}
         self._read_values: set[int] = set()
         items = [item for chain in chains for item in chain.instructions]
         self._ever_written = {
@@ -123,7 +123,7 @@ class PlanCheck:
         self._followers = _followers(items)
         entry = _State(OwnerMap(memories), {}, set())
         self._give_state(entry)
-        # What one call leaves behind is what the next one finds.
+        # What one call leaves is what the next one finds.
         while entry.join(self._call(entry.copy())):
             entry.written.clear()
         self._refuse_lost_names(items)
@@ -141,7 +141,7 @@ class PlanCheck:
             name = spec.name if spec is not None else ""
             if name and named.setdefault(name, index) != index:
                 self._fail(
-                    (0, -1), f"values {named[name]} and {index} are both {name!r}, at two places"
+                    (0, -1), f"values {named[name]} and {index} are both {name!r}, at two offsets"
                 )
             entry.bytes.give(*self._planned[index], frozenset((index,)))
 
@@ -156,7 +156,7 @@ class PlanCheck:
         return within and one is not None and other is not None and one.name == other.name
 
     def _call(self, state: _State) -> _State:
-        """Follow one call, and return what it leaves behind."""
+        """Follow one call, and return what it leaves."""
         for index in self._inputs:
             self._write(index, state, (0, -1))
         for number, chain in enumerate(self._chains):
@@ -182,7 +182,7 @@ class PlanCheck:
         while pending:
             index = pending.pop()
             now = before[index].copy()
-            self._count(len(now.places) + 1)
+            self._count(len(now.lies_on) + 1)
             if index == end:
                 continue
             while True:
@@ -199,13 +199,13 @@ class PlanCheck:
                 pending.append(target)
         return before.get(end, state)
 
-    def _step(self, at: Place, item: Instruction, state: _State) -> None:
+    def _step(self, at: _Location, item: Instruction, state: _State) -> None:
         if item.renames is not None:
             source, target = item.renames
-            places = self._places(source, state)
-            state.places[target] = places
+            under = self._under(source, state)
+            state.lies_on[target] = under
             for follower in self._followers.get(target, ()):
-                state.places[follower] = self._places(follower, state) | places
+                state.lies_on[follower] = self._under(follower, state) | under
             return
         for index in item.reads:
             if item.name != COPY_INDEX or index not in item.writes:
@@ -215,28 +215,28 @@ class PlanCheck:
         for index in item.writes:
             self._write(index, state, at)
 
-    def _places(self, index: int, state: _State) -> Owners:
-        return state.places.get(index) or frozenset((index,))
+    def _under(self, index: int, state: _State) -> Owners:
+        return state.lies_on.get(index) or frozenset((index,))
 
-    def _read(self, index: int, state: _State, at: Place) -> None:
-        places = self._places(index, state)
-        for place in places:
-            where = self._planned.get(place)
+    def _read(self, index: int, state: _State, at: _Location) -> None:
+        under = self._under(index, state)
+        for value in under:
+            where = self._planned.get(value)
             if where is None:
                 continue
             found = state.bytes.of(*where)
             self._count(len(found))
             self._read_values.update(*found)
-            if found != {frozenset((place,))}:
-                self._examine(place, found, state, at, places)
+            if found != {frozenset((value,))}:
+                self._examine(value, found, state, at, under)
 
     def _examine(
-        self, index: int, found: set[Owners], state: _State, at: Place, places: Owners
+        self, index: int, found: set[Owners], state: _State, at: _Location, under: Owners
     ) -> None:
         """Accept bytes that hold not just the value ``index``, or refuse them."""
         owners = frozenset().union(*found)
-        # A register that stands here on one way and there on another may hold either value.
-        groups = {self._group(place) for place in places}
+        # A register that lies here on one way and there on another may hold either value.
+        groups = {self._group(value) for value in under}
         strangers = {o for o in owners if o != NOBODY and self._group(o) not in groups}
         if not self._has_state(index) and index not in state.written:
             if strangers and NOBODY not in owners and len(found) == 1:
@@ -251,7 +251,7 @@ class PlanCheck:
         if index not in self._ever_written and NOBODY in owners:
             self._fail(at, f"reads value {index}, whose bytes nothing has been written to")
 
-    def _bind_name(self, index: int, values: set[int], state: _State, at: Place) -> None:
+    def _bind_name(self, index: int, values: set[int], state: _State, at: _Location) -> None:
         """Take ``index`` for another name of ``values``, one of which lies there whole."""
         for other in values:
             if not self._may_name(index, other):
@@ -272,9 +272,9 @@ class PlanCheck:
     def _refuse_lost_names(self, items: Sequence[Instruction]) -> None:
         """Refuse a result that nobody reads while later a name of its size reads something else.
 
-        Compilers leave no such result behind, but for the further ones of kernels with several.
+        Compilers leave no such result, but for the further ones of kernels with several.
         """
-        latest: dict[tuple[int, int], Place] = {}
+        latest: dict[tuple[int, int], _Location] = {}
         for index, at in self.names.items():
             latest[self._size(index)] = max(at, latest.get(self._size(index), at))
         for item in items:
@@ -294,21 +294,19 @@ class PlanCheck:
         spec = self._specs[index]
         return (0, 0) if spec is None else (spec.dtype.itemsize, spec.nbytes)
 
-    def _write(self, index: int, state: _State, at: Place) -> None:
-        places = self._places(index, state)
-        for place in places:
-            where = self._planned.get(place)
+    def _write(self, index: int, state: _State, at: _Location) -> None:
+        under = self._under(index, state)
+        for value in under:
+            where = self._planned.get(value)
             if where is None:
                 continue
             self._count(1)
-            (state.bytes.give if len(places) == 1 else state.bytes.add)(
-                *where, frozenset((place,))
-            )
-            state.written.add(place)
-            self._ever_written.add(place)
-            self._writers[place] = at
+            (state.bytes.give if len(under) == 1 else state.bytes.add)(*where, frozenset((value,)))
+            state.written.add(value)
+            self._ever_written.add(value)
+            self._writers[value] = at
 
-    def _refuse_overlaps(self, at: Place, item: Instruction, state: _State) -> None:
+    def _refuse_overlaps(self, at: _Location, item: Instruction, state: _State) -> None:
         """Refuse results that lie on one another, or on inputs unless the kernel bears it."""
         written = sorted(self._ranges(item.writes, state))
         for (one, first), (other, second) in pairwise(written):
@@ -330,10 +328,10 @@ class PlanCheck:
 
     def _ranges(self, values: Collection[int], state: _State) -> list[tuple[Range, int]]:
         return [
-            (self._planned[place], index)
+            (self._planned[value], index)
             for index in values
-            for place in self._places(index, state)
-            if place in self._planned
+            for value in self._under(index, state)
+            if value in self._planned
         ]
 
     def _alike(self, index: int, other: int) -> bool:
@@ -350,11 +348,11 @@ class PlanCheck:
             index = up
         return index
 
-    def _fail_overwritten(self, writer: int, index: int, at: Place) -> NoReturn:
-        place = self._writers.get(writer, at)
-        self._fail(place, f"writes value {writer} onto value {index}, needed later")
+    def _fail_overwritten(self, writer: int, index: int, at: _Location) -> NoReturn:
+        written_at = self._writers.get(writer, at)
+        self._fail(written_at, f"writes value {writer} onto value {index}, needed later")
 
-    def _fail(self, at: Place, problem: str) -> NoReturn:
+    def _fail(self, at: _Location, problem: str) -> NoReturn:
         chain, index = at
         known = self._chains[chain].instructions if chain < len(self._chains) else ()
         raise MemoryPlanError(

@@ -19,7 +19,7 @@ from lowerdeck.runner.values.frame import Frame
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 Range = tuple[int, int, int]
-"""Memory id, first byte, byte behind the last."""
+"""Memory id, first byte, byte after the last."""
 
 
 class Poison:
@@ -128,7 +128,7 @@ def _without(one: Range, others: Iterable[Range]) -> list[Range]:
 
 
 class _PoisoningStep:
-    """Runs a step, then fills what is dead behind it."""
+    """Runs a step, then fills what is dead after it."""
 
     def __init__(self, body: Step, views: Sequence[torch.Tensor]) -> None:
         self.body = body

@@ -155,7 +155,7 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
         return ScalarKernel(full_name, SCALAR_OPERATORS[full_name], arity)
     if full_name in VIEW_OPERATORS:
         letters = runtime_kernels()[full_name].arguments
-        # A view writes no bytes: its last argument gets a place.
+        # A view writes no bytes: its last argument gets an address.
         written = letters.index("W") if "W" in letters else len(letters) - 1
         types = tuple(_TYPES_OF_LETTERS[letter] for letter in letters)
         returns = not full_name.startswith("executorch_prim::")

@@ -43,7 +43,7 @@ def check_shape(sizes: Sequence[int], spec: TensorSpec) -> None:
         return
     if len(sizes) != len(spec.sizes) or math.prod(sizes) > spec.capacity:
         raise ExecutionError(
-            f"value {spec.index} came out with shape {list(sizes)}; the program has room for "
+            f"value {spec.index} came out with shape {list(sizes)}; the program has memory for "
             f"{list(spec.sizes)} at most"
         )
 

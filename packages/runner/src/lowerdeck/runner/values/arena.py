@@ -34,7 +34,7 @@ def require_memory(size: int, what: str) -> None:
 
 
 class Arena:
-    """The bytes behind one memory id, and the tensors that lie in them.
+    """The bytes of one memory id, and the tensors that lie in them.
 
     Args:
         size: Size in bytes.

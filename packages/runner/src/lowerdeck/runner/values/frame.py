@@ -79,7 +79,7 @@ class Frame:
         """Remember that values share memory with others, so that constants stay unwritten.
 
         Args:
-            edges: Pairs (from, to): ``to`` may come to stand on the memory of ``from``.
+            edges: Pairs (from, to): ``to`` may come to lie on the memory of ``from``.
         """
         followers: dict[int, list[int]] = {}
         for source, target in edges:
@@ -173,7 +173,7 @@ class Frame:
                 for item in items:
                     if not isinstance(self.values[self.check(item, "an item of a list")], Int):
                         raise ProgramError(f"list {index} names value {item}, which is no Int")
-                # Int values may stand behind the list that names them.
+                # Int values may come after the list that names them.
                 return [self._int(item) for item in items]
             case TensorList(items):
                 return [self.tensor(item, f"an item of list {index}")[0] for item in items]

@@ -15,10 +15,10 @@ def strides_of(sizes: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...
         dim_order: The dimensions from the outermost in memory to the innermost.
     """
     strides = [1] * len(sizes)
-    step = 1
+    stride = 1
     for dim in reversed(dim_order):
-        strides[dim] = step
-        step *= max(sizes[dim], 1)
+        strides[dim] = stride
+        stride *= max(sizes[dim], 1)
     return tuple(strides)
 
 
@@ -34,12 +34,12 @@ def has_layout(tensor: Tensor, dim_order: Sequence[int]) -> bool:
     """
     if tensor.numel() == 0:
         return True
-    step = 1
+    stride = 1
     for dim in reversed(dim_order):
         size = int(tensor.shape[dim])
-        if size != 1 and tensor.stride(dim) != step:
+        if size != 1 and tensor.stride(dim) != stride:
             return False
-        step *= int(size)
+        stride *= int(size)
     return True
 
 

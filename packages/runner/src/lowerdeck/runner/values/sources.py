@@ -114,7 +114,7 @@ class ProgramData:
         """Return the blobs that delegates look up: the program's, and those from outside.
 
         Raises:
-            ProgramError: A key stands in both.
+            ProgramError: A key is in both.
         """
         found = {item.key: as_view(item.data) for item in self._program.named_data}
         for key, tensor in self._external.items():

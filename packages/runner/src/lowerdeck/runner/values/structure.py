@@ -20,7 +20,7 @@ MAX_DEPTH = 32
 """Deepest nesting."""
 
 MAX_PATH = 512
-"""Most characters of all keys on the way to one leaf: its readable name stands in messages."""
+"""Most characters of all keys on the way to one leaf: messages show its readable name."""
 
 Tree = Any
 """Tuples, lists, dicts and named tuples with a 0 for every leaf."""

@@ -43,7 +43,7 @@ class TensorSpec:
         dim_order: Dimensions from the outermost in memory to the innermost.
         contiguous: Whether the dim order is the contiguous one.
         dynamic: Whether the shape may change from call to call.
-        capacity: Number of elements there is room for.
+        capacity: Number of elements that fit.
         origin: Where the bytes are.
         memory_id: Arena of a planned tensor, else 0.
         offset: First byte of a planned tensor in its arena.
