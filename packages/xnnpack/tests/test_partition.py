@@ -125,7 +125,7 @@ def test_an_unsupported_node_in_preprocess_is_named() -> None:
         to_backend("XnnpackBackend", program, [])
 
 
-def test_a_batch_norm_in_training_mode_is_not_folded_into_what_stands_before() -> None:
+def test_a_batch_norm_in_training_mode_is_not_folded_into_what_comes_before() -> None:
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
     program = torch.export.export(Function(lambda x, net: net(x), layers), (X,))
     with pytest.raises(UnsupportedNodeError, match="training mode"):

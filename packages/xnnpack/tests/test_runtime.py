@@ -221,7 +221,7 @@ def test_nodes_out_of_order_are_refused() -> None:
         RUNTIME.init(memoryview(encode(graph)), [], {})
 
 
-def test_an_input_behind_an_output_is_refused() -> None:
+def test_an_input_after_an_output_is_refused() -> None:
     graph = relu()
     graph.values[0].external_id, graph.values[1].external_id = 1, 0
     with pytest.raises(BlobError, match="last arguments"):

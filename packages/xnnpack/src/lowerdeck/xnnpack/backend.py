@@ -124,7 +124,7 @@ def _emit_node(emission: Emission, node: fx.Node, constants: dict[str, torch.Ten
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
-    """Return a node, with those behind it that it absorbed, up to one that has a value."""
+    """Return a node, with those after it that it absorbed, up to one that has a value."""
     chain = [node]
     while chain[-1] not in emission and len(chain[-1].users) == 1:
         chain.append(next(iter(chain[-1].users)))

@@ -23,7 +23,7 @@ ALIGNMENT = 16
 HEADER = struct.Struct("<4x4sHIIIQ")
 """Four zeros, the magic, header size, flatbuffer offset and size, constants offset and size."""
 LAYOUT_MARK = " channels_last"
-"""What stands in the version's text before the positions of arguments with channels last."""
+"""What comes in the version's text before the positions of arguments with channels last."""
 NAMED = 0xFFFFFFFFFFFFFFFF
 """The offset of a constant that has a name instead."""
 

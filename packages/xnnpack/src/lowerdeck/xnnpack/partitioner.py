@@ -29,7 +29,7 @@ class XnnpackPartitioner(Partitioner):
     is better: a layer norm or an attention in one piece costs less to find and to lower.
 
     Attributes:
-        refused: For each node of the last program that stays behind: why.
+        refused: For each node of the last program that is left out: why.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class LoadedPayload:
 
     @property
     def input_count(self) -> int:
-        """How many arguments of the call stand before the outputs, tensors or not."""
+        """How many arguments of the call come before the outputs, tensors or not."""
         return self.graph.num_externs - len(self.outputs)
 
 
@@ -95,7 +95,7 @@ class XnnpackRuntime:
         if [value.external_id for value in outputs] != list(range(first, graph.num_externs)):
             raise BlobError("the outputs are not the last arguments of the call")
         if any(_position(value) >= first for value in inputs):
-            raise BlobError("an input stands among the outputs")
+            raise BlobError("an input is among the outputs")
         last = _channels_last(graph.version)
         return LoadedPayload(
             graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)
@@ -231,7 +231,7 @@ def _channels_last(version: str) -> frozenset[int]:
 
 
 def _check_order(graph: XnnGraph, known: set[int]) -> None:
-    """Refuse a graph whose nodes do not stand in an order in which they can run."""
+    """Refuse a graph whose nodes are not in an order in which they can run."""
     for node in graph.nodes:
         missing = [one for one in node.inputs if one not in known]
         if missing:

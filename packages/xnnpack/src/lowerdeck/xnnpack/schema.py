@@ -92,7 +92,7 @@ class Graph:
         output_ids: Ids of the external outputs, in order of the arguments.
         num_externs: Number of arguments of the delegate call, inputs and outputs together.
         channels_last: Positions of the arguments that the program holds with channels last. The
-            official runtime sees it from the program's tensors; for other readers it stands in
+            official runtime sees it from the program's tensors; for other readers it is in
             the version's text, which the official runtime does not read.
     """
 

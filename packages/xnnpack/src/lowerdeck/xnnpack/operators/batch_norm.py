@@ -1,4 +1,4 @@
-"""Batch normalisation with fixed statistics: folded into what stands before, or two nodes."""
+"""Batch normalisation with fixed statistics: folded into what comes before, or two nodes."""
 
 from __future__ import annotations
 

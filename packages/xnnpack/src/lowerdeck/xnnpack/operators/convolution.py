@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import fx
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.arguments import Call, is_fixed, pair, shape_of
@@ -75,8 +74,8 @@ def _named_padding(
         return (0, 0, 0, 0)
     sizes = [int(size) for size in kernel]
     height, width = (
-        step * (size - 1)
-        for step, size in zip(dilation, [*[1] * (2 - len(sizes)), *sizes], strict=True)
+        distance * (size - 1)
+        for distance, size in zip(dilation, [*[1] * (2 - len(sizes)), *sizes], strict=True)
     )
     # torch puts the odd row and column at the end
     return (height // 2, width - width // 2, height - height // 2, width // 2)
@@ -211,11 +210,6 @@ def _refusal(call: Call) -> str | None:
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
         return "negative padding"
     return None
-
-
-def is_convolution(node: fx.Node) -> bool:
-    """Return whether a node is one of the convolutions of this module."""
-    return node.op == "call_function" and node.target in CONVOLUTIONS
 
 
 _CONVOLUTION = Operator(_emit, _refusal)

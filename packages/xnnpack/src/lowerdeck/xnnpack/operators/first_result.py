@@ -1,4 +1,4 @@
-"""Operators that return more than anybody needs: statistics, or places of maxima."""
+"""Operators that return more than anybody needs: statistics, or indices of maxima."""
 
 from __future__ import annotations
 
