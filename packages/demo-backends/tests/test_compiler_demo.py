@@ -64,7 +64,7 @@ def test_max_value_travels_with_the_delegate(lowered: list[LoweredBackendModule]
         RUNTIME.execute(handle, [torch.ones(2, 4)])
 
 
-def test_what_is_larger_than_max_value_stays_behind() -> None:
+def test_what_is_larger_than_max_value_is_left_out() -> None:
     assert len(delegates(lower(Mixed(), (X,), CompilerDemoPartitioner(max_value=8)))) == 3
 
 

@@ -79,7 +79,7 @@ class StateDemoRuntime(TextRuntime):
         program: TextProgram = super().init(blob, compile_specs, named_data)
         first = [one.clone() for one in program.inputs if isinstance(one, torch.Tensor)]
         if any(isinstance(one, str) for one in program.inputs[: len(first)]):
-            raise BlobError("an input stands before a state: the state comes first")
+            raise BlobError("an input comes before a state: the state comes first")
         if len(first) > len(program.outputs):
             raise BlobError(f"{len(first)} states, but {len(program.outputs)} outputs")
         return StatefulProgram(program, first)
