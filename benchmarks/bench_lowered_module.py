@@ -321,7 +321,7 @@ def planned_row(count: int) -> Row:
     )
 
 
-# Timed behind torch's own import: the difference of two processes would be mostly noise.
+# Timed after torch's own import: the difference of two processes would be mostly noise.
 IMPORT = """
 import sys, time, torch
 start = time.process_time()

@@ -138,11 +138,14 @@ def _to_peer(peer: Peer, program: Program) -> Any:
 
     def value(val: Any) -> Any:
         if isinstance(val, Tensor):
-            place = val.allocation_info
+            allocation = val.allocation_info
             return theirs.Tensor(
                 theirs.ScalarType(int(val.scalar_type)),
                 *(0, val.sizes, val.dim_order, False, 0, val.data_buffer_idx),
-                place and theirs.AllocationDetails(place.memory_id, place.memory_offset_low, 0),
+                allocation
+                and theirs.AllocationDetails(
+                    allocation.memory_id, allocation.memory_offset_low, 0
+                ),
                 theirs.TensorShapeDynamism.STATIC,
             )
         if isinstance(val, Int):

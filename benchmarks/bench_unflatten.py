@@ -43,7 +43,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def layers(count: int) -> nn.Module:
-    """Return ``count`` linear layers, each with an activation behind it."""
+    """Return ``count`` linear layers, each with an activation after it."""
     return nn.Sequential(*[part for _ in range(count) for part in (nn.Linear(4, 4), nn.ReLU())])
 
 

@@ -99,11 +99,11 @@ def _overview(rows: Sequence[Row]) -> Figure:
     packages = sorted({row.package for row in compared}, reverse=True)
     figure = Figure(figsize=(7.6, 1.3 + 0.55 * len(packages)), layout="constrained")
     axes = figure.subplots()
-    for place, package in enumerate(packages):
+    for height, package in enumerate(packages):
         ratios = [row.ratio or 1.0 for row in compared if row.package == package]
         middle = statistics.median(ratios)
-        axes.barh(place, middle - 1, left=1, height=0.62, color="#b9cbe4", zorder=2)
-        axes.text(middle, place + 0.36, f"{middle:.3g}x", fontsize=8, ha="center", va="bottom")
+        axes.barh(height, middle - 1, left=1, height=0.62, color="#b9cbe4", zorder=2)
+        axes.text(middle, height + 0.36, f"{middle:.3g}x", fontsize=8, ha="center", va="bottom")
     for kind, (marker, colour) in KINDS.items():
         points = [
             (row.ratio, packages.index(row.package)) for row in compared if _kind(row) == kind

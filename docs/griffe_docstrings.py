@@ -1,7 +1,7 @@
 """A griffe extension that reads our docstrings as mkdocstrings wants them.
 
-Doctests stand under ``Example:`` where there is one, which griffe knows only as ``Examples:``; and
-``:class:`Name``` is a role of Sphinx, which Markdown would show as it stands.
+Doctests are under ``Example:`` where there is one, which griffe knows only as ``Examples:``; and
+``:class:`Name``` is a role of Sphinx, which Markdown would show as it is.
 """
 
 from __future__ import annotations
