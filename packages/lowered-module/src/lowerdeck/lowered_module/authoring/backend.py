@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DebugHandleMap = Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class PreprocessResult:
     """What a backend made of one partition.
 
@@ -30,13 +30,34 @@ class PreprocessResult:
         data_store_output: Named data that the runtime half asks for by key, such as weights that
             several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
         delegate_info_meta: Anything that tools ahead of time want to find in
-            ``LoweredBackendModule.meta``; it does not reach the file.
+            ``LoweredBackendModule.meta``; it does not reach the file. ExecuTorch calls it
+            ``_delegate_info_meta``, which is taken, and can be read, as well.
     """
 
     processed_bytes: bytes = b""
     debug_handle_map: DebugHandleMap | None = None
     data_store_output: NamedDataStoreOutput | None = None
     delegate_info_meta: Any = None
+
+    def __init__(
+        self,
+        processed_bytes: bytes = b"",
+        debug_handle_map: DebugHandleMap | None = None,
+        data_store_output: NamedDataStoreOutput | None = None,
+        delegate_info_meta: Any = None,
+        *,
+        _delegate_info_meta: Any = None,
+    ) -> None:
+        self.processed_bytes = processed_bytes
+        self.debug_handle_map = debug_handle_map
+        self.data_store_output = data_store_output
+        taken = delegate_info_meta is not None
+        self.delegate_info_meta = delegate_info_meta if taken else _delegate_info_meta
+
+    @property
+    def _delegate_info_meta(self) -> Any:
+        # ExecuTorch's `to_backend` reads the result of any backend under this name.
+        return self.delegate_info_meta
 
 
 class BackendDetails(ABC):
@@ -88,8 +109,8 @@ class BackendDetails(ABC):
     ) -> dict[str, list[PreprocessResult]]:
         """Return the compiled forms of all partitions of all methods.
 
-        Override it where partitions share something, such as weights in the named data. As it
-        stands it calls ``preprocess`` on each.
+        Override it where partitions share something, such as weights in the named data. By
+        default it calls ``preprocess`` on each.
 
         Args:
             edge_programs: For each method its partitions, in the order of the graph.

@@ -1,8 +1,9 @@
-"""The module that stands in a program where a backend's work is called."""
+"""The module by which a program calls a backend's work."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,16 +117,34 @@ class LoweredBackendModule(torch.nn.Module):
         flat = convention.flat(args, kwargs)
         return convention.result(executorch_call_delegate(self, *flat), flat)
 
-    def program(self, *, config: EmitConfig | None = None) -> Program:
+    def program(
+        self,
+        emit_stacktrace: bool = False,
+        memory_planning: EmitConfig | None = None,
+        *,
+        config: EmitConfig | None = None,
+    ) -> Program:
         """Return a whole program for the runtime that does nothing but call this delegate.
 
         Its inputs and outputs are those of the program that was lowered, in the same structure;
         what the delegate owns is inside its blob and named data.
 
         Args:
-            config: Settings of the emission.
+            emit_stacktrace: Give each instruction the stack trace of the user's code.
+            memory_planning: Settings of the emission, its memory plan among them.
+            config: The same, as :func:`lowerdeck.emitter.emit` calls it; give one of the two.
+
+        Raises:
+            TypeError: ``memory_planning`` and ``config`` are both given.
         """
-        return self._emitted(config).program
+        if memory_planning is not None and config is not None:
+            raise TypeError(
+                "found memory_planning and config, which are two names of one argument: give one"
+            )
+        settings = memory_planning or config or EmitConfig()
+        if emit_stacktrace:
+            settings = replace(settings, stack_traces=True)
+        return self._emitted(settings).program
 
     def buffer(
         self,
