@@ -48,7 +48,7 @@ class SignatureIndex:
     Attributes:
         inputs: Each placeholder's spec, by node name.
         outputs: The specs of each node that is an output, by node name.
-        values: The tensors and objects behind the targets of the specs.
+        values: The tensors and objects of the targets of the specs.
     """
 
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def create_exported_program_from_submodule(
         owning_program: The program that it was cut out of.
         tag: The partition's tag; placeholders that carry it are owned by the partition.
         call_module_node: The owner's call of the partition.
-        is_submodule: Whether the call stands in a nested graph (a branch of a cond, say), where
+        is_submodule: Whether the call is in a nested graph (a branch of a cond, say), where
             nothing can be owned.
 
     Returns:
@@ -258,46 +258,88 @@ def sub_program(
     return SubProgram(program, owned, mutated)
 
 
+@dataclass(frozen=True, slots=True)
+class _OutputPlan:
+    """What a partition returns: new values of what it owns, then what the owner reads.
+
+    Attributes:
+        mutations: New values, each with the owner's spec.
+        kept: What the owner reads, each with the index that it has now.
+        mutated: The owner's specs of new values, by the name of the node that carries them.
+        first: For the index that a new value has now, that of its first mutation.
+    """
+
+    mutations: list[tuple[Any, OutputSpec]] = field(default_factory=list)
+    kept: list[tuple[int, Any]] = field(default_factory=list)
+    mutated: dict[str, list[OutputSpec]] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)
+
+    def indices(self) -> dict[int, int]:
+        """Return for each index before the one after; what the owner reads counts first."""
+        start = len(self.mutations)
+        return self.first | {old: start + number for number, (old, _) in enumerate(self.kept)}
+
+    def values(self) -> tuple[Any, ...]:
+        """Return the new results of the partition's graph."""
+        return (*(value for value, _ in self.mutations), *(value for _, value in self.kept))
+
+    def specs(self) -> list[OutputSpec]:
+        """Return a spec for each of :meth:`values`."""
+        return [
+            *(
+                OutputSpec(spec.kind, TensorArgument(value.name), spec.target)
+                for value, spec in self.mutations
+            ),
+            *(
+                OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None)
+                for _, value in self.kept
+            ),
+        ]
+
+
 def _outputs(
     graph: Graph, call: Node, index: SignatureIndex, owned: set[str | None]
 ) -> tuple[list[OutputSpec], dict[str, list[OutputSpec]]]:
-    """Arrange the outputs in place: mutations of what is owned, then what the owner reads.
-
-    A new value that the owner reads as well is returned twice, once for either purpose.
-    """
+    """Arrange the outputs in place; return their specs, and the owner's of what was taken."""
     output = graph.output_node()
-    values = list(output.args[0])  # type: ignore[arg-type]
     getitems = {
         cast("int", user.args[1]): user for user in call.users if user.target is operator.getitem
     }
-    mutations: list[tuple[Any, OutputSpec]] = []
-    kept: list[tuple[int, Any]] = []
-    mutated: dict[str, list[OutputSpec]] = {}
-    positions: dict[int, int] = {}
-    for position, value in enumerate(values):
-        reader = getitems.get(position)
-        specs = [] if reader is None else index.outputs.get(reader.name, [])
-        taken = [spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned]
-        if taken and reader is not None:
-            positions[position] = len(mutations)
-            mutations.extend((value, spec) for spec in taken)
-            mutated[reader.name] = taken
-        also_read = reader is not None and (len(specs) > len(taken) or len(reader.users) > 1)
-        if not taken or also_read:
-            kept.append((position, value))
-    for offset, (position, _) in enumerate(kept):
-        positions[position] = len(mutations) + offset
-    output.args = (tuple([value for value, _ in mutations] + [value for _, value in kept]),)
+    values = cast("Sequence[Any]", output.args[0])
+    plan = _plan_outputs(values, getitems, index, owned)
+    output.args = (plan.values(),)
+    new = plan.indices()
     for position, user in getitems.items():
-        if positions[position] != position:
-            user.args = (call, positions[position])
-    specs_in_order = [
-        OutputSpec(spec.kind, TensorArgument(value.name), spec.target) for value, spec in mutations
-    ]
-    specs_in_order += [
-        OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None) for _, value in kept
-    ]
-    return specs_in_order, mutated
+        if new[position] != position:
+            user.args = (call, new[position])
+    return plan.specs(), plan.mutated
+
+
+def _plan_outputs(
+    values: Sequence[Any],
+    readers: Mapping[int, Node],
+    index: SignatureIndex,
+    owned: set[str | None],
+) -> _OutputPlan:
+    """Return what a partition is to return; nothing changes.
+
+    A new value that the owner reads as well is returned twice, once for either purpose.
+    """
+    plan = _OutputPlan()
+    for position, value in enumerate(values):
+        reader = readers.get(position)
+        if reader is None:
+            plan.kept.append((position, value))
+            continue
+        specs = index.outputs.get(reader.name, [])
+        taken = [spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned]
+        if taken:
+            plan.first[position] = len(plan.mutations)
+            plan.mutations.extend((value, spec) for spec in taken)
+            plan.mutated[reader.name] = taken
+        if not taken or len(specs) > len(taken) or len(reader.users) > 1:
+            plan.kept.append((position, value))
+    return plan
 
 
 def flat_call_graph(inputs: int, outputs: int) -> list[ModuleCallEntry]:
@@ -328,7 +370,7 @@ def argument_of(value: object) -> Any:
 
 
 def renamed(argument: Any, value: object) -> Any:
-    """Return ``argument`` under the name of ``value``, the node that stands in its place now."""
+    """Return ``argument`` under the name of ``value``, the node that replaces it now."""
     if not isinstance(value, Node) or not hasattr(argument, "name"):
         return argument
     if argument.name == value.name:
