@@ -145,25 +145,25 @@ def run(*words: str) -> int:
 def test_it_writes_a_file_and_says_what_it_did(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "new" / "model.pte"
+    path = tmp_path / "new" / "model.pte"
     page = tmp_path / "graph.html"
-    assert run(model, "--backend", "Try", "-o", str(place), "--html", str(page)) == 0
+    assert run(model, "--backend", "Try", "-o", str(path), "--html", str(page)) == 0
     text = capsys.readouterr().out
     for word in ("nodes", "partitions     1 (1 to VerbatimBackend)", "delegated", "file size"):
         assert word in text
-    for word in ("planned memory", "time", "from eager", str(place)):
+    for word in ("planned memory", "time", "from eager", str(path)):
         assert word in text
     assert page.read_text().startswith("<!")
-    with open_pte(place) as file:
+    with open_pte(path) as file:
         assert file is not None
 
 
 def test_a_check_that_cannot_be_made_is_an_error(model: str, tmp_path: Path) -> None:
-    place = tmp_path / "model.pte"
+    path = tmp_path / "model.pte"
     has_runner = importlib.util.find_spec("lowerdeck.runner") is not None
     expected = "cannot be compared" if has_runner else "needs lowerdeck.runner: pip install"
     with pytest.raises(CommandError, match=expected) as caught:
-        run(model, "--backend", "Try", "-o", str(place), "--check")
+        run(model, "--backend", "Try", "-o", str(path), "--check")
     assert caught.value.exit_status == 4
 
 

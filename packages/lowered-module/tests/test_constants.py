@@ -1,4 +1,4 @@
-"""Which placeholders of a program are constant, and the tensors behind them."""
+"""Which placeholders of a program are constant, and their tensors."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.inspect.graph_layout import place_nodes
+from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -189,14 +189,14 @@ def graphs(draw: Callable[..., Any]) -> list[list[int]]:
 
 
 @given(graphs())
-def test_a_node_stands_below_what_it_needs_and_beside_its_row(needs: list[list[int]]) -> None:
-    places = place_nodes(needs)
-    assert len(places) == len(needs)
+def test_a_node_is_below_what_it_needs_and_beside_its_row(needs: list[list[int]]) -> None:
+    coordinates = coordinates_of(needs)
+    assert len(coordinates) == len(needs)
     rows: dict[int, list[float]] = {}
-    for node, (column, row) in enumerate(places):
-        assert all(places[other][1] < row for other in needs[node])
+    for node, (column, row) in enumerate(coordinates):
+        assert all(coordinates[other][1] < row for other in needs[node])
         rows.setdefault(row, []).append(column)
     for columns in rows.values():
         columns.sort()
         assert all(b - a >= 0.99 for a, b in pairwise(columns))
-    assert not places or min(column for column, _ in places) == 0
+    assert not coordinates or min(column for column, _ in coordinates) == 0

@@ -293,8 +293,8 @@ def test_handles_of_delegates_in_delegates_are_their_own() -> None:
 
 def test_debug_handles_that_are_there_are_kept() -> None:
     program = export(Wide(), torch.ones(3))
-    for place, node in enumerate(program.graph.nodes):
-        node.meta["debug_handle"] = 1000 + place
+    for index, node in enumerate(program.graph.nodes):
+        node.meta["debug_handle"] = 1000 + index
     lowered = to_backend(program, TaggingPartitioner(lambda _: "all"))
     ((_, delegate, call),) = get_lowered_submodules(lowered.graph_module)
     names = {node.name: node.meta["debug_handle"] for node in program.graph.nodes}

@@ -318,9 +318,9 @@ def test_a_whole_program_as_a_delegate_returns_views_as_copies(name: str) -> Non
     found = pytree.tree_leaves(delegate(x))
     same(found, pytree.tree_leaves(module(x)))
     held = {memory_of(x), *map(memory_of, delegate.original_module.state_dict.values())}
-    places = [memory_of(value) for value in found]
-    assert len(set(places)) == len(places)
-    assert not held & set(places)
+    addresses = [memory_of(value) for value in found]
+    assert len(set(addresses)) == len(addresses)
+    assert not held & set(addresses)
 
 
 def test_a_delegate_whose_outputs_alias_nothing_copies_nothing() -> None:

@@ -164,7 +164,7 @@ def test_lifted_constants_are_owned() -> None:
     behaves(Model(), lowered, torch.ones(2))
 
 
-def test_tied_weights_leave_no_second_name_behind() -> None:
+def test_tied_weights_leave_no_second_name() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -187,8 +187,8 @@ def test_a_cluster_gives_the_same(program: ExportedProgram) -> None:
 
 def test_a_parcel_arrives_as_it_was_sent() -> None:
     program = generated(2, 6, dynamic=True).export()
-    for place, node in enumerate(program.graph.nodes):
-        node.meta["debug_handle"] = 100 + place
+    for index, node in enumerate(program.graph.nodes):
+        node.meta["debug_handle"] = 100 + index
     result = preprocess_parcel(pack(program, Counting, []))
     assert result.processed_bytes == str(program.graph).encode()
     assert result.debug_handle_map is not None

@@ -1,4 +1,4 @@
-"""Everything private in torch that this package stands on, so that a new torch breaks one file."""
+"""Everything private in torch that this package needs, so that a new torch breaks one file."""
 
 from __future__ import annotations
 

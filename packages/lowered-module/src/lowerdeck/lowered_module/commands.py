@@ -216,24 +216,24 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
 
 def _named(text: str, expected: str) -> Any:
     """Return what ``"package.module:path"`` names."""
-    place, _, path = text.partition(":")
-    if not place or not path:
+    module, _, path = text.partition(":")
+    if not module or not path:
         raise LoweringError(f"found {text!r}, expected {expected}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        made: Any = importlib.import_module(place)
+        made: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        stem = Path(place).stem
+        stem = Path(module).stem
         cure = "install it, or start the command in the folder that holds it"
-        if place == f"{stem}.py":
+        if module == f"{stem}.py":
             cure = f"give the module without .py: {stem}:{path}"
         raise LoweringError(
-            f"module {place!r} of {text!r} cannot be imported ({error}): {cure}"
+            f"module {module!r} of {text!r} cannot be imported ({error}): {cure}"
         ) from error
     except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"module {place!r} of {text!r} cannot be imported: {_told(error)}"
+            f"module {module!r} of {text!r} cannot be imported: {_told(error)}"
         ) from error
     for name in path.split("."):
         if not hasattr(made, name):
@@ -330,8 +330,8 @@ def _stage(bar: Any, seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def _shown_on(bar: Any) -> Callable[[int, int, str], None]:
-    def show(done: int, total: int, place: str) -> None:
-        bar.set_postfix_str(f"partition {done} of {total}: {place}")
+    def show(done: int, total: int, label: str) -> None:
+        bar.set_postfix_str(f"partition {done} of {total}: {label}")
 
     return show
 
@@ -379,8 +379,8 @@ def _difference(
             if one.shape != other.shape:
                 return float("inf")
             if other.numel():
-                gap = (one.to(torch.float64) - other.to(torch.float64)).abs().max().item()
-                largest = max(largest, gap)
+                difference = (one.to(torch.float64) - other.to(torch.float64)).abs().max().item()
+                largest = max(largest, difference)
         elif one != other:
             return float("inf")
     return largest

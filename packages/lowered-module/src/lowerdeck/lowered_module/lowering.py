@@ -257,7 +257,7 @@ def _lower_whole(
         owner=kept.graph_module,
         call=kept.graph.output_node(),
         part=SubProgram(kept, {}, {}),
-        place="that is the whole program",
+        label="that is the whole program",
     )
     with handles_taken(next_handle), shown(progress, 1) as show:
         (result,) = preprocess_each([cut], show, executor=executor, cache=cache)
@@ -324,7 +324,8 @@ def _require_partitioner(given: object) -> None:
         )
     if not callable(given):
         raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected a Partitioner"
+            f"found a {type(given).__name__} as partitioner, expected a Partitioner, or what else "
+            "takes a program: to_backend(program, XnnpackPartitioner())"
         )
 
 

@@ -91,7 +91,7 @@ class DeclarativeBackend(BackendDetails):
     owns_state: ClassVar[bool] = True
 
     def begin_partition(self, part: PartitionView) -> None:
-        """Prepare for the visitors; as it stands, nothing is done.
+        """Prepare for the visitors; by default nothing is done.
 
         Args:
             part: The partition, of which no node has been visited: its inputs and constants can be

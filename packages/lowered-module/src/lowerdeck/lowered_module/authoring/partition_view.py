@@ -30,7 +30,7 @@ class PartitionView:
         program: The partition as a program.
         compile_specs: What the partitioner wanted the backend to know, by key.
         inputs: The placeholders of what the delegate is called with, in order.
-        constants: The tensor behind each placeholder that the partition owns and reads or changes.
+        constants: The tensor of each placeholder that the partition owns and reads or changes.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each owned placeholder that changes, the node of its new value.
         instructions: What visitors emitted.

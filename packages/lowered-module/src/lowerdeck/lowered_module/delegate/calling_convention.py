@@ -17,7 +17,7 @@ from lowerdeck.torch_base import pytree, set_program_parts
 
 @dataclass(frozen=True, slots=True)
 class CallingConvention:
-    """What stands between a program's caller and its delegate.
+    """What is between a program's caller and its delegate.
 
     Attributes:
         in_spec: Structure of the arguments and keyword arguments.
@@ -63,8 +63,8 @@ class CallingConvention:
             outputs: What the delegate returned.
             inputs: What it was given.
         """
-        for place, value in zip(self.mutated, outputs, strict=False):
-            inputs[place].copy_(value)
+        for position, value in zip(self.mutated, outputs, strict=False):
+            inputs[position].copy_(value)
         leaves = self.with_constants(list(outputs[len(self.mutated) :]))
         return pytree.tree_unflatten(leaves, self.out_spec)
 

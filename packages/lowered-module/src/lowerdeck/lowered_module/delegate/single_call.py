@@ -55,8 +55,8 @@ def single_call_program(
     parts = [_picked(call, index, output) for index, output in enumerate(returned)]
     mutated = () if convention is None else convention.mutated
     output_specs = [
-        OutputSpec(OutputKind.USER_INPUT_MUTATION, argument_of(part), arguments[place].name)
-        for part, place in zip(parts, mutated, strict=False)
+        OutputSpec(OutputKind.USER_INPUT_MUTATION, argument_of(part), arguments[index].name)
+        for part, index in zip(parts, mutated, strict=False)
     ]
     results: list[Any] = parts[len(mutated) :]
     if convention is not None:

@@ -1,4 +1,4 @@
-"""Where the nodes of a graph stand in a picture: in rows below what they need."""
+"""Where the nodes of a graph are in a picture: in rows below what they need."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 _SWEEPS = 4
 
 
-def place_nodes(needs: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
+def coordinates_of(needs: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
     """Return column and row of each node, in time that grows with nodes and edges.
 
-    A node stands one row below the lowest that it needs. Rows are ordered by where neighbours
-    stand, a few times down and up, and then pulled below and above each other.
+    A node is one row below the lowest that it needs. Rows are ordered by where neighbours
+    are, a few times down and up, and then pulled below and above each other.
 
     Args:
         needs: For each node those that it needs, all of which come before it.
@@ -20,7 +20,7 @@ def place_nodes(needs: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
         Pairs of column and row. In a row columns are at least 1 apart; the leftmost is at 0.
 
     Example:
-        >>> place_nodes([[], [0], [0], [1, 2]])
+        >>> coordinates_of([[], [0], [0], [1, 2]])
         [(0.5, 0), (0.0, 1), (1.0, 1), (0.5, 2)]
     """
     if not needs:
@@ -35,8 +35,8 @@ def place_nodes(needs: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
             readers[other].append(node)
     columns = [0.0] * len(needs)
     for level in levels:
-        for place, node in enumerate(level):
-            columns[node] = place - (len(level) - 1) / 2
+        for column, node in enumerate(level):
+            columns[node] = column - (len(level) - 1) / 2
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for level in levels if down else reversed(levels):
@@ -53,7 +53,7 @@ def _rows(needs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _settle(level: list[int], neighbours: Sequence[Sequence[int]], columns: list[float]) -> None:
-    """Move the nodes of one row to the middle of their neighbours, as near as there is room."""
+    """Move the nodes of one row to the middle of their neighbours, as near as fits."""
     wanted = {}
     for node in level:
         others = neighbours[node]

@@ -1,4 +1,4 @@
-"""A program's graph as data for a picture: nodes with their places, partitions, and reasons."""
+"""A program's graph as data for a picture: nodes, where they are, partitions, and reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.authoring.rejects import REJECT
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
-from lowerdeck.lowered_module.inspect.graph_layout import place_nodes
+from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
 from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of, executorch_call_delegate, module_path, source_frame
@@ -31,7 +31,7 @@ class _Shown:
     needs: list[int]
     constants: list[str]
     type: str
-    place: str
+    location: str
     reason: str
 
 
@@ -46,7 +46,7 @@ class _Group:
 
 
 class GraphPicture:
-    """Nodes of all graphs in one list, each behind what it needs.
+    """Nodes of all graphs in one list, each after what it needs.
 
     Args:
         reasons: For names of nodes why no partition took them.
@@ -72,7 +72,7 @@ class GraphPicture:
         Args:
             title: What to call the program.
         """
-        places = place_nodes([node.needs for node in self._nodes])
+        coordinates = coordinates_of([node.needs for node in self._nodes])
         return {
             "title": title,
             "groups": [
@@ -93,12 +93,12 @@ class GraphPicture:
                     "needs": node.needs,
                     "constants": node.constants,
                     "type": node.type,
-                    "place": node.place,
+                    "place": node.location,
                     "reason": node.reason,
                     "x": x,
                     "y": y,
                 }
-                for node, (x, y) in zip(self._nodes, places, strict=True)
+                for node, (x, y) in zip(self._nodes, coordinates, strict=True)
             ],
         }
 
@@ -205,7 +205,7 @@ class GraphPicture:
                 sorted(needs),
                 constants,
                 _brief(_type(node.meta.get("val"))),
-                _brief(_place(node)),
+                _brief(_line(node)),
                 _brief(self._reason(node)) if left_out else "",
             )
         )
@@ -246,7 +246,7 @@ def _type(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _place(node: Node) -> str:
+def _line(node: Node) -> str:
     """Return the module path, and the innermost line outside torch."""
     frame = source_frame(node)
     line = f"{frame.file}:{frame.line}" if frame else ""

@@ -31,7 +31,7 @@ class Cut:
         owner: The graph that it was cut out of.
         call: The node of ``owner`` that calls it.
         part: The partition as a program.
-        place: Where it stands, in words for errors: the tag, and the nested graph if any.
+        label: What errors call it: the tag, and the nested graph if any.
     """
 
     tag: str
@@ -41,7 +41,7 @@ class Cut:
     owner: GraphModule
     call: Node
     part: SubProgram
-    place: str
+    label: str
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
         The program with its partitions.
 
     Raises:
-        PartitionError: A tag stands where none can.
+        PartitionError: A node has a tag that may have none.
         OwnershipError: A partition cannot own what it should.
         lowerdeck.graph_fuser.GraphFuserError: A partition's nodes cannot be one call, because a
             value leaves the partition and comes back.
@@ -133,7 +133,7 @@ def _cut_graph(
             owner=gm,
             call=call,
             part=sub_program(submodule, program, tag, call, index, constraints),
-            place=f"{tag!r}" + (f" in {where.rstrip('.')}" if where else ""),
+            label=f"{tag!r}" + (f" in {where.rstrip('.')}" if where else ""),
         )
 
 

@@ -42,7 +42,7 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
 
 
 def _same_target(one: Node, other: Node) -> bool:
-    # Placeholders are known by their place: fx gives copies other names where it must.
+    # Placeholders are known by their position: fx gives copies other names where it must.
     return one.op in ("placeholder", "output") or one.target == other.target
 
 

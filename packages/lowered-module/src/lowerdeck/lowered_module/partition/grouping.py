@@ -50,7 +50,7 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     """Return the nodes of each tag in one graph, completed by what must come along.
 
     Modifies the graph in place, but only by giving a group its own copy of a get_attr node that
-    others read too. A getitem stands where its source stands, whatever its tag: a border carries
+    others read too. A getitem goes where its source goes, whatever its tag: a border carries
     single values. Along come the get_attrs that grouped nodes read: branch graphs, earlier
     delegates, tree specs; a tensor attribute if it is tagged.
 
@@ -65,12 +65,12 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
         PartitionError: An output or another node that cannot be delegated is tagged.
     """
     groups: Groups = {}
-    home: dict[Node, str] = {}
+    tag_of: dict[Node, str] = {}
     for node in graph_module.graph.nodes:
         tag = node.meta.get(DELEGATION_TAG)
         if is_getitem(node) and isinstance(node.args[0], Node):
             # A border carries single values, so that a list is opened where it is made.
-            tag = home.get(node.args[0])
+            tag = tag_of.get(node.args[0])
         if tag is None or tag not in tags or node.op in ("placeholder", "get_attr"):
             continue
         if node.op != "call_function":
@@ -78,17 +78,17 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
                 f"{node.op} node {node.name!r} is tagged {tag!r}; only computing nodes and the "
                 "constants they read can be delegated: leave it untagged"
             )
-        home[node] = tag
+        tag_of[node] = tag
         groups.setdefault(tag, []).append(node)
     for nodes in groups.values():
-        _compute_numbers_outside(nodes, home)
-    for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, home, tag)]:
+        _compute_numbers_outside(nodes, tag_of)
+    for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, tag_of, tag)]:
         # Nobody reads it: there is nothing to delegate, and a later pass removes the nodes.
         for node in groups.pop(tag):
-            del home[node]
+            del tag_of[node]
     for nodes in groups.values():
-        _open_lists(nodes, home)
-    _adopt_attributes(graph_module, groups, home)
+        _open_lists(nodes, tag_of)
+    _adopt_attributes(graph_module, groups, tag_of)
     return groups
 
 
@@ -99,23 +99,23 @@ def strip_tags(graph_module: GraphModule) -> None:
             node.meta.pop(DELEGATION_TAG, None)
 
 
-def _is_dead(nodes: list[Node], home: dict[Node, str], tag: str) -> bool:
-    return all(home.get(user) == tag for node in nodes for user in node.users)
+def _is_dead(nodes: list[Node], tag_of: dict[Node, str], tag: str) -> bool:
+    return all(tag_of.get(user) == tag for node in nodes for user in node.users)
 
 
-def _open_lists(nodes: list[Node], home: dict[Node, str]) -> None:
+def _open_lists(nodes: list[Node], tag_of: dict[Node, str]) -> None:
     """Let readers outside take the single values of a node that returns a list, not the list."""
     for node in list(nodes):
         value = node.meta.get("val")
-        readers = [user for user in node.users if home.get(user) != home[node]]
+        readers = [user for user in node.users if tag_of.get(user) != tag_of[node]]
         if not isinstance(value, list | tuple) or not readers:
             continue
         parts: list[Node] = []
         with node.graph.inserting_after(node):
             for index in reversed(range(len(value))):
                 part = node.graph.call_function(operator.getitem, (node, index))
-                part.meta = {"val": value[index], DELEGATION_TAG: home[node]}
-                home[part] = home[node]
+                part.meta = {"val": value[index], DELEGATION_TAG: tag_of[node]}
+                tag_of[part] = tag_of[node]
                 parts.insert(0, part)
         nodes.extend(parts)
         for reader in readers:
@@ -129,7 +129,7 @@ def _replace_by_list(reader: Node, node: Node, parts: list[Node]) -> None:
     reader.args, reader.kwargs = map_arg((reader.args, reader.kwargs), opened)
 
 
-def _compute_numbers_outside(nodes: list[Node], home: dict[Node, str]) -> None:
+def _compute_numbers_outside(nodes: list[Node], tag_of: dict[Node, str]) -> None:
     """Let readers outside compute the numbers of a partition, such as sizes, by themselves.
 
     The runtime's delegates return tensors only. A number costs nothing to compute again; the
@@ -137,20 +137,20 @@ def _compute_numbers_outside(nodes: list[Node], home: dict[Node, str]) -> None:
     """
     copies: dict[Node, Node] = {}
     for node in nodes:
-        readers = [user for user in node.users if home.get(user) != home[node]]
+        readers = [user for user in node.users if tag_of.get(user) != tag_of[node]]
         if not readers or not isinstance(node.meta.get("val"), _NUMBERS):
             continue
-        copied = _copy_outside(node, home, copies)
+        copied = _copy_outside(node, tag_of, copies)
         for reader in readers:
             reader.replace_input_with(node, copied)
     for node in reversed(copies):
         if not node.users:
-            del home[node]
+            del tag_of[node]
             node.graph.erase_node(node)
-    nodes[:] = [node for node in nodes if node in home]
+    nodes[:] = [node for node in nodes if node in tag_of]
 
 
-def _copy_outside(node: Node, home: Mapping[Node, str], copies: dict[Node, Node]) -> Node:
+def _copy_outside(node: Node, tag_of: Mapping[Node, str], copies: dict[Node, Node]) -> Node:
     """Return a copy of ``node`` that reads nothing but tensors of its partition."""
     waiting = [node]
     while waiting:
@@ -158,7 +158,7 @@ def _copy_outside(node: Node, home: Mapping[Node, str], copies: dict[Node, Node]
         numbers = [
             source
             for source in current.all_input_nodes
-            if home.get(source) == home[node] and isinstance(source.meta.get("val"), _NUMBERS)
+            if tag_of.get(source) == tag_of[node] and isinstance(source.meta.get("val"), _NUMBERS)
         ]
         missing = [source for source in numbers if source not in copies]
         if missing:
@@ -173,12 +173,12 @@ def _copy_outside(node: Node, home: Mapping[Node, str], copies: dict[Node, Node]
     return copies[node]
 
 
-def _adopt_attributes(graph_module: GraphModule, groups: Groups, home: dict[Node, str]) -> None:
+def _adopt_attributes(graph_module: GraphModule, groups: Groups, tag_of: dict[Node, str]) -> None:
     adopted: dict[str, list[Node]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
         readers: dict[str | None, list[Node]] = {}
         for user in node.users:
-            readers.setdefault(home.get(user), []).append(user)
+            readers.setdefault(tag_of.get(user), []).append(user)
         here = [tag for tag in readers if tag is not None]
         if not here or (_is_data(graph_module, node) and DELEGATION_TAG not in node.meta):
             continue

@@ -45,7 +45,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             move into its partition.
     """
     graph = program.graph
-    home = {node: tag for tag, nodes in groups.items() for node in nodes}
+    tag_of = {node: tag for tag, nodes in groups.items() for node in nodes}
     new_values = _new_values(program)
     changing = changing_inputs(program)
     owned: Owned = {}
@@ -70,7 +70,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             )
         if spec.target in new_values:
             memory = memory or MemoryUse.of_program(program)
-            _own_state(memory, node, tag, new_values[spec.target], groups, home)
+            _own_state(memory, node, tag, new_values[spec.target], groups, tag_of)
             owned.setdefault(tag, []).append(node)
         elif node in changing:
             raise OwnershipError(
@@ -78,7 +78,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
                 "memory with a buffer that the program changes: leave it untagged"
             )
         else:
-            for owner in _owners(node, spec, tag, groups, home):
+            for owner in _owners(node, spec, tag, groups, tag_of):
                 owned.setdefault(owner, []).append(node)
     return owned
 
@@ -94,11 +94,11 @@ def _new_values(program: ExportedProgram) -> Mapping[str | None, object]:
 
 
 def _owners(
-    node: Node, spec: InputSpec, tag: str, groups: Groups, home: Mapping[Node, str]
+    node: Node, spec: InputSpec, tag: str, groups: Groups, tag_of: Mapping[Node, str]
 ) -> list[str]:
     if not node.users:
         return [tag] if tag in groups else []
-    readers = {home.get(user) for user in node.users}
+    readers = {tag_of.get(user) for user in node.users}
     if node.meta.get("no_copy") and len(readers) > 1:
         names = ", ".join(sorted(repr(r) if r else "the program itself" for r in readers))
         raise OwnershipError(
@@ -114,10 +114,10 @@ def _own_state(
     tag: str,
     value: object,
     groups: Groups,
-    home: dict[Node, str],
+    tag_of: dict[Node, str],
 ) -> None:
-    if not isinstance(value, Node) or home.get(value) != tag:
-        where = home.get(value) if isinstance(value, Node) else None
+    if not isinstance(value, Node) or tag_of.get(value) != tag:
+        where = tag_of.get(value) if isinstance(value, Node) else None
         raise OwnershipError(
             f"buffer {node.name!r} is tagged {tag!r}, but its new value {value} is computed "
             f"{f'by partition {where!r}' if where else 'outside of every partition'}: tag the "
@@ -132,7 +132,7 @@ def _own_state(
             inside.append(inner)
         if memory.group(inner) is not memory.group(node) or not _is_tensor(inner):
             continue
-        foreign = [user for user in inner.users if home.get(user) != tag]
+        foreign = [user for user in inner.users if tag_of.get(user) != tag]
         if not foreign:
             continue
         with node.graph.inserting_after(last if inner is node else inner):
@@ -141,7 +141,7 @@ def _own_state(
         for reader in foreign:
             reader.replace_input_with(inner, old)
         inside.append(old)
-        home[old] = tag
+        tag_of[old] = tag
     groups[tag][:] = inside
 
 

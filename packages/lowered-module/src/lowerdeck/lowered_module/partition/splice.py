@@ -50,9 +50,11 @@ def splice_delegates(
         _take_results(part.call, call, delegate)
         graph.erase_node(part.call)
         part.owner.delete_submodule(str(part.call.target))
+    # Tags are one lowering's own: the next would take what is left of them for its partitioner's.
     strip_tags(cut.program.graph_module)
     for delegate in delegates:
         strip_tags(delegate.original_module.graph_module)
+    # The outermost graph's code is generated when the new program is made of it.
     for gm in graphs_of(cut.program.graph_module):
         if gm is not cut.program.graph_module:
             gm.recompile()

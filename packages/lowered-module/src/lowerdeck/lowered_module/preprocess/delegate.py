@@ -47,13 +47,13 @@ def make_delegate(
     return delegate
 
 
-def check_result(result: Any, backend_id: str, place: str) -> Any:
+def check_result(result: Any, backend_id: str, label: str) -> Any:
     """Return ``result`` if a delegate can be made of it.
 
     Args:
         result: What a backend returned.
         backend_id: The backend.
-        place: The partition, in words.
+        label: The partition, in words.
 
     Raises:
         PreprocessError: It has no bytes.
@@ -61,7 +61,7 @@ def check_result(result: Any, backend_id: str, place: str) -> Any:
     blob = getattr(result, "processed_bytes", None)
     if not isinstance(blob, bytes | bytearray | memoryview):
         raise PreprocessError(
-            f"backend {backend_id!r} returned {_kind(result)} for partition {place}, whose "
+            f"backend {backend_id!r} returned {_kind(result)} for partition {label}, whose "
             f"processed_bytes is {_kind(blob)}: return a PreprocessResult with bytes"
         )
     return result
@@ -78,7 +78,7 @@ def failure(cut: Cut, error: BaseException) -> PreprocessError:
     lines = source_lines(cut.part.program)
     origin = f"\nThe partition comes from\n{lines}" if lines else ""
     return PreprocessError(
-        f"backend {cut.backend_id!r} failed on partition {cut.place} with {said}{origin}"
+        f"backend {cut.backend_id!r} failed on partition {cut.label} with {said}{origin}"
     )
 
 
@@ -87,7 +87,7 @@ def source_lines(program: ExportedProgram, limit: int = 5) -> str:
 
     Args:
         program: A partition.
-        limit: How many places to name.
+        limit: How many lines to name.
     """
     found: dict[str, None] = {}
     for node in program.graph.nodes:

@@ -38,6 +38,7 @@ def preprocess_each(
         PreprocessError: A backend raised or returned no result. What other partitions came to
             stays in the cache.
     """
+    # All are found before the first compiles: a name that nobody knows must not cost an hour.
     wanted = dict.fromkeys((cut.backend_id, cut.peers) for cut in cuts)
     backends = {one: find_backend(one[0], peers=one[1]) for one in wanted}
     backend_of = [backends[cut.backend_id, cut.peers] for cut in cuts]
@@ -54,10 +55,11 @@ def preprocess_each(
 
     def keep(number: int, result: Any) -> None:
         cut = cuts[number]
-        results[number] = check_result(result, cut.backend_id, cut.place)
+        # Checked before it is kept, so that no later run gets a wrong result out of the cache.
+        results[number] = check_result(result, cut.backend_id, cut.label)
         if cache is not None:
             cache.put(keys[number], result)
-        progress(len(results), len(cuts), cut.place)
+        progress(len(results), len(cuts), cut.label)
 
     todo = [number for number in range(len(cuts)) if number not in results]
     if executor is None:
@@ -106,7 +108,7 @@ def preprocess_methods(
             )
         else:
             found = _run_together(backend, name, mine)
-            progress(len(results) + len(found), len(every), mine[-1][1].place)
+            progress(len(results) + len(found), len(every), mine[-1][1].label)
         results.update({id(cut): one for (_, cut), one in zip(mine, found, strict=True)})
     return {method: [results[id(cut)] for cut in parts] for method, parts in cuts.items()}
 
@@ -136,6 +138,7 @@ def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> 
             for other in parcels:
                 other.cancel()
     if failures:
+        # That of the first partition, not the first to arrive: the same error in every run.
         raise failures[min(failures)]
 
 
@@ -174,4 +177,4 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
                 f"method {method!r}: return one per partition, in order"
             )
     taken = {method: iter(found[method]) for method in programs}
-    return [check_result(next(taken[method]), name, cut.place) for method, cut in mine]
+    return [check_result(next(taken[method]), name, cut.label) for method, cut in mine]

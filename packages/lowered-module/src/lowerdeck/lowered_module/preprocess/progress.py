@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of partitions done, the number of all, and the last one's place."""
+"""Called with the number of partitions done, the number of all, and the last one's label."""
 
 
 @contextmanager
@@ -27,13 +27,13 @@ def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
     else:
         with tqdm(total=total, desc="lowering", unit="partition", leave=False) as bar:
 
-            def show(done: int, total: int, place: str) -> None:
+            def show(done: int, total: int, label: str) -> None:
                 del total
-                bar.set_postfix_str(place)
+                bar.set_postfix_str(label)
                 bar.update(done - bar.n)
 
             yield show
 
 
-def _quiet(done: int, total: int, place: str) -> None:
-    del done, total, place
+def _quiet(done: int, total: int, label: str) -> None:
+    del done, total, label

@@ -25,8 +25,8 @@ _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Stands for a node, by its place in its graph."""
+class _NodeIndex:
+    """Stands for a node, by its index in its graph."""
 
     number: int
 
@@ -111,10 +111,10 @@ def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
 
 
 def _arguments(graph_module: GraphModule) -> Iterator[Any]:
-    place = {node: number for number, node in enumerate(graph_module.graph.nodes)}
+    index_of = {node: number for number, node in enumerate(graph_module.graph.nodes)}
 
     def named(value: object) -> object:
-        return _Place(place[value]) if isinstance(value, Node) else value
+        return _NodeIndex(index_of[value]) if isinstance(value, Node) else value
 
     for node in graph_module.graph.nodes:
         yield map_aggregate((node.args, node.kwargs), named)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def _set_arguments(graph_module: GraphModule, arguments: Iterator[Any]) -> None:
     nodes = list(graph_module.graph.nodes)
 
     def found(value: object) -> object:
-        return nodes[value.number] if isinstance(value, _Place) else value
+        return nodes[value.number] if isinstance(value, _NodeIndex) else value
 
     for node in nodes:
         node.args, node.kwargs = map_aggregate(next(arguments), found)  # type: ignore[arg-type]

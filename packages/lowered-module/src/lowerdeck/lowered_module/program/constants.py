@@ -1,4 +1,4 @@
-"""Which placeholders of a program no run changes, and the tensors behind them."""
+"""Which placeholders of a program no run changes, and their tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def constant_names(program: ExportedProgram) -> dict[str, str]:
 
 
 def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Return the tensor behind each placeholder that no run changes.
+    """Return the tensor of each placeholder that no run changes.
 
     Args:
         program: One partition as a program of its own.

@@ -223,7 +223,7 @@ def _harms(program: ExportedProgram, tags: Container[object]) -> Iterator[Harm]:
     for gm in graphs_of(program.graph_module):
         memory = _memory(program, gm)
         if memory.has_writes:
-            yield from _harms_in(gm.graph, memory, _homes(gm.graph, tags))
+            yield from _harms_in(gm.graph, memory, _tags(gm.graph, tags))
 
 
 def _memory(program: ExportedProgram, gm: GraphModule) -> MemoryUse:
@@ -231,44 +231,44 @@ def _memory(program: ExportedProgram, gm: GraphModule) -> MemoryUse:
     return MemoryUse(gm.graph, gm, shared_inputs(program) if outermost else ())
 
 
-def _homes(graph: Graph, tags: Container[object]) -> dict[Node, str]:
+def _tags(graph: Graph, tags: Container[object]) -> dict[Node, str]:
     """Return the tag of each node that a partition takes or owns."""
-    homes: dict[Node, str] = {}
+    tag_of: dict[Node, str] = {}
     for node in graph.nodes:
         tag = node.meta.get(DELEGATION_TAG)
         if is_getitem(node) and isinstance(node.args[0], Node):
             # An element goes where its tuple goes.
-            tag = homes.get(node.args[0])
+            tag = tag_of.get(node.args[0])
         if tag is not None and tag in tags:
-            homes[node] = tag
-    return homes
+            tag_of[node] = tag
+    return tag_of
 
 
-def _harms_in(graph: Graph, memory: MemoryUse, homes: Mapping[Node, str]) -> Iterator[Harm]:
-    owners = _owners(graph, memory, homes)
-    for node, tag in homes.items():
+def _harms_in(graph: Graph, memory: MemoryUse, tag_of: Mapping[Node, str]) -> Iterator[Harm]:
+    owners = _owners(graph, memory, tag_of)
+    for node, tag in tag_of.items():
         touched = (memory.group(node), *memory.reads(node), *memory.writes(node))
         for group in dict.fromkeys(touched):
             writers = memory.writers(group)
             if writers and owners[group] != {tag}:
-                others = [writer for writer in writers if homes.get(writer) != tag]
+                others = [writer for writer in writers if tag_of.get(writer) != tag]
                 yield Harm((others or writers)[0], node, tag)
 
 
 def _owners(
-    graph: Graph, memory: MemoryUse, homes: Mapping[Node, str]
+    graph: Graph, memory: MemoryUse, tag_of: Mapping[Node, str]
 ) -> dict[Node, set[str | None]]:
     """Return, for each memory that is written, who makes it and who writes it."""
     owners: dict[Node, set[str | None]] = {}
     for node in graph.nodes:
-        # What stands before the call is nobody's own, even where a partition owns its bytes.
-        home = None if node.op in _OUTSIDE else homes.get(node)
+        # What comes before the call is nobody's own, even where a partition owns its bytes.
+        tag = None if node.op in _OUTSIDE else tag_of.get(node)
         group = memory.group(node)
         makes = node.op in _OUTSIDE or group not in map(memory.group, node.all_input_nodes)
         if makes and memory.writers(group):
-            owners.setdefault(group, set()).add(home)
+            owners.setdefault(group, set()).add(tag)
         for written in memory.writes(node):
-            owners.setdefault(written, set()).add(home)
+            owners.setdefault(written, set()).add(tag)
     return owners
 
 

@@ -17,7 +17,7 @@ def held_messages() -> Iterator[None]:
     """Hold what is printed and logged on stderr inside: told at the end, forgotten on an error.
 
     torch prints a failing graph and logs warnings beside the error that it raises, and all that
-    is of use stands in the error.
+    is of use is in the error.
 
     Example:
         >>> with held_messages():

@@ -95,7 +95,7 @@ class PreparedModule(torch.nn.Module):
             ],
         )
         self._user_inputs = [
-            place for place, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
+            index for index, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
         ]
         self._plan = _plan(program)
         self._fake: weakref.WeakKeyDictionary[FakeTensorMode, list[Any]]
@@ -116,16 +116,16 @@ class PreparedModule(torch.nn.Module):
         """
         mode = fake_mode_of(args) or active_fake_mode()
         values = list(self._state[0] if mode is None else self._fake_state(mode))
-        for place, value in zip(self._user_inputs, args, strict=True):
-            values[place] = value
+        for index, value in zip(self._user_inputs, args, strict=True):
+            values[index] = value
         outputs = self._source[0](*values)
         returned = [_own(outputs[source], aliased) for source, aliased in self._plan.returned]
         changes = [
-            (place, _own(outputs[source], aliased))
-            for source, aliased, place in self._plan.changed
+            (index, _own(outputs[source], aliased))
+            for source, aliased, index in self._plan.changed
         ]
-        for place, value in changes:
-            values[place].copy_(value)
+        for index, value in changes:
+            values[index].copy_(value)
         return tuple(returned)
 
     def _fake_state(self, mode: FakeTensorMode) -> list[Any]:
@@ -165,8 +165,8 @@ class _Plan:
 def _plan(program: ExportedProgram) -> _Plan:
     signature = program.graph_signature
     placeholders = program.graph.find_nodes(op="placeholder")
-    names = {spec.target: place for place, spec in enumerate(signature.input_specs)}
-    names |= {node.name: place for place, node in enumerate(placeholders)}
+    names = {spec.target: position for position, spec in enumerate(signature.input_specs)}
+    names |= {node.name: position for position, node in enumerate(placeholders)}
     outputs = program.graph.output_node().args[0]
     memory = MemoryUse.of_program(program)
     changing = {

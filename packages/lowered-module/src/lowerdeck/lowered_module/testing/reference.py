@@ -95,7 +95,7 @@ class TaggingPartitioner(Partitioner):
 def runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[Node, str]:
     """Return a tag for each chosen node: one for each run of chosen neighbours in its graph.
 
-    A run is convex, because nothing stands between its nodes.
+    A run is convex, because nothing is between its nodes.
 
     Args:
         graph_module: The outermost graph; nested ones get tags of their own.
