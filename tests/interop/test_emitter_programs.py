@@ -88,7 +88,7 @@ def test_methods_share_state_where_they_share_arenas(start: float) -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_state_lies_in_a_memory_of_its_own_at_one_place_in_all_methods() -> None:
+def test_state_lies_in_a_memory_of_its_own_at_one_offset_in_all_methods() -> None:
     cache = Cache(0.0)
     emitted = emit(
         {
@@ -96,12 +96,12 @@ def test_state_lies_in_a_memory_of_its_own_at_one_place_in_all_methods() -> None
             "peek": exported(Peek(cache), torch.ones(8, 3)),
         }
     )
-    places = [
+    offsets = [
         {(b.name, b.memory_id, b.offset) for b in plan.blocks if b.role == "state"}
         for plan in emitted.memory_plans.values()
     ]
-    assert places[0] == places[1]
-    assert len(places[0]) == 2
+    assert offsets[0] == offsets[1]
+    assert len(offsets[0]) == 2
 
 
 class Model(nn.Module):

@@ -67,13 +67,13 @@ STRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a column, copied": lambda x: torch.as_strided_copy((x * 2)[:, 0], (2, 2), (1, 2)),
     "of a turned tensor": lambda x: torch.as_strided_copy((x * 2).mT, (2, 2), (1, 2)),
     "before a row": lambda x: (x * 2)[1].as_strided((2, 2), (1, 2), 0),
-    "behind a row": lambda x: (x * 2)[0].as_strided((2, 3), (3, 2)),
+    "past a row": lambda x: (x * 2)[0].as_strided((2, 3), (3, 2)),
 }
 
 
 @pytest.mark.parametrize("name", STRIDES)
 def test_strides_into_memory_that_a_program_does_not_have_are_refused(name: str) -> None:
-    with pytest.raises(MissingKernelError, match=r"as_strided.*(slices or an index|reads behind)"):
+    with pytest.raises(MissingKernelError, match=r"as_strided.*(slices or an index|reads past)"):
         emitted_of(STRIDES[name], (torch.randn(4, 4),))
 
 
@@ -231,9 +231,14 @@ def test_a_safe_kernel_may_write_where_it_reads(name: str) -> None:
         if plan.operators[s.op_index].name == f"aten::{name}" and s is not steps[-1]
     )
     tensors = [plan.values[i].val for i in step.args if isinstance(plan.values[i].val, Tensor)]
-    places = [tensor.allocation_info for tensor in tensors if tensor.allocation_info is not None]
-    # The output stands twice, as argument and as return value.
-    assert any(places.count(place) > 2 for place in places) or len(set(map(repr, places))) == 1
+    allocations = [
+        tensor.allocation_info for tensor in tensors if tensor.allocation_info is not None
+    ]
+    # The output is there twice, as argument and as return value.
+    assert (
+        any(allocations.count(one) > 2 for one in allocations)
+        or len(set(map(repr, allocations))) == 1
+    )
 
 
 class Scatter(nn.Module):

@@ -39,7 +39,7 @@ def test_memory_that_is_freed_and_used_again_is_another_constant(elements: int) 
 
 
 @pytest.mark.parametrize("elements", [16, 4096])
-def test_a_constant_laid_out_anew_stands_once(elements: int) -> None:
+def test_a_constant_laid_out_anew_is_stored_once(elements: int) -> None:
     pool = ConstantPool()
     weight = torch.randn(elements, 4)
     one, two = (stored(pool, view, (0, 1)) for view in (weight.t(), weight.t()))

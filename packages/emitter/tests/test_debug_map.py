@@ -102,7 +102,7 @@ def test_a_delegates_map_and_inner_nodes_are_kept(lowered: Any) -> None:
     assert found.sources[5].operator == "aten.mul.Tensor"
 
 
-def test_stack_traces_stand_in_the_program_on_request() -> None:
+def test_stack_traces_are_in_the_program_on_request() -> None:
     exported = export(Model(), (torch.ones(2, 3),))
     (plain,) = emit(exported).program.execution_plan
     assert plain.chains[0].stacktrace is None

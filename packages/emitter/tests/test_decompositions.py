@@ -52,21 +52,32 @@ def check(target: Any, *args: Any, only: int | None = None, **kwargs: Any) -> No
 
 
 KERNELS = [(1, 1, 1), (3, 3, 3), (2, 3, 1), (1, 3, 3), (3, 1, 1)]
-STEPS = [(1, 1, 1), (2, 2, 2), (2, 1, 3)]
-PADS = [(0, 0, 0), (1, 1, 1), (2, 0, 1)]
+STRIDES = [(1, 1, 1), (2, 2, 2), (2, 1, 3)]
+PADDINGS = [(0, 0, 0), (1, 1, 1), (2, 0, 1)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("step", STEPS)
-def test_a_convolution_over_a_volume_is_one_over_images(kernel: Any, step: Any) -> None:
+@pytest.mark.parametrize("stride", STRIDES)
+def test_a_convolution_over_a_volume_is_one_over_images(kernel: Any, stride: Any) -> None:
     target = ATEN.convolution.default
     x, bias = torch.randn(2, 4, 6, 7, 5), torch.randn(6)
-    for pad, gap, groups in itertools.product(PADS, (1, 2), (1, 2)):
+    for padding, dilation, groups in itertools.product(PADDINGS, (1, 2), (1, 2)):
         weight = torch.randn(6, 4 // groups, *kernel)
-        check(target, x, weight, bias, step, pad, [gap] * 3, False, [0] * 3, groups)
+        check(target, x, weight, bias, stride, padding, [dilation] * 3, False, [0] * 3, groups)
         weight = torch.randn(4, 6 // groups, *kernel)
-        for more in ([0, 0, 0], [max(s, gap) - 1 for s in step]):
-            check(target, x, weight, bias, step, pad, [gap] * 3, True, more, groups)
+        for output_padding in ([0, 0, 0], [max(s, dilation) - 1 for s in stride]):
+            check(
+                target,
+                x,
+                weight,
+                bias,
+                stride,
+                padding,
+                [dilation] * 3,
+                True,
+                output_padding,
+                groups,
+            )
 
 
 def test_a_convolution_over_images_stays() -> None:
@@ -93,12 +104,12 @@ def test_an_average_of_integers_stays() -> None:
     assert RULES[ATEN.avg_pool3d.default](whole, [2]) is NotImplemented
 
 
-def test_maxima_over_blocks_and_the_first_place_of_each() -> None:
+def test_maxima_over_blocks_and_the_first_index_of_each() -> None:
     ties = torch.randint(0, 3, (2, 3, 6, 7, 5)).float()
-    for x, window, gap, ceil in itertools.product(
+    for x, window, dilation, ceil in itertools.product(
         (torch.randn(2, 3, 6, 7, 5), ties, ties[0]), _windows(), ([1], [2, 1, 1]), (False, True)
     ):
-        check(ATEN.max_pool3d_with_indices.default, x, *window, gap, ceil)
+        check(ATEN.max_pool3d_with_indices.default, x, *window, dilation, ceil)
 
 
 @pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 3, 4), (6, 7, 5), (3, 5, 2), (1, 2, 1)])
@@ -126,7 +137,7 @@ SHAPES = [
 @pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-def test_reductions_into_places(dtype: torch.dtype, reduce: str) -> None:
+def test_reductions_into_positions(dtype: torch.dtype, reduce: str) -> None:
     for (shape, index_shape, source_shape, dim), own in itertools.product(SHAPES, (True, False)):
         x = torch.randint(-5, 6, shape).to(dtype)
         source = torch.randint(-5, 6, source_shape).to(dtype)
@@ -191,7 +202,7 @@ def test_medians_and_ranks() -> None:
             check(ATEN.kthvalue.default, x, 2, -1, only=1)
 
 
-def test_places_among_sorted_elements() -> None:
+def test_positions_among_sorted_elements() -> None:
     row, rows = torch.randn(9).sort()[0], torch.randint(-3, 4, (4, 5)).sort()[0]
     wanted = torch.cat([torch.randn(5), row[:3], torch.tensor([math.nan])])
     for right, narrow in itertools.product((False, True), (False, True)):
@@ -258,7 +269,7 @@ def test_products_of_batches_and_of_three() -> None:
     torch.testing.assert_close(found + layer.bias, layer(one, two))
 
 
-def test_writing_and_reading_at_places() -> None:
+def test_writing_and_reading_at_indices() -> None:
     x, index = torch.randn(3, 4), torch.tensor([[0, -1, 5]])
     check(ATEN.take.default, x, index)
     check(ATEN.take.default, torch.zeros(0), torch.zeros(0, dtype=torch.int64))
@@ -270,7 +281,7 @@ def test_writing_and_reading_at_places() -> None:
         check(ATEN.diagonal_scatter.default, cube, torch.randn(diagonal.shape), offset, one, two)
 
 
-def test_places_of_what_is_not_zero() -> None:
+def test_indices_of_what_is_not_zero() -> None:
     for x in (
         torch.randint(0, 2, (3, 4, 2)),
         torch.zeros(5),
@@ -290,9 +301,9 @@ def test_counting_in_bins() -> None:
 
 @pytest.mark.parametrize("corners", [False, True])
 def test_sampling_a_volume(corners: bool) -> None:
-    volume, places = torch.randn(2, 3, 4, 5, 6), torch.randn(2, 3, 2, 4, 3) * 1.5
+    volume, grid = torch.randn(2, 3, 4, 5, 6), torch.randn(2, 3, 2, 4, 3) * 1.5
     for mode, padding in itertools.product((0, 1), (0, 1, 2)):
-        check(ATEN.grid_sampler_3d.default, volume, places, mode, padding, corners)
+        check(ATEN.grid_sampler_3d.default, volume, grid, mode, padding, corners)
 
 
 @pytest.mark.parametrize("rows", [3, 9])

@@ -247,7 +247,7 @@ def test_the_plan_is_data() -> None:
     assert emitted.program.execution_plan[0].non_const_buffer_sizes == list(plan.sizes)
 
 
-def test_zeros_of_a_buffer_stand_in_the_file_only_on_request() -> None:
+def test_zeros_of_a_buffer_are_in_the_file_only_on_request() -> None:
     exported = export(Counter(), (torch.ones(4),))
     assert len(emit(exported).program.mutable_data) == 1
     careful = emit(exported, config=EmitConfig(zeroed_memory=False))

@@ -10,7 +10,7 @@ from lowerdeck.emitter import UnsupportedError, emit
 
 
 class Lent(nn.Module):
-    """Two buffers on one memory that somebody lent, from different places on."""
+    """Two buffers on one memory that somebody lent, from different offsets on."""
 
     low: Tensor
     high: Tensor

@@ -122,7 +122,7 @@ def dimension_names(size: torch.SymInt) -> dict[str, str]:
 def untraced() -> AbstractContextManager[Any]:
     """Return a context in which arithmetic on sizes is not recorded.
 
-    Sizes of an earlier trace have no place in this one: to compute with them would be an error.
+    Sizes of an earlier trace mean nothing in this one: to compute with them would be an error.
     """
     context: AbstractContextManager[Any] = disable_proxy_modes_tracing()
     return context

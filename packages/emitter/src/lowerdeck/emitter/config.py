@@ -25,7 +25,7 @@ class EmitConfig:
         plan_inputs: Whether inputs get planned memory; else the caller must bring it.
         plan_outputs: Whether outputs get planned memory; else the caller must bring it.
         zeroed_memory: Whether the target fills planned memory with zeros before the first call,
-            so that the zeros of a mutable buffer need not stand in the file.
+            so that the zeros of a mutable buffer need not be in the file.
         weights_file: Stem of a `.ptd` file that parameters and buffers go to, None to keep them
             in the `.pte`.
         weight_names: Whether weights carry their names in the model, for tools such as `lowerdeck

@@ -94,6 +94,7 @@ class _Emission:
         self._decomposed = {
             name: decompose(exported, settings) for name, exported in programs.items()
         }
+        # A buffer has one offset in all methods: the states of all are found before any is read.
         self._views = find_states(self._decomposed, shared_state)
         check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
@@ -109,6 +110,8 @@ class _Emission:
         )
         run_passes(method, settings)
         code = linearize(method, plan_outputs=settings.plan_outputs)
+        # Between the two: whether an input is dead is known once the steps have their order, and
+        # what is written in place needs no bytes of its own in the plan.
         write_in_place(code, settings.table)
         memory = plan_memory(code, settings.memory_planner, self._states)
         weights = None

@@ -228,7 +228,7 @@ class PlanBuilder:
         storage = value.storage
         if storage is None or storage.role is Role.CALLER or storage.memory_id == 0:
             return self._append(_tensor(value))
-        place = storage.offset + offset
+        start = storage.offset + offset
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
         if root.grows and root is not value and _alike(value, root):
             return self._tensor_index(root)
@@ -241,7 +241,7 @@ class PlanBuilder:
             # The state's own entry carries its initial value, so it must be in the table.
             self._tensor_index(root)
         tensor = _tensor(value)
-        tensor.allocation_info = AllocationDetails.at(storage.memory_id, place)
+        tensor.allocation_info = AllocationDetails.at(storage.memory_id, start)
         if storage.role is Role.STATE:
             tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=storage.name)
         if value is root and root.state:

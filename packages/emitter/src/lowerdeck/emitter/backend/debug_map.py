@@ -92,7 +92,7 @@ class DebugTrace:
         if node is None:
             return InstructionSource((), operator)
         return InstructionSource(
-            (self._handle(node),), operator, node.name, _place(node), module_path(node)
+            (self._handle(node),), operator, node.name, _location(node), module_path(node)
         )
 
     def _handle(self, node: fx.Node) -> int:
@@ -124,7 +124,7 @@ def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
         handle = node.meta.get("debug_handle")
         if isinstance(handle, int):
             found[handle] = InstructionSource(
-                (handle,), str(node.target), node.name, _place(node), module_path(node)
+                (handle,), str(node.target), node.name, _location(node), module_path(node)
             )
     return found
 
@@ -137,7 +137,7 @@ def _operator(step: Step) -> str:
     return type(step).__name__.removesuffix("Step").lower()
 
 
-def _place(node: fx.Node) -> str:
+def _location(node: fx.Node) -> str:
     frame = source_frame(node)
     return frame.location if frame else ""
 

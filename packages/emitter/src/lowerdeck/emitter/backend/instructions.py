@@ -91,7 +91,7 @@ class MoveStep:
 
 @dataclass(eq=False, slots=True)
 class Label:
-    """A place in the code, known when all steps before it are laid out."""
+    """A position in the code, known when all steps before it are laid out."""
 
     index: int = -1
 

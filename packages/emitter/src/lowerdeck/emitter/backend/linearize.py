@@ -164,7 +164,7 @@ class _Linearizer:
         reads = (condition,) if isinstance(condition, TensorValue) else ()
         self._add(JumpStep(condition, target, origin, reads))
 
-    def _place(self, label: Label) -> None:
+    def _bind(self, label: Label) -> None:
         label.index = len(self._steps)
 
     def _cond(self, cond: Cond) -> None:
@@ -173,22 +173,22 @@ class _Linearizer:
         self._block(cond.branches[0])
         self._assign(cond.outs, cond.branches[0].results, cond.origin)
         self._jump(False, end, cond.origin)
-        self._place(on_false)
+        self._bind(on_false)
         self._block(cond.branches[1])
         self._assign(cond.outs, cond.branches[1].results, cond.origin)
-        self._place(end)
+        self._bind(end)
         self._branches.append(Branches(first, len(self._steps) - 1))
 
     def _while(self, loop: While) -> None:
         self._assign(loop.carried, loop.initial, loop.origin)
         head, end = Label(), Label()
-        self._place(head)
+        self._bind(head)
         self._block(loop.condition)
         self._jump(loop.condition.results[0], end, loop.origin)
         self._block(loop.body)
         self._assign(loop.carried, loop.body.results, loop.origin)
         self._jump(False, head, loop.origin)
-        self._place(end)
+        self._bind(end)
         self._loops.append(Loop(head.index, end.index - 1))
 
     def _scan(self, scan: Scan) -> None:
@@ -201,7 +201,7 @@ class _Linearizer:
             self._scalar(runtime_ops.SYM_SIZE, [scan.xs[0], 0], length, scan.origin)
         self._add(MoveStep(0, turn, scan.origin))
         head = Label()
-        self._place(head)
+        self._bind(head)
         for source, row in zip(scan.xs, scan.rows, strict=True):
             self._kernel(_SELECT, [source, 0, turn], [row], scan.origin)
         self._block(scan.body)

@@ -58,11 +58,11 @@ def _weights(size: int, new: int, scale: float) -> torch.Tensor:
     """Return for each new pixel how much of each old one goes into it, shape (new, size)."""
     stretch = max(scale, 1.0)
     center = (torch.arange(new, dtype=torch.float32).unsqueeze(1) + 0.5) * scale
-    place = torch.arange(size, dtype=torch.float32).unsqueeze(0)
+    position = torch.arange(size, dtype=torch.float32).unsqueeze(0)
     first = torch.trunc(center - _REACH * stretch + 0.5)
     after = torch.trunc(center + _REACH * stretch + 0.5)
-    curve = _cubic(torch.abs((place - center + 0.5) / stretch))
-    taken = torch.where((place >= first) & (place < after), curve, 0.0)
+    curve = _cubic(torch.abs((position - center + 0.5) / stretch))
+    taken = torch.where((position >= first) & (position < after), curve, 0.0)
     return taken / taken.sum(1, keepdim=True)
 
 

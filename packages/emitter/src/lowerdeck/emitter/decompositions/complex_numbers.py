@@ -275,7 +275,7 @@ def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
-    """Return slices of complex tensors behind each other.
+    """Return slices of complex tensors one after the other.
 
     Args:
         self: The tensor.

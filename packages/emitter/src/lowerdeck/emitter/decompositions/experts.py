@@ -33,12 +33,12 @@ def grouped_product(
     Args:
         input: The rows, sorted by group, shape (rows, inner).
         weight: The weights, shape (groups, inner, columns).
-        offs: Where each group ends; rows behind the last end give zeros.
+        offs: Where each group ends; rows after the last end give zeros.
     """
     rows, groups = input.size(0), weight.size(0)
     if not isinstance(groups, int):
         return NotImplemented
-    # A row belongs to the first group that ends behind it.
+    # A row belongs to the first group that ends after it.
     group = (offs.reshape(1, -1) <= torch.arange(rows).reshape(-1, 1)).to(torch.int64).sum(1)
     if isinstance(rows, int) and rows <= groups:
         # Less is copied than all weights together.

@@ -1,4 +1,4 @@
-"""Sampling of volumes at places between their elements: the kernel knows images only."""
+"""Sampling of volumes at positions between their elements: the kernel knows images only."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ def grid_sample(
     padding_mode: int,
     align_corners: bool,
 ) -> torch.Tensor:
-    """Return a volume sampled at places.
+    """Return a volume sampled at positions.
 
     Args:
         input: The volume, shape (batch, channels, depth, height, width).
-        grid: The places, shape (batch, ..., 3): width, height and depth, from -1 to 1.
+        grid: The positions, shape (batch, ..., 3): width, height and depth, from -1 to 1.
         interpolation_mode: 0 to weigh the eight elements around, 1 to take the nearest.
         padding_mode: What lies outside: 0 zeros, 1 the edge, 2 the mirrored volume.
         align_corners: Whether -1 and 1 are the centres of the outermost elements.
     """
     batch, channels = input.shape[:2]
     sizes = [input.size(4), input.size(3), input.size(2)]
-    places = [
+    positions = [
         _unscaled(grid[..., axis], size, padding_mode, align_corners)
         for axis, size in enumerate(sizes)
     ]
     flat, shape = input.reshape(batch, channels, -1), grid.shape[1:4]
     if interpolation_mode == _NEAREST:
-        found = _elements(flat, [torch.round(place) for place in places], sizes)
+        found = _elements(flat, [torch.round(position) for position in positions], sizes)
         return found.reshape(batch, channels, *shape)
-    low = [torch.floor(place) for place in places]
+    low = [torch.floor(position) for position in positions]
     total = torch.zeros((batch, channels, shape.numel()), dtype=input.dtype)
     for corner in itertools.product((0, 1), repeat=3):
-        near = [start + step for start, step in zip(low, corner, strict=True)]
-        weight = torch.ones_like(places[0])
-        for place, start, step in zip(places, low, corner, strict=True):
-            weight = weight * (place - start if step else start + 1 - place)
+        near = [start + offset for start, offset in zip(low, corner, strict=True)]
+        weight = torch.ones_like(positions[0])
+        for position, start, offset in zip(positions, low, corner, strict=True):
+            weight = weight * (position - start if offset else start + 1 - position)
         total = total + _elements(flat, near, sizes) * weight.reshape(batch, 1, -1)
     return total.reshape(batch, channels, *shape)
 
 
-def _unscaled(place: torch.Tensor, size: int, padding_mode: int, corners: bool) -> torch.Tensor:
-    """Return places counted in elements, brought inside as the padding asks."""
-    found = (place + 1) * ((size - 1) / 2) if corners else ((place + 1) * size - 1) / 2
+def _unscaled(position: torch.Tensor, size: int, padding_mode: int, corners: bool) -> torch.Tensor:
+    """Return positions counted in elements, brought inside as the padding asks."""
+    found = (position + 1) * ((size - 1) / 2) if corners else ((position + 1) * size - 1) / 2
     if padding_mode == _ZEROS:
         return found
     if padding_mode != _BORDER:
@@ -63,24 +63,26 @@ def _unscaled(place: torch.Tensor, size: int, padding_mode: int, corners: bool) 
     return torch.clamp(found, 0, size - 1)
 
 
-def _mirrored(place: torch.Tensor, low: float, span: float) -> torch.Tensor:
+def _mirrored(position: torch.Tensor, low: float, span: float) -> torch.Tensor:
     if span == 0:
-        return torch.zeros_like(place)
-    distance = torch.abs(place - low)
+        return torch.zeros_like(position)
+    distance = torch.abs(position - low)
     rest = torch.fmod(distance, span)
     turns = torch.floor(distance / span)
     return torch.where(torch.fmod(turns, 2) == 0, rest + low, span - rest + low)
 
 
 def _elements(flat: torch.Tensor, near: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:
-    """Return the elements at whole places, zero outside; shape (batch, channels, places)."""
+    """Return the elements at whole positions, zero outside; shape (batch, channels, positions)."""
     inside = torch.ones_like(near[0], dtype=torch.bool)
-    place = torch.zeros_like(near[0], dtype=torch.int64)
+    flat_index = torch.zeros_like(near[0], dtype=torch.int64)
     for along, size in zip(near[::-1], sizes[::-1], strict=True):
         inside = inside & (along >= 0) & (along <= size - 1)
-        place = place * size + torch.clamp(along, 0, size - 1).to(torch.int64)
+        flat_index = flat_index * size + torch.clamp(along, 0, size - 1).to(torch.int64)
     batch = flat.size(0)
-    index = place.reshape(batch, 1, -1).expand(batch, flat.size(1), place.numel() // batch)
+    index = flat_index.reshape(batch, 1, -1).expand(
+        batch, flat.size(1), flat_index.numel() // batch
+    )
     found = torch.gather(flat, 2, index)
     return torch.where(inside.reshape(batch, 1, -1), found, 0.0)
 

@@ -1,4 +1,4 @@
-"""Operators that write, find and count at places, for which the runtime has no kernel."""
+"""Operators that write, find and count at indices, for which the runtime has no kernel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def put(
 
     Args:
         self: What is there before.
-        index: The places.
+        index: The indices, into the flat tensor.
         source: The elements.
         accumulate: Whether they are added to what is there.
     """
-    places = _from_zero(index.reshape(-1), self.numel())
-    flat = self.reshape(-1).index_put((places,), source.reshape(-1), accumulate)
+    indices = _from_zero(index.reshape(-1), self.numel())
+    flat = self.reshape(-1).index_put((indices,), source.reshape(-1), accumulate)
     return flat.reshape(self.shape)
 
 
@@ -33,17 +33,17 @@ def take(self: torch.Tensor, index: torch.Tensor) -> Any:
 
     Args:
         self: The elements.
-        index: The places.
+        index: The indices, into the flat tensor.
     """
     if self.numel() == 0:
         return self.new_empty(index.shape)
-    places = _from_zero(index.reshape(-1), self.numel())
-    return torch.index_select(self.reshape(-1), 0, places).reshape(index.shape)
+    indices = _from_zero(index.reshape(-1), self.numel())
+    return torch.index_select(self.reshape(-1), 0, indices).reshape(index.shape)
 
 
-def _from_zero(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Return places counted from the start, where some count from the end."""
-    return torch.where(places < 0, places + size, places)
+def _from_zero(indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Return indices counted from the start, where some count from the end."""
+    return torch.where(indices < 0, indices + size, indices)
 
 
 def diagonal_scatter(
@@ -69,17 +69,17 @@ def diagonal_scatter(
 
 
 def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """Return the places of the first elements that are not zero.
+    """Return the indices of the first elements that are not zero.
 
     Args:
         self: The elements.
-        size: How many places are returned.
-        fill_value: What stands for places that are not there.
+        size: How many indices are returned.
+        fill_value: What stands for indices that are not there.
     """
     count = self.numel()
     hit = (self != 0).reshape(-1)
     rank = hit.to(torch.int64).cumsum(0) - 1
-    # What is not wanted is written behind the end, which is cut off.
+    # What is not wanted is written after the end, which is cut off.
     slot = torch.where(hit & (rank < size), rank, size)
     found = torch.full((size + 1,), count, dtype=torch.int64)
     found = torch.scatter(found, 0, slot, torch.arange(count))[:size]

@@ -16,7 +16,7 @@ import torch
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
-# Half of what float64 counts to without a gap, so that an end behind it is exact as well.
+# Half of what float64 counts to without leaving one out, so that an end after it is exact as well.
 _EXACT = 2**52
 _ROUNDED = (_ATEN.floor.default, _ATEN.ceil.default, _ATEN.trunc.default)
 
@@ -59,7 +59,7 @@ def truncated_remainder(self: torch.Tensor, other: Any) -> Any:
 
 
 def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any:
-    """Return the quotient of integers without what is behind the point.
+    """Return the quotient of integers without what follows the point.
 
     Args:
         self: What is divided.

@@ -28,8 +28,8 @@ def sort(
         return self.clone(), torch.zeros((), dtype=torch.int64)
     if self.dtype == torch.bool:
         # The kernel orders numbers only.
-        values, places = torch.topk(self.to(torch.uint8), self.size(dim), dim, descending, True)
-        return values.to(torch.bool), places
+        values, indices = torch.topk(self.to(torch.uint8), self.size(dim), dim, descending, True)
+        return values.to(torch.bool), indices
     return torch.topk(self, self.size(dim), dim, descending, True)
 
 
@@ -44,10 +44,10 @@ def sort_stable(
         dim: The dimension to sort along.
         descending: Whether the largest come first.
     """
-    values, places = sort(self, dim, descending)
+    values, indices = sort(self, dim, descending)
     if not stable or self.dim() == 0:
-        return values, places
-    # Number the runs of equal elements, then sort by run and place, which no two have alike.
+        return values, indices
+    # Number the runs of equal elements, then sort by run and index, which no two have alike.
     size = self.size(dim)
     before, now = values.narrow(dim, 0, size - 1), values.narrow(dim, 1, size - 1)
     differs = before != now
@@ -55,15 +55,15 @@ def sort_stable(
         differs = differs & ~(torch.isnan(before) & torch.isnan(now))
     first = torch.zeros_like(values.narrow(dim, 0, 1), dtype=torch.int64)
     run = torch.cat([first, differs.to(torch.int64)], dim).cumsum(dim)
-    ordered = torch.topk(run * size + places, size, dim, False, True)[0]
-    places = torch.remainder(ordered, size)
-    return torch.gather(self, dim, places), places
+    ordered = torch.topk(run * size + indices, size, dim, False, True)[0]
+    indices = torch.remainder(ordered, size)
+    return torch.gather(self, dim, indices), indices
 
 
 def kth_value(
     self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k-th smallest element and its place.
+    """Return the k-th smallest element and its index.
 
     Args:
         self: The elements.
@@ -73,9 +73,9 @@ def kth_value(
     """
     if self.dim() == 0:
         return self.clone(), torch.zeros((), dtype=torch.int64)
-    values, places = torch.topk(self, k, dim, False, True)
-    values, places = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
-    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+    values, indices = torch.topk(self, k, dim, False, True)
+    values, indices = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
 
 
 def median(self: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def median(self: torch.Tensor) -> torch.Tensor:
 def median_along(
     self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower one of the middle elements, and its place.
+    """Return the lower one of the middle elements, and its index.
 
     Args:
         self: The elements.
@@ -98,14 +98,14 @@ def median_along(
         keepdim: Whether the dimension stays, with size 1.
     """
     size = self.size(dim) if self.dim() else 1
-    values, places = kth_value(self, (size + 1) // 2, dim, keepdim)
+    values, indices = kth_value(self, (size + 1) // 2, dim, keepdim)
     if not self.is_floating_point() or self.dim() == 0:
-        return values, places
-    # One element that is not a number makes the median none, and its place is the first such.
+        return values, indices
+    # One element that is not a number makes the median none, at the index of the first such.
     wrong = torch.isnan(self)
     found = wrong.any(dim, keepdim)
     first = wrong.to(torch.int64).argmax(dim, keepdim)
-    return torch.where(found, math.nan, values), torch.where(found, first, places)
+    return torch.where(found, math.nan, values), torch.where(found, first, indices)
 
 
 def nan_median(self: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def nan_median(self: torch.Tensor) -> torch.Tensor:
 def nan_median_along(
     self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the median of the elements that are numbers, and its place.
+    """Return the median of the elements that are numbers, and its index.
 
     Args:
         self: The elements.
@@ -129,12 +129,12 @@ def nan_median_along(
     """
     if not self.is_floating_point() or self.dim() == 0:
         return median_along(self, dim, keepdim)
-    # What is not a number is sorted behind the others.
-    values, places = sort(self, dim)
+    # What is not a number is sorted after the others.
+    values, indices = sort(self, dim)
     count = (~torch.isnan(self)).to(torch.int64).sum(dim, keepdim=True)
     middle = torch.div((count - 1).clamp(min=0), 2, rounding_mode="floor")
-    values, places = (torch.gather(item, dim, middle) for item in (values, places))
-    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+    values, indices = (torch.gather(item, dim, middle) for item in (values, indices))
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
 
 
 def searchsorted(
@@ -150,9 +150,9 @@ def searchsorted(
 
     Args:
         sorted_sequence: The sorted elements, along the last dimension.
-        self: The elements to place.
+        self: The elements to find a position for.
         out_int32: Whether the result has 32 bits.
-        right: Whether an element belongs behind its equals.
+        right: Whether an element belongs after its equals.
         side: ``"left"`` or ``"right"``, the same as a word.
         sorter: The order of the elements, if they are not sorted.
     """
@@ -164,9 +164,9 @@ def searchsorted(
     row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
     wanted = self.unsqueeze(-1)
     # By what does not come after it: so what is not a number belongs at the end.
-    behind = row > wanted if right or side == "right" else row >= wanted
-    places = torch.logical_not(behind).to(torch.int64).sum(-1)
-    return places.to(torch.int32) if out_int32 else places
+    is_after = row > wanted if right or side == "right" else row >= wanted
+    indices = torch.logical_not(is_after).to(torch.int64).sum(-1)
+    return indices.to(torch.int32) if out_int32 else indices
 
 
 def searchsorted_number(sorted_sequence: torch.Tensor, self: float, **options: Any) -> Any:

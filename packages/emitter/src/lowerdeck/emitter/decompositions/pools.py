@@ -21,7 +21,7 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """Return averages over blocks: those of images, then those of what lies behind each other.
+    """Return averages over blocks: those of images, then those along the depth.
 
     Args:
         self: The volume, shape (..., depth, height, width).
@@ -35,17 +35,19 @@ def average_pool(
     if not self.is_floating_point():
         # An average of averages would be rounded twice.
         return NotImplemented
-    size, step, pad = (
+    kernel, strides, paddings = (
         _three(amounts) for amounts in (kernel_size, stride or kernel_size, padding)
     )
     rest = (ceil_mode, count_include_pad)
     second = None if divisor_override is None else 1
     images = _ATEN.avg_pool2d.default(
-        _images(self), size[1:], step[1:], pad[1:], *rest, divisor_override
+        _images(self), kernel[1:], strides[1:], paddings[1:], *rest, divisor_override
     )
     high, wide = images.shape[2:]
     rows = images.reshape(-1, 1, self.size(-3), high * wide)
-    rows = _ATEN.avg_pool2d.default(rows, [size[0], 1], [step[0], 1], [pad[0], 0], *rest, second)
+    rows = _ATEN.avg_pool2d.default(
+        rows, [kernel[0], 1], [strides[0], 1], [paddings[0], 0], *rest, second
+    )
     return rows.reshape(*self.shape[:-3], rows.size(2), high, wide)
 
 
@@ -71,7 +73,7 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest elements of blocks, and where they stand in the volume.
+    """Return the largest elements of blocks, and where they are in the volume.
 
     Args:
         self: The volume, shape (..., depth, height, width).
@@ -82,20 +84,20 @@ def max_pool(
         ceil_mode: Whether blocks may reach over the end.
     """
     amounts = (kernel_size, stride or kernel_size, padding, dilation)
-    size, step, pad, gap = (_three(amount) for amount in amounts)
+    size, strides, paddings, dilations = (_three(amount) for amount in amounts)
     depth, height, width = self.shape[-3:]
-    images, places = _ATEN.max_pool2d_with_indices.default(
-        _images(self), size[1:], step[1:], pad[1:], gap[1:], ceil_mode
+    images, indices = _ATEN.max_pool2d_with_indices.default(
+        _images(self), size[1:], strides[1:], paddings[1:], dilations[1:], ceil_mode
     )
     high, wide = images.shape[2:]
     rows, frames = _ATEN.max_pool2d_with_indices.default(
         images.reshape(-1, 1, depth, high * wide),
-        *([size[0], 1], [step[0], 1], [pad[0], 0], [gap[0], 1]),
+        *([size[0], 1], [strides[0], 1], [paddings[0], 0], [dilations[0], 1]),
         ceil_mode,
     )
     # Of equal elements both pools take the first, so the frame's own choice is the volume's.
     chosen = frames.reshape(rows.size(0), -1)
-    inner = torch.gather(places.reshape(rows.size(0), -1), 1, chosen)
+    inner = torch.gather(indices.reshape(rows.size(0), -1), 1, chosen)
     outer = torch.div(chosen, high * wide, rounding_mode="floor")
     shape = (*self.shape[:-3], rows.size(2), high, wide)
     return rows.reshape(shape), (outer * (height * width) + inner).reshape(shape)
@@ -104,22 +106,22 @@ def max_pool(
 def adaptive_max_pool(
     self: torch.Tensor, output_size: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest elements of as many blocks as are asked for, and where they stand.
+    """Return the largest elements of as many blocks as are asked for, and where they are.
 
     Args:
         self: The images or volumes; the last dimensions, as many as ``output_size``, are pooled.
         output_size: Number of blocks along each dimension.
     """
-    values, places = self, None
+    values, indices = self, None
     for dim, count in zip(range(-1, -len(output_size) - 1, -1), output_size[::-1], strict=True):
         values, along = _largest(values, dim, count)
-        if places is None:
-            places, inner = along, self.size(dim)
+        if indices is None:
+            indices, inner = along, self.size(dim)
         else:
-            places = torch.gather(places, dim, along) + along * inner
+            indices = torch.gather(indices, dim, along) + along * inner
             inner = inner * self.size(dim)
-    assert places is not None
-    return values, places
+    assert indices is not None
+    return values, indices
 
 
 def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,10 +132,10 @@ def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, 
     found = []
     for index in range(count):
         start, stop = index * size // count, -(-(index + 1) * size // count)
-        part, place = torch.max(torch.narrow(values, dim, start, stop - start), dim, True)
-        found.append((part, place + start))
-    parts, places = zip(*found, strict=True)
-    return torch.cat(parts, dim), torch.cat(places, dim)
+        part, inside = torch.max(torch.narrow(values, dim, start, stop - start), dim, True)
+        found.append((part, inside + start))
+    parts, indices = zip(*found, strict=True)
+    return torch.cat(parts, dim), torch.cat(indices, dim)
 
 
 def _images(volume: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def running_log_sum(self: torch.Tensor, dim: int) -> Any:
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:
-    """Return the largest of all elements up to each one, and where it stands.
+    """Return the largest of all elements up to each one, and its index.
 
     Args:
         self: The elements.
@@ -53,7 +53,7 @@ def running_maximum(self: torch.Tensor, dim: int) -> Any:
 
 
 def running_minimum(self: torch.Tensor, dim: int) -> Any:
-    """Return the smallest of all elements up to each one, and where it stands.
+    """Return the smallest of all elements up to each one, and its index.
 
     Args:
         self: The elements.
@@ -77,27 +77,27 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
 
     shape = [1] * self.dim()
     shape[dim] = -1
-    places = torch.arange(self.size(dim)).reshape(shape).expand(self.shape)
-    return _doubled([self, places], dim, join)
+    indices = torch.arange(self.size(dim)).reshape(shape).expand(self.shape)
+    return _doubled([self, indices], dim, join)
 
 
 def _doubled(values: list[torch.Tensor], dim: int, join: Joined) -> Any:
-    """Return ``values`` joined with all that stand before them along ``dim``."""
+    """Return ``values`` joined with all that come before them along ``dim``."""
     if values[0].dim() == 0:
         return [value.clone() for value in values]
     size = values[0].size(dim)
     if not isinstance(size, int):
         return NotImplemented
-    step = 1
-    while step < size:
-        before = [value.narrow(dim, 0, size - step) for value in values]
-        now = [value.narrow(dim, step, size - step) for value in values]
+    distance = 1
+    while distance < size:
+        before = [value.narrow(dim, 0, size - distance) for value in values]
+        now = [value.narrow(dim, distance, size - distance) for value in values]
         joined = join(before, now)
         values = [
-            torch.cat([value.narrow(dim, 0, step), part], dim)
+            torch.cat([value.narrow(dim, 0, distance), part], dim)
             for value, part in zip(values, joined, strict=True)
         ]
-        step *= 2
+        distance *= 2
     return [value.clone() for value in values] if size < 2 else values
 
 

@@ -1,4 +1,4 @@
-"""Reductions into places that an index tells, for which the runtime can only add."""
+"""Reductions into positions that an index tells, for which the runtime can only add."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """Return ``self`` reduced with the elements of ``src`` that ``index`` sends to each place.
+    """Return ``self`` reduced with the elements of ``src`` that ``index`` sends to each position.
 
     Args:
         self: What is there before.
-        dim: The dimension along which the index tells the place.
-        index: The places.
+        dim: The dimension along which the index tells the position.
+        index: The positions.
         src: The elements; only those are taken that have an index.
         reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
         include_self: Whether the old element takes part where others arrive.
@@ -82,14 +82,14 @@ def _compared(
     reduce: str,
     include_self: bool,
 ) -> Any:
-    """Return a reduction that is no sum: over a table with a row for each place."""
+    """Return a reduction that is no sum: over a table with a row for each position."""
     size = self.size(dim)
     pairs = index.numel() * size
     if not fits(pairs):
         return NotImplemented
-    # Dimension `dim` of the table counts places, the one behind it elements of the source.
-    places = torch.arange(size).reshape(-1, *[1] * (self.dim() - dim))
-    here = index.unsqueeze(dim) == places
+    # Dimension `dim` of the table counts positions, the one after it elements of the source.
+    positions = torch.arange(size).reshape(-1, *[1] * (self.dim() - dim))
+    here = index.unsqueeze(dim) == positions
     neutral = _neutral(self.dtype, reduce)
     table = torch.where(here, src.unsqueeze(dim), neutral)
     found = _reduced(table, dim + 1, reduce)
@@ -134,8 +134,8 @@ def scatter_old(
 
     Args:
         self: What is there before.
-        dim: The dimension along which the index tells the place.
-        index: The places.
+        dim: The dimension along which the index tells the position.
+        index: The positions.
         src: The elements.
         reduce: ``"add"`` or ``"multiply"``.
     """
@@ -149,8 +149,8 @@ def scatter_old_value(
 
     Args:
         self: What is there before.
-        dim: The dimension along which the index tells the place.
-        index: The places.
+        dim: The dimension along which the index tells the position.
+        index: The positions.
         value: The number.
         reduce: ``"add"`` or ``"multiply"``.
     """
@@ -172,7 +172,7 @@ def index_reduce(
     Args:
         self: What is there before.
         dim: The dimension that is sliced.
-        index: The place of each slice.
+        index: The position of each slice.
         source: The slices.
         reduce: ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
         include_self: Whether the old slice takes part where others arrive.
@@ -204,7 +204,7 @@ def embedding_bag(
 
     Args:
         weight: The table, shape (rows, features).
-        indices: The rows of all bags behind each other.
+        indices: The rows of all bags, one bag after the other.
         offsets: Where each bag starts.
         scale_grad_by_freq: For the gradient.
         mode: 0 for sums, 1 for averages, 2 for maxima.
@@ -227,13 +227,13 @@ def embedding_bag(
         bag = torch.where(indices == padding_idx, count, bag)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
-    place = bag.reshape(-1, 1).expand(rows.shape)
+    index = bag.reshape(-1, 1).expand(rows.shape)
     made = torch.zeros((bags, weight.size(1)), dtype=rows.dtype)
     if mode == _MAXIMA:
-        made = scatter_reduce(made, 0, place, rows, "amax", include_self=False)
+        made = scatter_reduce(made, 0, index, rows, "amax", include_self=False)
     else:
         reduce = "mean" if mode == _AVERAGES else "sum"
-        made = scatter_reduce(made, 0, place, rows, reduce, include_self=False)
+        made = scatter_reduce(made, 0, index, rows, reduce, include_self=False)
     if made is NotImplemented:
         return made
     sizes = torch.zeros_like(offsets)

@@ -228,7 +228,7 @@ def _refuse_overlaps(exported: ExportedProgram) -> None:
 def needs_decomposition(
     exported: ExportedProgram, found: Decompositions, kernels: KernelTable
 ) -> bool:
-    """Return whether any operator of ``exported`` cannot be emitted as it stands.
+    """Return whether any operator of ``exported`` cannot be emitted as it is.
 
     Args:
         exported: The program.

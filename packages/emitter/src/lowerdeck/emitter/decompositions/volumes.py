@@ -35,29 +35,40 @@ def convolution(
         padding: Zeros around the volume; of a transposed convolution what is cut off.
         dilation: Distance between the taps of the kernel.
         transposed: Whether the gradient of a convolution is asked for.
-        output_padding: What a transposed convolution adds behind.
+        output_padding: What a transposed convolution adds at the end.
         groups: Number of groups of channels.
     """
     if input.dim() != 5:
         return NotImplemented
     whole = (stride, padding, dilation, output_padding)
     along, across = zip(*(_parted(item) for item in whole), strict=True)
-    if transposed:
-        return _transposed(input, weight, bias, along, across, groups)
-    (step, pad, gap, _), taps = along, weight.size(2)
-    frames = input.transpose(1, 2)
-    if pad:
-        frames = F.pad(frames, (0, 0) * 3 + (pad, pad))
-    depth = (frames.size(1) - gap * (taps - 1) - 1) // step + 1
-    ends = [tap * gap + (depth - 1) * step + 1 for tap in range(taps)]
-    parts = [frames[:, tap * gap : ends[tap] : step] for tap in range(taps)]
+    compute = _transposed if transposed else _plain
+    return compute(input, weight, bias, along, across, groups)
+
+
+def _plain(
+    volume: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    along: Sequence[int],
+    across: Sequence[Sequence[int]],
+    groups: int,
+) -> torch.Tensor:
+    """Return a convolution: one over images, each with all the frames that a result needs."""
+    (stride, padding, dilation, _), taps = along, weight.size(2)
+    frames = volume.transpose(1, 2)
+    if padding:
+        frames = F.pad(frames, (0, 0) * 3 + (padding, padding))
+    depth = (frames.size(1) - dilation * (taps - 1) - 1) // stride + 1
+    ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
+    parts = [frames[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
     # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an image,
     # the order in which the weight lies in memory already.
     images = torch.stack(parts, 3) if taps > 1 else parts[0]
-    batch, (height, width) = input.size(0), input.shape[3:]
-    images = images.reshape(batch * depth, input.size(1) * taps, height, width)
+    batch, (height, width) = volume.size(0), volume.shape[3:]
+    images = images.reshape(batch * depth, volume.size(1) * taps, height, width)
     kernel = weight.reshape(weight.size(0), weight.size(1) * taps, *weight.shape[3:])
-    made = _ATEN.convolution.default(
+    made: torch.Tensor = _ATEN.convolution.default(
         images, kernel, bias, across[0], across[1], across[2], False, [0, 0], groups
     )
     return made.reshape(batch, depth, *made.shape[1:]).transpose(1, 2)
@@ -72,7 +83,7 @@ def _transposed(
     groups: int,
 ) -> torch.Tensor:
     """Return a transposed convolution: one over images, whose results overlap along the depth."""
-    (step, cut, gap, more), taps = along, weight.size(2)
+    (stride, padding, dilation, output_padding), taps = along, weight.size(2)
     batch, channels, depth, height, width = volume.shape
     images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
     kernel = weight.reshape(channels, weight.size(1) * taps, *weight.shape[3:])
@@ -81,21 +92,21 @@ def _transposed(
     )
     outputs, (high, wide) = weight.size(1) * groups, made.shape[2:]
     made = made.reshape(batch, depth, outputs, taps, high, wide)
-    length = (depth - 1) * step + 1 + gap * (taps - 1) + more
+    length = (depth - 1) * stride + 1 + dilation * (taps - 1) + output_padding
     total: torch.Tensor | None = None
     for tap in range(taps):
         part = made[:, :, :, tap]
-        if step > 1:
-            # Zeros between the frames, none behind the last one.
-            spread = F.pad(part.unsqueeze(2), (0, 0) * 3 + (0, step - 1))
-            part = spread.reshape(batch, depth * step, outputs, high, wide)
-            part = part[:, : (depth - 1) * step + 1]
-        before = tap * gap
-        after = length - before - (depth - 1) * step - 1
+        if stride > 1:
+            # Zeros between the frames, none after the last one.
+            spread = F.pad(part.unsqueeze(2), (0, 0) * 3 + (0, stride - 1))
+            part = spread.reshape(batch, depth * stride, outputs, high, wide)
+            part = part[:, : (depth - 1) * stride + 1]
+        before = tap * dilation
+        after = length - before - (depth - 1) * stride - 1
         part = F.pad(part, (0, 0) * 3 + (before, after))
         total = part if total is None else total + part
     assert total is not None
-    result = total[:, cut : length - cut].transpose(1, 2)
+    result = total[:, padding : length - padding].transpose(1, 2)
     return result if bias is None else result + bias.reshape(-1, 1, 1, 1)
 
 

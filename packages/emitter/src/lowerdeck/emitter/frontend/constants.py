@@ -46,7 +46,7 @@ class ConstantPool:
             return memoryview(b"")
         if _lies_so(tensor, dim_order):
             return _view(tensor.detach().permute(dim_order))
-        key = (_place(tensor), dim_order)
+        key = (_identity(tensor), dim_order)
         if key not in self._laid_out:
             plain = tensor.detach().cpu().resolve_conj().resolve_neg()
             self._laid_out[key] = (tensor, _view(plain.permute(dim_order).contiguous()))
@@ -79,7 +79,7 @@ def _lies_so(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
     return tensor.permute(dim_order).is_contiguous()
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return what two tensors that live have in common only if they are the same elements."""
     return (
         data_address(tensor),

@@ -384,7 +384,7 @@ def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:
 
 
 def _dimension_names(exported: TracedProgram) -> dict[str, str]:
-    """Return what dynamic dimensions are called: by the user, else by their place."""
+    """Return what dynamic dimensions are called: by the user, else by their position."""
     names: dict[str, str] = {}
     for node in exported.graph.nodes:
         if node.op != "placeholder":

@@ -17,7 +17,7 @@ class SharedNames:
     """The names of states, read and checked.
 
     Attributes:
-        every: Whether each name is one state wherever it stands.
+        every: Whether each name is one state in whatever method.
         sets: Names that stand for one state, one set for each state.
     """
 

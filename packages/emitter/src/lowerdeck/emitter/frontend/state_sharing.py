@@ -162,7 +162,7 @@ def _join_named(names: frozenset[str], held: list[_Member], groups: _Groups) -> 
     """Make the groups that have one of ``names`` one; a buffer that nobody reads may lend its own.
 
     Raises:
-        EmitterError: If a name is unknown, or stands in one place only.
+        EmitterError: If a name is unknown, or only one method has it.
     """
     told = sorted(names)
     here = [member for member in held if member.name in names and member.memory in groups]
@@ -175,9 +175,9 @@ def _join_named(names: frozenset[str], held: list[_Member], groups: _Groups) -> 
             f"shared_state names {unknown or told}, but no method mutates a tensor of that name; "
             f"the states are {written}"
         )
-    places = {(member.method, member.name) for group in apart for member in group}
-    if len(places) < 2:
-        ((method, name),) = places
+    owners = {(member.method, member.name) for group in apart for member in group}
+    if len(owners) < 2:
+        ((method, name),) = owners
         raise EmitterError(
             f"shared_state names {told}, but only method {method!r} has that state, as {name!r}: "
             f"name with it what it is one with; the states are {written}"

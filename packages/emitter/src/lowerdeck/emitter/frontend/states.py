@@ -1,4 +1,4 @@
-"""Mutable buffers: their place in memory, the same in all methods, and their initial values."""
+"""Mutable buffers: their offset in memory, the same in all methods, and their initial values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALIGNMENT = 16
 class StatePool:
     """Collects the mutable buffers of a program.
 
-    The runtime may give all methods one set of arenas, so a buffer has one place in a memory of
+    The runtime may give all methods one set of arenas, so a buffer has one offset in a memory of
     its own, which no activation of any method overlaps.
 
     Args:
@@ -24,7 +24,7 @@ class StatePool:
         self._constants = ConstantPool()
         self._zeroed_memory = zeroed_memory
         self._initial: dict[str, int] = {}
-        self._places: dict[str, tuple[int, int]] = {}
+        self._offsets: dict[str, tuple[int, int]] = {}
         self.size: int = 0
 
     @property
@@ -42,10 +42,10 @@ class StatePool:
         Raises:
             UnsupportedError: If another method has a buffer of this name and another size.
         """
-        if key not in self._places:
-            self._places[key] = (self.size, storage.nbytes)
+        if key not in self._offsets:
+            self._offsets[key] = (self.size, storage.nbytes)
             self.size += -(-storage.nbytes // _ALIGNMENT) * _ALIGNMENT
-        offset, nbytes = self._places[key]
+        offset, nbytes = self._offsets[key]
         if nbytes != storage.nbytes:
             raise UnsupportedError(
                 f"the mutable buffer {key!r} has {nbytes} bytes in one method and "

@@ -42,7 +42,7 @@ class ValueFactory:
 
         Args:
             name: Name of its node.
-            fake: The tensor that stands in the node's metadata.
+            fake: The tensor in the node's metadata.
             order: Its layout; contiguous when None.
 
         Raises:

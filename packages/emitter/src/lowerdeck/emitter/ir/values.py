@@ -123,7 +123,7 @@ class ScalarValue:
 
 
 Value: TypeAlias = TensorValue | ScalarValue
-"""What an operation may read or write; a literal argument stands as plain Python data."""
+"""What an operation may read or write; a literal argument is plain Python data."""
 
 
 def contiguous_order(rank: int) -> DimOrder:

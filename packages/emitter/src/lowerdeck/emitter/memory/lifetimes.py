@@ -74,7 +74,7 @@ def spans(code: Code) -> tuple[Spans, Spans]:
 
 
 def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
-    """Return the lifetime of every storage that needs a place among the activations.
+    """Return the lifetime of every storage that needs bytes among the activations.
 
     Args:
         code: The steps of a method.

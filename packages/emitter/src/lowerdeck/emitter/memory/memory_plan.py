@@ -141,7 +141,7 @@ def fast_and_large(fast_bytes: int) -> MemoryPlanner:
 def plan_memory(code: Code, planner: MemoryPlanner, states: StatePool) -> MemoryPlan:
     """Place every storage of ``code`` and return the plan; the storages are changed.
 
-    Mutable buffers get the memory behind those of the planner.
+    Mutable buffers get the memory after those of the planner.
 
     Args:
         code: The steps of a method.
@@ -215,7 +215,7 @@ def _sweep(request: PlanRequest, places: Sequence[Place]) -> None:
     lives = request.lives
     events = sorted(
         [(life.first, 1, i) for i, life in enumerate(lives)]
-        # What dies at a step is still read there, so it leaves behind the arrivals of that step.
+        # What dies at a step is still read there, so it leaves after the arrivals of that step.
         + [(life.last, 2, i) for i, life in enumerate(lives)]
     )
     live: list[tuple[int, int, int, int]] = []

@@ -90,15 +90,15 @@ def _floor(call: Call, before: list[Operation]) -> None:
 
 
 def _left(call: Call, _before: list[Operation]) -> None:
-    given, places = call.args
-    if isinstance(places, int):
-        _become(call, operator.mul, given, 1 << places)
+    given, bits = call.args
+    if isinstance(bits, int):
+        _become(call, operator.mul, given, 1 << bits)
 
 
 def _right(call: Call, _before: list[Operation]) -> None:
-    given, places = call.args
-    if isinstance(places, int):
-        _become(call, operator.floordiv, given, 1 << places)
+    given, bits = call.args
+    if isinstance(bits, int):
+        _become(call, operator.floordiv, given, 1 << bits)
 
 
 def _rounded(call: Call, _before: list[Operation]) -> None:

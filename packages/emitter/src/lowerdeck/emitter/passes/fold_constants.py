@@ -21,7 +21,7 @@ from lowerdeck.emitter.ir.graph import (
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value
 from lowerdeck.torch_base import OpOverload, schema_of
 
-# A folded result stands in the file, so it must be small, or smaller than what it is made of.
+# A folded result is stored in the file, so it must be small, or smaller than what it is made of.
 _ALWAYS_UP_TO = 1024
 # Memory that nothing has written yet would make each file another one.
 _UNINITIALISED = ("empty", "resize")
@@ -77,7 +77,7 @@ class _Folder:
         for operation in block.body:
             substitute_reads(operation, self.replaced)
             for inner in blocks_of(operation):
-                # What an inner block computes may never have run behind it.
+                # What an inner block computes may never have run before what follows.
                 self.block(inner, dict(known))
             if isinstance(operation, Call) and _gives_nothing(operation):
                 continue

@@ -93,7 +93,7 @@ def _guard(
         product = maker.call(operator.mul, [product, maker.size(size)])
     nothing = maker.call(operator.eq, [product, 0], bool)
     _fill(call, empty, filled, table)
-    # Both branches write the outputs themselves, so there is nothing to copy behind them.
+    # Both branches write the outputs themselves, so there is nothing to copy after them.
     filled.results = list(call.outs)
     body.append(
         Cond(nothing, (filled, Block([], [call], list(call.outs))), call.outs, call.origin)

@@ -68,7 +68,7 @@ class _Layouts:
             self._operation(operation)
             body += [*self._before, operation]
             self._before = outer
-        # What an inner block has converted is not there behind it.
+        # What an inner block has converted is not there after it.
         self._relaid = known
         block.body = body
 
@@ -129,7 +129,7 @@ class _Layouts:
     def _delegate(self, delegate: Delegate) -> None:
         """Give a delegate tensors in the layouts that it was compiled for, results too.
 
-        They stand in its own program: a retrace of the caller's may have changed strides.
+        They are those of its own program: a retrace of the caller's may have changed strides.
         """
         inner = getattr(delegate.module, "original_module", None)
         metas = list(_user_inputs(inner)) if inner is not None else []

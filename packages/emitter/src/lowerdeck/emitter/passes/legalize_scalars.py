@@ -17,7 +17,7 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 
 
 def legalize_scalars(method: Method, table: KernelTable) -> None:
-    """Exchange numbers that stand where the schema wants a tensor.
+    """Exchange numbers that are where the schema wants a tensor.
 
     ``x + 2`` is traced as ``add.Tensor(x, 2)``. The ``Scalar`` overload is called where the
     runtime has it; otherwise the number becomes a 0-dim constant.
@@ -26,7 +26,7 @@ def legalize_scalars(method: Method, table: KernelTable) -> None:
         Nothing.
 
     Ensures:
-        No number stands where the schema wants a tensor.
+        No number is where the schema wants a tensor.
     """
     for block in all_blocks(method.block):
         body: list[Operation] = []

@@ -87,7 +87,7 @@ def _not_as_eager(call: Call) -> str:
         return "it takes sizes and strides that do not vary only"
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= given.numel():
-        return "it reads behind its argument's elements; take the whole tensor as its argument"
+        return "it reads past its argument's elements; take the whole tensor as its argument"
     return ""
 
 

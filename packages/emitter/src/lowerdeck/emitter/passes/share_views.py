@@ -81,7 +81,7 @@ def _reads_bits(call: Call) -> bool:
 
 
 def _varies(source: TensorValue) -> bool:
-    """Return whether the place or the shape of ``source`` is known only at run time."""
+    """Return whether the offset or the shape of ``source`` is known only at run time."""
     root, _ = root_of(source)
     return source.dynamic or root.dynamic or root.fixed_role is Role.CALLER
 

@@ -156,6 +156,6 @@ def _whole(value: TensorValue) -> bool:
 
 
 def _form(value: TensorValue) -> tuple[object, ...]:
-    """Return what two tensors must share so that element i lies at the same place in both."""
+    """Return what two tensors must share so that element i lies at the same offset in both."""
     shape = tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
     return (value.dtype, shape, value.sizes, value.dim_order)
