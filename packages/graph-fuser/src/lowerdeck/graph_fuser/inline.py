@@ -132,6 +132,8 @@ def _targets(gm: GraphModule, inner: GraphModule, path: str) -> dict[Node, str]:
         if node.op not in {"get_attr", "call_module"}:
             continue
         name = str(node.target)
+        # What the parent holds itself, as fusing leaves it, is read there: a path through the
+        # submodule would keep the submodule, though nothing calls it any more.
         same = has_attribute(gm, name) and attribute(gm, name) is attribute(inner, name)
         targets[node] = name if same else f"{path}.{name}"
     return targets
@@ -182,6 +184,7 @@ def _replace_in(user: Node, node: Node, value: Any) -> None:
     if isinstance(value, Node):
         user.replace_input_with(node, value)
         return
+    # fx replaces nodes by nodes only; a constant or a tuple is put in by hand.
     user.args = map_arg(user.args, lambda item: value if item is node else item)
     user.kwargs = map_arg(user.kwargs, lambda item: value if item is node else item)
 

@@ -77,12 +77,6 @@ class RegionTree:
         region = self.regions[index]
         return None if region is None else region.name
 
-    def below(self, index: int, ancestor: int) -> int:
-        """Return the child of ``ancestor`` that holds region ``index``."""
-        while self.parent[index] != ancestor:
-            index = self.parent[index]
-        return index
-
 
 def region_tree(
     graph: Graph, regions: Sequence[Region], nodes: Sequence[Node] | None = None

@@ -160,6 +160,7 @@ def create_submodule_from_nodes(
     del skip_legalize_graph
     region = Region(f"fused_{tag}", node_list, always_return_tuple=True)
     fused = _fused(outline(gm, [region], input_order=input_order), region)
+    # A list, as ExecuTorch's function leaves it, where torch's fuser has a tuple.
     output = fused.module.graph.output_node()
     output.args = (list(output.args[0]),)  # type: ignore[arg-type]
     if len(fused.outputs) == 1:

@@ -152,6 +152,7 @@ class GraphBuilder:
         names = {node: name_of(None, node) for node in placeholders} if name_of is not None else {}
         if not any(names.values()):
             return nodes
+        # Placeholders first: fx wants them before everything else, reads of attributes too.
         for node in placeholders:
             if names[node] is None:
                 env[node] = copy_node(graph, node, env)
