@@ -1,4 +1,4 @@
-"""Delegated programs get their hierarchy back, with each delegate where its neighbours stand."""
+"""Delegated programs get their hierarchy back, with each delegate where its neighbours are."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
 from lowerdeck.unflatten.cut.cutting import cut
 from lowerdeck.unflatten.cut.direct import direct_graph
-from lowerdeck.unflatten.cut.working_graph import WorkingGraph, WorkingGraphBuilder
+from lowerdeck.unflatten.cut.program_copy import ProgramCopier
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules.assembly import (
     build_hierarchy,
@@ -98,7 +99,8 @@ def _built(
     program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None, inplace: bool
 ) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module]]:
     trace = Trace.of(program, inplace=inplace)
-    working = direct_graph(trace) or WorkingGraphBuilder(trace).build()
+    # Most programs for inference are cut as they are; a copy is for what must be changed first.
+    working = direct_graph(trace) or ProgramCopier(trace).build()
     maker = BodyMaker(working, *cut(working))
     forms = share(in_call_order(trace.tree.root), maker, trace.paths)
     graph, attributes = maker.root_graph()
