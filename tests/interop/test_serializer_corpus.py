@@ -125,7 +125,7 @@ def test_other_forms_of_the_header_run_and_are_read(name: str, change: str) -> N
         data[12:16] = (24).to_bytes(4, "little")
         data[32:40] = bytes(8)
     else:
-        # Zeros follow the header wherever an alignment above 32 widened the room for it.
+        # Zeros follow the header wherever an alignment above 32 widened the space for it.
         length = 40 if not any(data[40:48]) else 32
         data[12:16] = length.to_bytes(4, "little")
     _run(name, bytes(data), data=_external(name))

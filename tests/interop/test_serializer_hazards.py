@@ -30,8 +30,8 @@ DIVIDING = sorted(name for name, row in runtime_kernels().items() if "divides" i
 LEAST = -(1 << 63)
 
 
-def tensor(place: int) -> EValue:
-    memory = AllocationDetails(1, 64 * place)
+def tensor(slot: int) -> EValue:
+    memory = AllocationDetails(1, 64 * slot)
     return EValue(Tensor(ScalarType.LONG, sizes=[2], dim_order=[0], allocation_info=memory))
 
 

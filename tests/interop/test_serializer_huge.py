@@ -1,4 +1,4 @@
-"""The official runtime finds our data behind more than 2 and 4 GiB."""
+"""The official runtime finds our data after more than 2 and 4 GiB."""
 
 from __future__ import annotations
 

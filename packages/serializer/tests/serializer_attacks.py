@@ -54,9 +54,13 @@ def _program(change: _Change) -> Construction:
 
 
 def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0) -> Tensor:
-    place = None if at is None else AllocationDetails.at(1, at)
+    allocation = None if at is None else AllocationDetails.at(1, at)
     return Tensor(
-        ScalarType.BYTE, sizes=[size], dim_order=[0], data_buffer_idx=index, allocation_info=place
+        ScalarType.BYTE,
+        sizes=[size],
+        dim_order=[0],
+        data_buffer_idx=index,
+        allocation_info=allocation,
     )
 
 
@@ -82,8 +86,8 @@ def constants_alike(program: Program, _: ExecutionPlan, count: int) -> None:
     program.constant_buffer += [Buffer(blob) for blob in blobs]
 
 
-def one_place(program: Program, plan: ExecutionPlan, count: int) -> None:
-    """Constants that all start in one place, with as many zeros as entries behind it."""
+def one_offset(program: Program, plan: ExecutionPlan, count: int) -> None:
+    """Constants that all start at one offset, with as many zeros as entries after it."""
     program.constant_buffer += [Buffer(b"\1")] * count + [Buffer(b"\1" * count + bytes(count))]
     plan.values.append(EValue(_bytes_tensor(0, index=2)))
 
@@ -199,7 +203,7 @@ def alignments(program: Program, _: ExecutionPlan, count: int) -> None:
 
 
 def overlapping_vtables(count: int) -> bytes:
-    """Return a file in which each value has a vtable of its own, which claims all behind it."""
+    """Return a file in which each value has a vtable of its own, which claims all after it."""
     values = [EValue(_bytes_tensor(size)) for size in range(count)]
     data = bytearray(serialize_pte(Program(execution_plan=[ExecutionPlan("f", values=values)])))
     file = PteFile(bytes(data))
@@ -214,7 +218,7 @@ def overlapping_vtables(count: int) -> bytes:
 
 
 def overlapping_segments(count: int) -> bytes:
-    """Return a file of which each segment of a named blob is (nearly) all that is behind it."""
+    """Return a file of which each segment of a named blob is (nearly) all that is after it."""
     program = add_program()
     program.named_data = [
         NamedData(f"k{i}", struct.pack("<I", i) + bytes(12), 1) for i in range(count)
@@ -227,8 +231,8 @@ def overlapping_segments(count: int) -> bytes:
     for position in reader.tables(file.decoder.segment_table, "segments"):
         offset, _ = reader.fields("DataSegment", position)
         vtable = position - struct.unpack_from("<i", data, position)[0]
-        place = vtable + 4 + 2 * names.index("size")
-        (at,) = struct.unpack_from("<H", data, place)
+        entry = vtable + 4 + 2 * names.index("size")
+        (at,) = struct.unpack_from("<H", data, entry)
         struct.pack_into("<Q", data, position + at, end - offset)
     return bytes(data)
 
@@ -237,7 +241,7 @@ _CHANGES: tuple[_Change, ...] = (
     unused_constants,
     unused_zeros,
     constants_alike,
-    one_place,
+    one_offset,
     list_in_calls,
     list_of_results,
     list_of_ints,

@@ -18,7 +18,6 @@ from lowerdeck.serializer.flatbuffer.packing import (
     double_vector,
     int_vector,
     long_vector,
-    unsigned_long_vector,
 )
 from lowerdeck.serializer.flatbuffer.skeleton import SLOT
 from lowerdeck.serializer.flatbuffer.wire import (
@@ -38,7 +37,8 @@ _PACKERS = {
     "i32": int_vector,
     "u8": byte_vector,
     "i64": long_vector,
-    "u64": unsigned_long_vector,
+    # Numbers below 2**63 have the same bytes with and without a sign.
+    "u64": long_vector,
     "f64": double_vector,
     "bool": bool_vector,
 }
@@ -53,7 +53,7 @@ _ITEMS: Mapping[str, list[int]] = {
     "IntList.items": [1],
     "KernelCall.args": [4, 4],
 }
-# Constants may stand in one of two places only.
+# Constants may be in the FlatBuffer or in a segment, not in both.
 _LEFT_OUT = {"Program.constant_buffer", "Program.constant_segment"}
 
 

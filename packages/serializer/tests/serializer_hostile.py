@@ -53,21 +53,21 @@ def damaged(data: bytes, seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     size = _program_size(data)
     for number in range(count - len(made[: count // 3])):
         damage = bytearray(data)
-        place = chance.randrange(size)
+        position = chance.randrange(size)
         if number % 3 == 0:
-            damage[place] ^= 1 << chance.randrange(8)
-            yield f"bit of byte {place}", bytes(damage)
+            damage[position] ^= 1 << chance.randrange(8)
+            yield f"bit of byte {position}", bytes(damage)
         elif number % 3 == 1:
-            place &= ~3
+            position &= ~3
             word = chance.choice(_WORDS)
-            damage[place : place + 4] = word.to_bytes(4, "little")
-            yield f"word {place} = {word:#x}", bytes(damage)
+            damage[position : position + 4] = word.to_bytes(4, "little")
+            yield f"word {position} = {word:#x}", bytes(damage)
         else:
-            place &= ~3
-            (word,) = struct.unpack_from("<I", damage.ljust(place + 4, b"\0"), place)
+            position &= ~3
+            (word,) = struct.unpack_from("<I", damage.ljust(position + 4, b"\0"), position)
             word = (word + chance.choice((-4, -1, 1, 2, 4, 8))) & 0xFFFFFFFF
-            damage[place : place + 4] = word.to_bytes(4, "little")
-            yield f"word {place} moved to {word:#x}", bytes(damage)
+            damage[position : position + 4] = word.to_bytes(4, "little")
+            yield f"word {position} moved to {word:#x}", bytes(damage)
 
 
 def _cut(data: bytes, chance: random.Random) -> Iterator[tuple[str, bytes]]:
@@ -88,11 +88,11 @@ def _headers(data: bytes) -> Iterator[tuple[str, bytes]]:
     yield "no header magic", data[:8] + b"EH00" + data[12:]
     for length in (0, 8, 23, 24, 31, 33, 40, 2**31, 2**32 - 1):
         yield f"header length {length}", data[:12] + struct.pack("<I", length) + data[16:]
-    for place, field in ((16, "program size"), (24, "base"), (32, "data size")):
-        (now,) = struct.unpack_from("<Q", data, place)
+    for position, field in ((16, "program size"), (24, "base"), (32, "data size")):
+        (now,) = struct.unpack_from("<Q", data, position)
         for value in {*_LONGS, now + 1, now - 1, now + 128, len(data), len(data) + 1}:
             raw = struct.pack("<Q", value % 2**64)
-            yield f"header {field} {value}", data[:place] + raw + data[place + 8 :]
+            yield f"header {field} {value}", data[:position] + raw + data[position + 8 :]
 
 
 def _program_size(data: bytes) -> int:

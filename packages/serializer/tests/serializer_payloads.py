@@ -34,7 +34,7 @@ Table = dict[str, Any]
 class Flat:
     """Writes nested dictionaries as tables; what is one object there is one object in the file.
 
-    The file grows from its end, so that whatever refers to something stands before it; a place is
+    The file grows from its end, so that what refers to something comes before it; a position is
     told by how far it is from the end.
     """
 
@@ -61,10 +61,10 @@ class Flat:
 
     def _table(self, name: str, values: Table) -> int:
         fields = [field for field in PAYLOAD_TABLES[name] if field.name in values]
-        places: dict[str, int] = {}
+        offsets: dict[str, int] = {}
         end = 4
         for field in sorted(fields, key=lambda field: -field.size):
-            places[field.name] = end = -(-end // field.size) * field.size
+            offsets[field.name] = end = -(-end // field.size) * field.size
             end += field.size
         end += -end % 8
         targets = {
@@ -72,16 +72,16 @@ class Flat:
             for field in fields
             if field.is_offset
         }
-        slots = [places.get(field.name, 0) for field in PAYLOAD_TABLES[name]]
+        slots = [offsets.get(field.name, 0) for field in PAYLOAD_TABLES[name]]
         vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
         table = bytearray(struct.pack("<i", len(vtable)) + bytes(end - 4))
         at = self._push(bytes(end), 8)
         for field in fields:
-            place = places[field.name]
+            offset = offsets[field.name]
             if field.is_offset:
-                struct.pack_into("<I", table, place, at - place - targets[field.name])
+                struct.pack_into("<I", table, offset, at - offset - targets[field.name])
             else:
-                struct.pack_into(f"<{field.code}", table, place, values[field.name])
+                struct.pack_into(f"<{field.code}", table, offset, values[field.name])
         self._parts[-1] = bytes(table)
         self._push(vtable, 2)
         return at

@@ -1,4 +1,4 @@
-"""Programs of gigabytes that take no room: zeros become holes in files."""
+"""Programs of gigabytes that take no space: zeros become holes in files."""
 
 from __future__ import annotations
 

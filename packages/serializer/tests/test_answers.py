@@ -154,13 +154,13 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_outputs_at_one_place_are_refused_but_for_devices(tmp_path: Path) -> None:
+def test_outputs_to_one_path_are_refused_but_for_devices(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "not_there_yet")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for one, other in (("a", "./a"), ("not_there_yet", "link"), ("loop", "loop")):
-        places = [("--one", f"{tmp_path}/{one}"), ("--other", f"{tmp_path}/{other}")]
+        paths = [("--one", f"{tmp_path}/{one}"), ("--other", f"{tmp_path}/{other}")]
         with pytest.raises(CommandError, match=r"--other .* is the file that --one .* names") as e:
-            keep_apart(read=[], written=places)
+            keep_apart(read=[], written=paths)
         assert e.value.exit_status == ExitStatus.USAGE
     keep_apart(read=[("FILE", os.devnull)], written=[("--a", os.devnull), ("--b", os.devnull)])
     keep_apart(read=[("FILE", None)], written=[("--a", None), ("--b", tmp_path / "b")])
@@ -353,7 +353,7 @@ def test_closed_streams_are_told_where_they_can_be(
             shutil.rmtree(files["no"])
 
 
-def test_a_command_that_cannot_be_loaded_is_told_with_its_place(
+def test_a_command_that_cannot_be_loaded_is_told_with_its_entry_point(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "leaving_command.py").write_text("import sys; sys.exit(0)\n")

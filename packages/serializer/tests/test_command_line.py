@@ -165,7 +165,7 @@ def test_diff_of_a_file_with_itself_finds_nothing(
     assert "no difference" in capsys.readouterr().out
 
 
-def test_diff_ignores_where_bytes_stand(
+def test_diff_ignores_where_bytes_are(
     pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other.pte"

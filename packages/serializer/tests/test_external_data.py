@@ -134,11 +134,11 @@ def test_data_that_do_not_fit_are_refused(
         open_model(tmp_path / "m.pte", [tmp_path / "w.ptd"])
 
 
-def test_a_key_in_two_places_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     program = _external_program()
     program.named_data.append(NamedData("weight", b"1"))
     data = ExternalData({"weight": ExternalEntry(_WEIGHT, _LAYOUT)})
-    with pytest.raises(ProgramError, match="'weight' in two places"):
+    with pytest.raises(ProgramError, match="'weight' twice"):
         write_model(program, tmp_path / "m.pte", external={"w": data})
 
 

@@ -1,4 +1,4 @@
-"""Whatever value stands in whatever field, the writer says which field it is."""
+"""Whatever value is in whatever field, the writer says which field it is."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _VALUES: tuple[object, ...] = (
 
 
 def _full() -> Program:
-    """Return a program in which every class of the schema stands."""
+    """Return a program that uses every class of the schema."""
     program: Program = add_program()
     plan = program.execution_plan[0]
     plan.values[1].val.extra_tensor_info = ExtraTensorInfo(1, "weight")  # type: ignore[union-attr]
@@ -103,19 +103,19 @@ def _full() -> Program:
     return program
 
 
-def _places(item: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _paths(item: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the way to each field of each object, and to each entry of each list."""
     if is_dataclass(item):
         for field in fields(item):
             yield (*path, field.name)
-            yield from _places(getattr(item, field.name), (*path, field.name))
+            yield from _paths(getattr(item, field.name), (*path, field.name))
     elif isinstance(item, list):
         for index, entry in enumerate(item):
             yield (*path, index)
-            yield from _places(entry, (*path, index))
+            yield from _paths(entry, (*path, index))
     elif isinstance(item, dict):
         for key, entry in item.items():
-            yield from _places(entry, (*path, key))
+            yield from _paths(entry, (*path, key))
 
 
 def _put(item: Any, path: tuple[Any, ...], value: object) -> Any:
@@ -149,7 +149,7 @@ _PROGRAM, _DATA = (
 
 
 def test_every_class_of_the_schema_is_in_the_program() -> None:
-    seen = {type(_at(path)).__name__ for path in _places(_PROGRAM)}
+    seen = {type(_at(path)).__name__ for path in _paths(_PROGRAM)}
     classes = {name for name, kind in vars(schema).items() if is_dataclass(kind)}
     classes -= {"FileRange"}
     assert classes - seen - {"Program", "DataSegment", "SubsegmentOffsets"} == set()
@@ -162,7 +162,7 @@ def _at(path: tuple[Any, ...]) -> object:
     return item
 
 
-@pytest.mark.parametrize("path", list(_places(_PROGRAM)), ids=str)
+@pytest.mark.parametrize("path", list(_paths(_PROGRAM)), ids=str)
 def test_a_wrong_field_of_a_program_is_named(path: tuple[Any, ...]) -> None:
     for value in _VALUES:
         program = _put(_PROGRAM, path, value)
@@ -179,7 +179,7 @@ def test_a_wrong_field_of_a_program_is_named(path: tuple[Any, ...]) -> None:
 
 
 def _same_kind(value: object, was: object) -> bool:
-    """Return whether a value may stand where another was; fail if it may not."""
+    """Return whether a value may be where another was; fail if it may not."""
     free = isinstance(was, schema.EValue) or was is None or value is None
     members = (Null, schema.Int, schema.Tensor, Bool)
     kinds = (
@@ -196,7 +196,7 @@ def _same_kind(value: object, was: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", list(_places(_DATA)), ids=str)
+@pytest.mark.parametrize("path", list(_paths(_DATA)), ids=str)
 def test_a_wrong_field_of_external_data_is_named(path: tuple[Any, ...]) -> None:
     for value in _VALUES:
         try:

@@ -36,9 +36,9 @@ from lowerdeck.serializer.command_line import main
 LEAST = -(1 << 63)
 
 
-def planned(kind: ScalarType, place: int) -> EValue:
+def planned(kind: ScalarType, slot: int) -> EValue:
     return EValue(
-        Tensor(kind, sizes=[2], dim_order=[0], allocation_info=AllocationDetails(1, 64 * place))
+        Tensor(kind, sizes=[2], dim_order=[0], allocation_info=AllocationDetails(1, 64 * slot))
     )
 
 

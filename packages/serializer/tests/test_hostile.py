@@ -29,7 +29,7 @@ def _refused(data: bytes) -> bool:
 
 
 def _check(told: bool) -> bool:
-    assert told, "an error names a field, a reason, and a place inside the file"
+    assert told, "an error names a field, a reason, and an offset inside the file"
     return told
 
 
@@ -67,8 +67,8 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 def test_any_edit_of_a_program_is_verified_or_refused(data: st.DataObject) -> None:
     file = bytearray(serialize_pte(add_program()))
     for _ in range(data.draw(st.integers(1, 6))):
-        place = data.draw(st.integers(0, len(file) - 4))
-        file[place : place + 4] = data.draw(st.binary(min_size=4, max_size=4))
+        position = data.draw(st.integers(0, len(file) - 4))
+        file[position : position + 4] = data.draw(st.binary(min_size=4, max_size=4))
     _refused(bytes(file))
 
 
@@ -98,6 +98,6 @@ def _shared_methods(methods: int, values: int) -> bytes:
     assert count == methods
     first = vector + 4 + int.from_bytes(data[vector + 4 : vector + 8], "little")
     for index in range(methods):
-        place = vector + 4 + 4 * index
-        data[place : place + 4] = (first - place).to_bytes(4, "little")
+        position = vector + 4 + 4 * index
+        data[position : position + 4] = (first - position).to_bytes(4, "little")
     return bytes(data)

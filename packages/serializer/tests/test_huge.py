@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("filler", [2 * GIB + 100, 4 * GIB + 100])
-def test_data_behind_gigabytes_are_found(filler: int, tmp_path: Path) -> None:
+def test_data_after_gigabytes_are_found(filler: int, tmp_path: Path) -> None:
     path, program = write_huge(tmp_path, filler)
     assert path.stat().st_size > filler
     with open_pte(path) as file:

@@ -54,7 +54,7 @@ def asked(folder: Path, *wanted: tuple[str, str | None]) -> tuple[dict[str, list
 
 @pytest.mark.parametrize("names", [("a-new", "b-old"), ("b-new", "a-old")], ids=["first", "last"])
 @pytest.mark.parametrize("spelled", ["{}", "{}_X.y"])
-def test_what_supersedes_is_taken_wherever_it_stands_and_told_once(
+def test_what_supersedes_is_taken_wherever_it_is_and_told_once(
     tmp_path: Path, names: tuple[str, str], spelled: str
 ) -> None:
     new, old = (f"lowerdeck-tests-{name}-x-y" for name in names)

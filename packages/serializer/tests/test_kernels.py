@@ -51,7 +51,7 @@ def test_other_words_are_no_limits() -> None:
 
 
 def test_nobody_else_lists_kernels() -> None:
-    """Strings that name kernels stand in the table, and beside what implements them."""
+    """Strings that name kernels are in the table, and beside what implements them."""
     folders = sorted(_PACKAGES.glob("*/src/lowerdeck"))
     if len(folders) < 2:
         pytest.skip("the tests run from an installed wheel, without the sources")

@@ -89,8 +89,8 @@ def test_views_outlive_the_file_that_gave_them(tmp_path: Path) -> None:
 def test_buffers_are_views_on_the_input() -> None:
     data = bytearray(serialize_pte(_rich_program()))
     program = deserialize_pte(data)
-    place = data.index(WEIGHT)
-    data[place] = 99
+    position = data.index(WEIGHT)
+    data[position] = 99
     view: Any = program.constant_buffer[1].storage
     assert view[0] == 99
 
@@ -139,7 +139,7 @@ def test_a_longer_header_is_read() -> None:
     verify_pte(data)
 
 
-def test_bytes_behind_the_last_segment_are_ignored() -> None:
+def test_bytes_after_the_last_segment_are_ignored() -> None:
     data = serialize_pte(_rich_program())
     assert verify_pte(data + b"left over") == deserialize_pte(data)
 
@@ -152,7 +152,7 @@ def test_without_header_magic_segments_are_not_guessed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "packed", "error", "field"),
+    ("position", "packed", "error", "field"),
     [
         (4, b"ET99", MagicError, "file identifier"),
         (12, struct.pack("<I", 23), HeaderError, "header.length"),
@@ -163,14 +163,14 @@ def test_without_header_magic_segments_are_not_guessed() -> None:
     ],
 )
 def test_what_is_wrong_with_a_header_is_told(
-    place: int, packed: bytes, error: type[FormatError], field: str
+    position: int, packed: bytes, error: type[FormatError], field: str
 ) -> None:
     data = bytearray(serialize_pte(_rich_program()))
-    data[place : place + len(packed)] = packed
+    data[position : position + len(packed)] = packed
     with pytest.raises(error) as caught:
         deserialize_pte(data)
     assert caught.value.field == field
-    assert caught.value.offset == place
+    assert caught.value.offset == position
 
 
 def test_overlapping_segments_are_read_and_stored_once() -> None:
@@ -194,7 +194,7 @@ def test_inline_constants_of_legacy_files_are_read() -> None:
 
 
 def _legacy_file(constants: list[bytes]) -> bytes:
-    """Return a program without methods, whose constants stand in the FlatBuffer."""
+    """Return a program without methods, whose constants are in the FlatBuffer."""
     assembly = Assembly(PROGRAM_TABLES, start=8, blob_alignment=16)
     skeleton = assembly.skeleton
     empty = assembly.words.add(int_vector([]))

@@ -116,7 +116,7 @@ def small_program(word: str = "weight", blob: bytes = b"inputs 1\nsin,0") -> Pro
     )
 
 
-def test_a_page_stands_alone() -> None:
+def test_a_page_needs_nothing_else() -> None:
     page = html_report(small_program(), title="model.pte")
     assert "<title>model.pte</title>" in page
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page)
@@ -192,11 +192,11 @@ def test_a_file_has_a_map_of_all_its_bytes() -> None:
     assert ends[-1] == len(data)
     kinds = [part["kind"] for part in file["sections"] if part["kind"] != "unused"]
     assert kinds == ["program", "constants", "delegate", "named"]
-    places = {item["kind"]: item for item in file["stored"]}
-    start = places["constants"]["offset"]
+    stored = {item["kind"]: item for item in file["stored"]}
+    start = stored["constants"]["offset"]
     assert data[start : start + 432] == b"w" * 432
-    assert data[places["delegate"]["offset"] :].startswith(b"inputs 1")
-    assert data[places["named"]["offset"] :].startswith(b"1234")
+    assert data[stored["delegate"]["offset"] :].startswith(b"inputs 1")
+    assert data[stored["named"]["offset"] :].startswith(b"1234")
 
 
 def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
@@ -270,8 +270,8 @@ def test_a_strange_program_has_a_page(program: Program) -> None:
 def test_whatever_the_reader_accepts_has_a_page(data: st.DataObject) -> None:
     spoiled = bytearray(serialize_pte(small_program()))
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(spoiled) - 1))
-        spoiled[place] = data.draw(st.integers(0, 255))
+        position = data.draw(st.integers(0, len(spoiled) - 1))
+        spoiled[position] = data.draw(st.integers(0, 255))
     try:
         file = PteFile(bytes(spoiled))
         file.program()

@@ -9,7 +9,7 @@ FEW_KINDS = st.lists(st.sampled_from("abcd"), max_size=40)
 
 
 @given(FEW_KINDS, FEW_KINDS)
-def test_each_item_stands_once_in_order_and_only_equals_stand_together(
+def test_each_item_is_there_once_in_order_and_only_equals_are_together(
     old: list[str], new: list[str]
 ) -> None:
     rows = pair_rows(old, new)

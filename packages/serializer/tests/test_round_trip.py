@@ -81,7 +81,7 @@ def _data(program: Program, index: int) -> bytes:
 
 
 def _compare_buffers(expected: list[Buffer], found: list[Buffer]) -> None:
-    """Compare contents; a file stores no lengths, so a reader may see padding behind them."""
+    """Compare contents; a file stores no lengths, so a reader may see padding after them."""
     assert len(found) == len(expected)
     for ours, theirs in zip(expected, found, strict=True):
         stored = bytes(theirs.storage)  # type: ignore[arg-type]

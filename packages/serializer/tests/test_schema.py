@@ -34,7 +34,7 @@ _ENUMS = (
     "DataLocation",
     "DeviceType",
 )
-# What only cuts a file into segments stands in no class, and what a class holds instead.
+# What only cuts a file into segments is in no class, and what a class holds instead.
 _OF_THE_FILE = {
     "Program": {"segments", "constant_segment", "mutable_data_segments"},
     "NamedData": {"segment_index"},

@@ -88,7 +88,7 @@ def test_twice_the_file_takes_twice_the_steps(name: str) -> None:
         what: [StepCounter().count(lambda: do(files[0]), FormatError, ProgramError)]  # noqa: B023
         for what, do in operations.items()
     }
-    # What refers to one thing from many places may grow faster, until the limit on that ends it:
+    # What refers to one thing many times may grow faster, until the limit on that ends it:
     # within the bound a byte, and not for ever.
     growing = list(operations)
     while growing:

@@ -217,7 +217,7 @@ def test_a_writer_that_fails_puts_the_old_model_back(tmp_path: Path) -> None:
                 setattr(os, name, call)
 
 
-def test_two_files_cannot_go_to_one_place(tmp_path: Path) -> None:
+def test_two_files_cannot_go_to_one_path(tmp_path: Path) -> None:
     (tmp_path / "two.ptd").symlink_to("one.ptd")
     with pytest.raises(ProgramError, match="found two files"):
         _model("a", tmp_path / "model.pte")

@@ -72,7 +72,7 @@ _AWAY = JumpFalseCall
         (_AWAY(_FLAG, 3), _view(_INPUT, _VIEW), _use(_VIEW), _use(_INPUT)),
         # A loop around both.
         (_view(_INPUT, _VIEW), _use(_VIEW), _AWAY(_FLAG, 0)),
-        # Jumps behind the view, and before it.
+        # Jumps after the view, and before it.
         (_AWAY(_FLAG, 1), _view(_INPUT, _VIEW), _AWAY(_FLAG, 4), _use(_VIEW), _use(_VIEW)),
         # Taken on both ways.
         (
@@ -94,7 +94,7 @@ def test_a_view_gives_memory(steps: tuple[InstructionArguments, ...]) -> None:
         # A jump past the view.
         (_AWAY(_FLAG, 2), _view(_INPUT, _VIEW), _use(_VIEW)),
         (_AWAY(_FLAG, 3), _view(_INPUT, _VIEW), _use(_LIST), _use(_LIST)),
-        # Past it, and back behind it.
+        # Past it, and back after it.
         (_AWAY(_FLAG, 4), _view(_INPUT, _VIEW), _use(_VIEW), _use(_VIEW), _AWAY(_FLAG, 2)),
         # Of other bytes than its source has.
         (_view(_INPUT, _WIDE), _use(_WIDE)),

@@ -113,7 +113,7 @@ def test_equal_blobs_values_and_strings_are_stored_once() -> None:
     plan.values += [EValue(Int(77)) for _ in range(1000)]
     plan.delegates *= 3
     data = serialize_pte(program)
-    # The constant and the delegate are of two kinds, but each stands there once.
+    # The constant and the delegate are of two kinds, but each is there once.
     assert data.count(blob) == 2
     assert data.count(struct.pack("<q", 77)) == 1
     assert data.count(b"Backend\0") == 1

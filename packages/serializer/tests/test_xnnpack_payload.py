@@ -45,7 +45,7 @@ def test_a_float_payload_is_read_whole() -> None:
     assert (node.parameters, node.output_range) == ({"flags": 0}, (0.0, 1.0))
 
 
-def test_constants_inside_the_payload_have_their_place() -> None:
+def test_constants_inside_the_payload_have_their_range() -> None:
     data = bytes(range(64))
     found = decode_payload(payload(convolution(), data))
     assert bytes(found.constant_data) == data

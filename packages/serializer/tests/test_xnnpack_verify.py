@@ -346,7 +346,7 @@ def test_twice_the_payload_takes_twice_the_steps(name: str) -> None:
             lambda: verify_payload(decode_payload(blob), {}), FormatError
         )
 
-    # What is one table in the file still takes a place of 4 bytes each time.
+    # What is one table in the file still takes an offset of 4 bytes each time.
     for count in (500, 1000):
         (size, once), (doubled, twice) = steps(count), steps(2 * count)
         growth = doubled / size / 2

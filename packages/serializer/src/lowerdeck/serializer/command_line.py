@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        arguments: What stands behind ``lowerdeck`` on the command line; ``sys.argv`` by default.
+        arguments: What comes after ``lowerdeck`` on the command line; ``sys.argv`` by default.
 
     Returns:
         What the command returns, or the :class:`ExitStatus` of the error that ended it.

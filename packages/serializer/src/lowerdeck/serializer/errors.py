@@ -39,7 +39,7 @@ class FormatError(SerializerError, ValueError):
 
     Attributes:
         field: What was being read, such as ``"Tensor.sizes"``.
-        offset: Byte offset in the file where it was read, or None where no place can be named.
+        offset: Byte offset in the file where it was read, or None where none can be named.
         reason: What was found and what was expected.
     """
 
@@ -47,8 +47,8 @@ class FormatError(SerializerError, ValueError):
         self.reason = reason
         self.field = field
         self.offset = offset
-        place = "" if offset is None else f" at byte {offset}"
-        super().__init__(f"{field}{place}: {reason}")
+        position = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{field}{position}: {reason}")
 
 
 class TruncatedError(FormatError):
@@ -68,7 +68,7 @@ class OffsetError(FormatError):
 
 
 class AlignmentError(FormatError):
-    """Something stands at an address that its type does not allow."""
+    """Something is at an address that its type does not allow."""
 
 
 class TableError(FormatError):

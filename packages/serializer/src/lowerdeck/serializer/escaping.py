@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 # Control characters steer a terminal; format characters turn the order of what is read or take
-# no room; surrogates, private and unassigned ones print as anything or not at all; separators
+# no width; surrogates, private and unassigned ones print as anything or not at all; separators
 # of lines would begin a line of their own.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _LONGEST = 200

@@ -49,7 +49,7 @@ class CommandError(SerializerError):
 
 
 def say(*lines: str) -> None:
-    """Print lines in which names from files stand, so that none of them steers the terminal.
+    """Print lines that hold names from files, so that none of them steers the terminal.
 
     Args:
         lines: The lines; what is not plainly visible in them is escaped.

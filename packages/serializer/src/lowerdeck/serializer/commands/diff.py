@@ -72,7 +72,7 @@ def _open(path: Path, stack: ExitStack) -> PteFile:
 def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
     """Yield a line for each thing that is not the same in both files.
 
-    Where the bytes stand (alignment, order of segments, sharing) has no meaning and is left out.
+    Where the bytes are (alignment, order of segments, sharing) has no meaning and is left out.
 
     Args:
         old: The file on the left.

@@ -169,8 +169,8 @@ def _tensor_part(
     return Part(folder, name, byte_view(buffer.storage, name), tensor)
 
 
-# What was written already, by the bytes (a view stands for its place in the file) and the header:
-# a small file may refer to its bytes from thousands of places.
+# What was written already, by the bytes (a view stands for its range of the file) and the header:
+# a small file may refer to its bytes thousands of times.
 _Written = dict[tuple[int, bytes | None], tuple[str, int]]
 
 

@@ -151,8 +151,8 @@ def _method_lines(method: dict[str, Any]) -> Iterator[str]:
 
 def _delegate_line(entry: dict[str, Any]) -> str:
     specs = ", ".join(f"{key}={value!r}" for key, value in entry["compile_specs"].items())
-    place = "inline" if entry["location"] == "INLINE" else "segment"
-    line = f"  {entry['id']} in {entry['method']}: {size_text(entry['size'])}, {place}"
+    location = "inline" if entry["location"] == "INLINE" else "segment"
+    line = f"  {entry['id']} in {entry['method']}: {size_text(entry['size'])}, {location}"
     return f"{line}; {specs}" if specs else line
 
 

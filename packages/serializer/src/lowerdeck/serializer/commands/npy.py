@@ -31,7 +31,7 @@ _ALIGNMENT = 64
 
 
 def npy_header(tensor: schema.Tensor) -> bytes | None:
-    """Return what stands before the data of a tensor in a ``.npy`` file.
+    """Return what comes before the data of a tensor in a ``.npy`` file.
 
     Args:
         tensor: The tensor; its data follow as they are in the program.

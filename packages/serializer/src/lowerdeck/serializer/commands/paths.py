@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lowerdeck.serializer.commands.answers import CommandError, ExitStatus
 
-Place = tuple[str, str | os.PathLike[str] | None]
+NamedPath = tuple[str, str | os.PathLike[str] | None]
 """Name of an argument, and the path that it was given; None without one."""
 
 
-def keep_apart(*, read: Iterable[Place], written: Iterable[Place]) -> None:
+def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> None:
     """Refuse outputs that are an input or another output, before anything is written.
 
     A file is itself under whatever name: through links of both kinds and from any folder.
@@ -24,7 +24,7 @@ def keep_apart(*, read: Iterable[Place], written: Iterable[Place]) -> None:
         written: What it writes, whether it is there already or not.
 
     Raises:
-        CommandError: Two places are one file; ends with ``USAGE`` and names both arguments.
+        CommandError: Two arguments are one file; ends with ``USAGE`` and names both arguments.
 
     Example:
         >>> keep_apart(read=[("FILE", "a.pte")], written=[("--html", "a.html")])

@@ -72,7 +72,7 @@ def _report(path: Path, hazards: list[Hazard]) -> None:
     for hazard in hazards[:_MOST_SHOWN]:
         say(f"{path}: warning: {hazard}")
     if len(hazards) > _MOST_SHOWN:
-        say(f"{path}: warning: and {len(hazards) - _MOST_SHOWN} more places")
+        say(f"{path}: warning: and {len(hazards) - _MOST_SHOWN} more warnings")
     say(f"{path}: ok")
 
 

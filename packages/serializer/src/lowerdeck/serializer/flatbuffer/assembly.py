@@ -1,4 +1,4 @@
-"""All sections of one FlatBuffer, and the order in which they stand."""
+"""All sections of one FlatBuffer, and the order in which they are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FLATBUFFER = (1 << 31) - 1
 
 
 class Rank(IntEnum):
-    """Where a section stands: parents before their children."""
+    """Where a section goes: parents before their children."""
 
     SKELETON = 0
     VECTORS = 1
@@ -50,7 +50,7 @@ class Blobs:
         return found
 
     def size(self) -> int:
-        """Return the size in bytes, without padding behind the last blob."""
+        """Return the size in bytes, without padding after the last blob."""
         if not self._views:
             return 0
         last = 4 + len(self._views[-1])
@@ -77,7 +77,7 @@ class Assembly:
 
         Args:
             tables: Fields of each table by its name.
-            start: Where the first table may stand.
+            start: Where the first table may start.
             blob_alignment: Alignment of the bytes of a blob in the file.
         """
         self._sections: list[Section | Blobs] = []
@@ -97,7 +97,7 @@ class Assembly:
         self._ranks.append(Rank.LEAVES)
 
     def records(self, rank: Rank, *, alignment: int = 4) -> Records:
-        """Return new, empty records that stand among the sections of ``rank``."""
+        """Return new, empty records among the sections of ``rank``."""
         records = Records(self._next(), alignment=alignment)
         self._register(records, rank)
         return records
@@ -107,17 +107,17 @@ class Assembly:
         return self._blobs.add(view)
 
     def finish(self, header: bytes) -> list[bytes | bytearray | memoryview]:
-        """Return the pieces of the FlatBuffer behind ``header``.
+        """Return the pieces of the FlatBuffer after ``header``.
 
         Raises:
             ProgramError: The FlatBuffer is larger than its offsets can reach.
         """
-        order = self._place(len(header))
+        order = self._arrange(len(header))
         end = max(section.base + section.size() for section in self._sections)
         if end > MAX_FLATBUFFER:
             raise ProgramError(
                 f"the FlatBuffer would take {end} bytes, its format allows {MAX_FLATBUFFER}; "
-                "use extract_delegate_segments=True, so that delegates stand behind it"
+                "use extract_delegate_segments=True, so that delegates come after it"
             )
         bases = [section.base for section in self._sections]
         parts: list[bytes | bytearray | memoryview] = [header]
@@ -133,17 +133,17 @@ class Assembly:
                 parts.append(section.pack(bases))
         return parts
 
-    def _place(self, start: int) -> list[Section | Blobs]:
-        """Give every section its base and return them in the order in which they stand."""
+    def _arrange(self, start: int) -> list[Section | Blobs]:
+        """Give every section its base and return them in the order in which they are written."""
         numbers = sorted(range(len(self._sections)), key=lambda number: self._ranks[number])
         order = [self._sections[number] for number in numbers]
         order.remove(self._blobs)
-        # The blobs need wide alignment: they go where that leaves the least room unused.
-        _, place = min(
+        # The blobs need wide alignment: they go where that leaves the fewest bytes unused.
+        _, index = min(
             (_lay_out([*order[:after], self._blobs, *order[after:]], start), -after)
             for after in range(1, len(order) + 1)
         )
-        order.insert(-place, self._blobs)
+        order.insert(-index, self._blobs)
         _lay_out(order, start)
         return order
 

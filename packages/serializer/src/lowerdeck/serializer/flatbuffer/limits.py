@@ -18,7 +18,7 @@ MAX_OPERATOR_NAME = 99
 """The runtime copies ``name.overload`` into 100 bytes, and crashes on a longer one."""
 
 MEMORY_PER_BYTE = 256
-"""A FlatBuffer may refer to one object from many places, 4 bytes each. What it decodes to may
+"""A FlatBuffer may refer to one object many times, 4 bytes each. What it decodes to may
 take this many times the FlatBuffer's size; honest files that share all that can be shared stay
 below 160."""
 

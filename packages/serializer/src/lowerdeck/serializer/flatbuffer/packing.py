@@ -1,4 +1,4 @@
-"""Vectors of scalars as the bytes that stand in the file: a count, then the elements."""
+"""Vectors of scalars as the bytes that are in the file: a count, then the elements."""
 
 from __future__ import annotations
 
@@ -40,5 +40,4 @@ byte_vector: Packer = _packer("B")
 bool_vector: Packer = _packer("?")
 int_vector: Packer = _packer("i")
 long_vector: Packer = _packer("q")
-unsigned_long_vector: Packer = _packer("Q")
 double_vector: Packer = _packer("d")

@@ -1,8 +1,8 @@
-"""The parts that a FlatBuffer is put together from, each laid out before its place is known.
+"""The parts that a FlatBuffer is put together from, each laid out before its position is known.
 
-FlatBuffers' offsets lead forward only, so a parent stands before its children. Rather than
+FlatBuffers' offsets lead forward only, so a parent comes before its children. Rather than
 building one record at a time from the back, as its builder does, equal-shaped records are
-collected as columns; when all parts have their places, each column becomes one array operation.
+collected as columns; when all parts have their positions, each column becomes one array operation.
 
 A *reference* is an integer: ``section number << 32 | offset within the section``.
 """
@@ -23,7 +23,7 @@ _MASK = (1 << OFFSET_BITS) - 1
 
 
 class Section(Protocol):
-    """A run of bytes whose size is known before its place."""
+    """A run of bytes whose size is known before its position."""
 
     base: int
     alignment: int
@@ -36,7 +36,7 @@ class Section(Protocol):
         """Return the bytes, once every section has its base.
 
         Args:
-            bases: The place of each section, by its number.
+            bases: The position of each section, by its number.
         """
 
 
@@ -48,7 +48,7 @@ class Pool:
 
         Args:
             number: Number of the section.
-            alignment: Each leaf starts at a multiple of this behind the first one.
+            alignment: Each leaf starts at a multiple of this after the first one.
             skew: How many bytes before such a multiple the first one starts: 4 for vectors of
                 8-byte elements, whose count takes 4 bytes.
         """
@@ -201,8 +201,8 @@ class Records:
         for index, code, column, name in self._numbers:
             words[index::width] = _words(code, column, name)
         for index, column in self._references:
-            places = range(self.base + 4 * index, _FAR, stride)
-            words[index::width] = array("I", resolve(column, places, bases))
+            positions = range(self.base + 4 * index, _FAR, stride)
+            words[index::width] = array("I", resolve(column, positions, bases))
         return little_endian(words)
 
     def _next(self) -> int:
@@ -214,17 +214,17 @@ _FAR = 1 << 40
 
 
 def resolve(
-    references: Iterable[int], places: Iterable[int], bases: Sequence[int]
+    references: Iterable[int], positions: Iterable[int], bases: Sequence[int]
 ) -> Iterable[int]:
-    """Return the offsets to write at ``places`` so that they lead to ``references``."""
+    """Return the offsets to write at ``positions`` so that they lead to ``references``."""
     return [
-        bases[reference >> OFFSET_BITS] + (reference & _MASK) - place
-        for reference, place in zip(references, places, strict=False)
+        bases[reference >> OFFSET_BITS] + (reference & _MASK) - position
+        for reference, position in zip(references, positions, strict=False)
     ]
 
 
 def little_endian(words: array[int]) -> bytes:
-    """Return the bytes of an array as they stand in the file."""
+    """Return the bytes of an array as they are in the file."""
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()

@@ -15,10 +15,10 @@ SLOT = object()
 
 
 class Skeleton:
-    """A growing run of tables from a known place in the file on.
+    """A growing run of tables from a known position in the file on.
 
     Positions are those in the file. Offsets into other sections are patched at the end, once the
-    sections have their places.
+    sections have their positions.
     """
 
     alignment = 4
@@ -37,15 +37,15 @@ class Skeleton:
         self._vtables: dict[bytes, int] = {}
         self._fixups: list[tuple[int, int]] = []
 
-    def vtable(self, name: str, size: int, places: Mapping[str, int]) -> int:
+    def vtable(self, name: str, size: int, offsets: Mapping[str, int]) -> int:
         """Return the position of a vtable, adding it unless an equal one is here.
 
         Args:
             name: Name of the table.
             size: Bytes that the table takes, with its own offset to the vtable.
-            places: Offset of each present field within the table.
+            offsets: Offset of each present field within the table.
         """
-        entries = [places.get(field.name, 0) for field in self._tables[name]]
+        entries = [offsets.get(field.name, 0) for field in self._tables[name]]
         while entries and not entries[-1]:
             entries.pop()
         count = len(entries)
@@ -69,28 +69,28 @@ class Skeleton:
             for field in self._tables[name]
             if values.get(field.name) is not None and (field.is_offset or values[field.name])
         ]
-        # Widest first: no padding stands between fields.
+        # Widest first: no padding between fields.
         present.sort(key=lambda item: -item[0].size)
-        places: dict[str, int] = {}
+        offsets: dict[str, int] = {}
         size = 4
         for field, _ in present:
-            places[field.name] = size
+            offsets[field.name] = size
             size += field.size
         size = round_up(size, 4)
-        vtable = self.vtable(name, size, places)
+        vtable = self.vtable(name, size, offsets)
         wide = any(field.size == 8 for field, _ in present)
-        # 8-byte fields stand right behind the 4 bytes that lead to the vtable.
+        # 8-byte fields come right after the 4 bytes that lead to the vtable.
         position = self._grow(8, 4) if wide else self._grow(4)
         self._data += struct.pack("<i", position - vtable).ljust(size, b"\0")
         slots = {"": position}
         for field, value in present:
-            place = position + places[field.name]
+            slot = position + offsets[field.name]
             if value is SLOT:
-                slots[field.name] = place
+                slots[field.name] = slot
             elif field.is_offset:
-                self._fixups.append((place, int(value)))  # type: ignore[call-overload]
+                self._fixups.append((slot, int(value)))  # type: ignore[call-overload]
             else:
-                struct.pack_into(f"<{field.code}", self._data, place - self.base, value)
+                struct.pack_into(f"<{field.code}", self._data, slot - self.base, value)
         return slots
 
     def vector(self, count: int) -> tuple[int, range]:
@@ -108,10 +108,6 @@ class Skeleton:
     def patch(self, slot: int, target: int) -> None:
         """Let the slot lead to a position of the skeleton itself."""
         struct.pack_into("<I", self._data, slot - self.base, target - slot)
-
-    def patch_later(self, slot: int, reference: int) -> None:
-        """Let the slot lead to a place in another section."""
-        self._fixups.append((slot, reference))
 
     def size(self) -> int:
         """Return the size in bytes, up to a whole word."""

@@ -43,7 +43,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
     All are written under temporary names and flushed to the disk before the first is renamed. The
     last one is what refers to the others: while old and new ones could be mixed it is not there.
     Whenever a process dies, the files are all old, or all new, or the last one is missing (and
-    stands under a hidden name beside its place, the old one as well as the new).
+    lies under a hidden name beside its own, the old one as well as the new).
 
     Args:
         files: The pieces and the path of each, that of the file that refers to the others last.

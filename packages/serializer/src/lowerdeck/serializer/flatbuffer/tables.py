@@ -1,4 +1,4 @@
-"""FlatBuffer tables read without trust: each place is checked before it is used.
+"""FlatBuffer tables read without trust: each position is checked before it is used.
 
 A vtable is checked once and compiled into one ``struct`` that reads all fields of its tables in
 one call, which makes the checks cheaper than the peer's unchecked reading.
@@ -44,32 +44,32 @@ class Shape:
     Attributes:
         size: Bytes that the table takes.
         wide: Where the 8-byte fields are in the table.
-        offsets: Index and place of each present field that is an offset.
-        unpack: Reads the present fields, in the order in which they stand.
+        offsets: Index and start of each present field that is an offset.
+        unpack: Reads the present fields, in the order in which they are stored.
         pick: Brings them and a default into id order; None where they are in order already.
     """
 
     __slots__ = ("offsets", "pick", "size", "unpack", "wide")
 
-    def __init__(self, fields: tuple[Field, ...], size: int, places: list[int]) -> None:
+    def __init__(self, fields: tuple[Field, ...], size: int, starts: list[int]) -> None:
         self.size: int = size
         self.wide: tuple[int, ...] = tuple(
-            place for field, place in zip(fields, places, strict=True) if place and field.size == 8
+            start for field, start in zip(fields, starts, strict=True) if start and field.size == 8
         )
-        order = sorted((place, index) for index, place in enumerate(places) if place)
+        order = sorted((start, index) for index, start in enumerate(starts) if start)
         code, end = ["<"], 0
-        for place, index in order:
-            code.append(f"{place - end}x{fields[index].code}")
-            end = place + fields[index].size
+        for start, index in order:
+            code.append(f"{start - end}x{fields[index].code}")
+            end = start + fields[index].size
         self.unpack: Callable[[memoryview, int], tuple[Any, ...]] = struct.Struct(
             "".join(code)
         ).unpack_from
         self.offsets: tuple[tuple[int, int], ...] = tuple(
-            (index, place)
-            for index, place in enumerate(places)
-            if place and fields[index].is_offset
+            (index, start)
+            for index, start in enumerate(starts)
+            if start and fields[index].is_offset
         )
-        # Values come in file order; behind them stands the default of absent fields.
+        # Values come in file order; after them comes the default of absent fields.
         position = {index: number for number, (_, index) in enumerate(order)}
         picks = [position.get(index, len(order)) for index in range(len(fields))]
         self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
@@ -172,11 +172,11 @@ class TableReader:
             if not shape.offsets:
                 return values
             found = list(values)
-            for index, place in shape.offsets:
+            for index, start in shape.offsets:
                 offset = found[index]
-                target = position + place + offset
+                target = position + start + offset
                 if not offset or target > last:
-                    self.target(position + place, offset, name, self._tables[name][index].name)
+                    self.target(position + start, offset, name, self._tables[name][index].name)
                 found[index] = target
             return found
 
@@ -203,26 +203,26 @@ class TableReader:
     def _check_table(self, name: str, position: int, shape: Shape) -> None:
         if position + shape.size > self.size:
             raise OffsetError(
-                f"found a table of {shape.size} bytes that ends behind the {self.size} bytes",
+                f"found a table of {shape.size} bytes that ends after the {self.size} bytes",
                 field=name,
                 offset=position,
             )
-        for place in shape.wide:
-            if (position + place) & 7:
+        for start in shape.wide:
+            if (position + start) & 7:
                 raise AlignmentError(
                     "found an 8-byte field, expected a multiple of 8",
                     field=name,
-                    offset=position + place,
+                    offset=position + start,
                 )
 
-    def target(self, place: int, offset: int, table: str, field: str) -> int:
-        """Return where the offset at ``place`` leads, checked to be inside the FlatBuffer."""
-        found = place + offset
+    def target(self, slot: int, offset: int, table: str, field: str) -> int:
+        """Return where the offset at ``slot`` leads, checked to be inside the FlatBuffer."""
+        found = slot + offset
         if not offset or found > self.size - 4:
             raise OffsetError(
                 f"found offset {offset}, which leads to byte {found} of {self.size}",
                 field=f"{table}.{field}",
-                offset=place,
+                offset=slot,
             )
         return found
 
@@ -230,7 +230,7 @@ class TableReader:
         """Return the number of elements of the vector at ``position``, checked to be there.
 
         Args:
-            position: Where the vector's count stands; checked here.
+            position: Where the vector's count is; checked here.
             width: Bytes of one element.
             field: What is read, for messages.
         """
@@ -245,7 +245,7 @@ class TableReader:
         count: int = _unpack_u32(self.data, position)[0]
         if position + 4 + count * width > self.size:
             raise OffsetError(
-                f"found {count} elements of {width} bytes, which end behind the {self.size} bytes",
+                f"found {count} elements of {width} bytes, which end after the {self.size} bytes",
                 field=field,
                 offset=position,
             )
@@ -289,19 +289,19 @@ class TableReader:
         # In runs, so that a vector that says it has a billion entries costs what is read of it.
         for start in range(0, count, 4096):
             run = min(4096, count - start)
-            place = position + 4 + 4 * start
-            for offset in struct.unpack_from(f"<{run}I", self.data, place):
-                found = place + offset
+            slot = position + 4 + 4 * start
+            for offset in struct.unpack_from(f"<{run}I", self.data, slot):
+                found = slot + offset
                 if not offset or found > last:
-                    self.target(place, offset, field, "")
+                    self.target(slot, offset, field, "")
                 yield found
-                place += 4
+                slot += 4
 
     def entry(self, vector: int, index: int) -> int:
         """Return where the table of one entry of a vector is, for messages."""
-        place = vector + 4 + 4 * index
-        offset: int = _unpack_u32(self.data, place)[0]
-        return place + offset
+        slot = vector + 4 + 4 * index
+        offset: int = _unpack_u32(self.data, slot)[0]
+        return slot + offset
 
     def string(self, position: int, field: str) -> str:
         """Return the string at ``position``.
@@ -322,7 +322,7 @@ class TableReader:
         length = self.count(position, 1, field)
         end = position + 4 + length
         if end >= self.size or self.data[end]:
-            raise TextError("found no NUL behind the string", field=field, offset=position)
+            raise TextError("found no NUL after the string", field=field, offset=position)
         self.spend(LIST_COST + length, field, position)
         try:
             text = str(self.data[position + 4 : end], "utf-8")
@@ -342,7 +342,7 @@ class TableReader:
     def _new_shape(self, name: str, vtable: int, table: int) -> Shape:
         if not 0 <= vtable <= self.size - 4 or vtable & 1:
             raise TableError(
-                f"found a vtable at {vtable}, expected an even place within {self.size} bytes",
+                f"found a vtable at {vtable}, expected an even position within {self.size} bytes",
                 field=name,
                 offset=table,
             )
@@ -357,24 +357,24 @@ class TableReader:
         # Only what we know is read: vtables may overlap, and each may claim 64 kB.
         stored = min((length - 4) // 2, len(fields))
         self.spend(SHAPE_COST, name, vtable)
-        places = list(struct.unpack_from(f"<{stored}H", self.data, vtable + 4))
-        places += [0] * (len(fields) - len(places))
+        starts = list(struct.unpack_from(f"<{stored}H", self.data, vtable + 4))
+        starts += [0] * (len(fields) - len(starts))
         end = 4
-        for place, field in sorted(zip(places, fields, strict=True)):
-            if not place:
+        for start, field in sorted(zip(starts, fields, strict=True)):
+            if not start:
                 continue
-            if place < end or place + field.size > size or place % min(field.size, 4):
+            if start < end or start + field.size > size or start % min(field.size, 4):
                 raise TableError(
-                    f"found {field.name} at byte {place} of a table of {size} bytes, where it "
+                    f"found {field.name} at byte {start} of a table of {size} bytes, where it "
                     "overlaps another field, is unaligned or ends outside",
                     field=f"{name}.{field.name}",
                     offset=vtable,
                 )
-            end = place + field.size
-        return Shape(fields, size, places)
+            end = start + field.size
+        return Shape(fields, size, starts)
 
 
-# Bytes of a number that no other vector shares, and of its place in the tuple that is kept.
+# Bytes of a number that no other vector shares, and of its position in the tuple that is kept.
 _ELEMENT_COST = 40
 _VECTOR_CODES = {
     kind: SCALAR_CODES[kind] for kind in ("i32", "u32", "u8", "i64", "u64", "f32", "f64", "bool")

@@ -1,4 +1,4 @@
-"""Records of a union: the table that names the member, and the member right behind it."""
+"""Records of a union: the table that names the member, and the member right after it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from lowerdeck.serializer.flatbuffer.assembly import Assembly, Rank
 from lowerdeck.serializer.flatbuffer.sections import Records
 
-# Three words: the way to the vtable, the member's number, the offset to it. The member stands
-# right behind them, so the offset is always the 4 bytes that it takes itself.
+# Three words: the way to the vtable, the member's number, the offset to it. The member comes
+# right after them, so the offset is always the 4 bytes that it takes itself.
 _SIZE = 12
-_TYPE_PLACE = 4
-_VALUE_PLACE = 8
+_TYPE_OFFSET = 4
+_VALUE_OFFSET = 8
 _TO_MEMBER = 4
 
 
@@ -23,27 +23,27 @@ def start_union_record(
     number: int,
     member: str,
     size: int,
-    places: Mapping[str, int],
+    offsets: Mapping[str, int],
     *,
     alignment: int = 4,
 ) -> Records:
     """Return new records of which the union and the start of its member are declared.
 
     Args:
-        assembly: Where the records will stand.
+        assembly: What will hold the records.
         holder: The table with the union, ``EValue`` or ``Instruction``.
         type_field: Its field with the member's number.
         value_field: Its field with the member.
         number: Number of the member.
         member: Table name of the member.
         size: Bytes that the member takes.
-        places: Offset of each field within the member.
+        offsets: Offset of each field within the member.
         alignment: Alignment of a record.
     """
-    places_of_holder = {type_field: _TYPE_PLACE, value_field: _VALUE_PLACE}
+    holder_offsets = {type_field: _TYPE_OFFSET, value_field: _VALUE_OFFSET}
     records = assembly.records(Rank.PARENTS, alignment=alignment)
-    records.table(assembly.skeleton.vtable(holder, _SIZE, places_of_holder))
+    records.table(assembly.skeleton.vtable(holder, _SIZE, holder_offsets))
     records.constant(number)
     records.constant(_TO_MEMBER)
-    records.table(assembly.skeleton.vtable(member, size, places))
+    records.table(assembly.skeleton.vtable(member, size, offsets))
     return records

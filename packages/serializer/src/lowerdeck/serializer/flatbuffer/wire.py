@@ -1,4 +1,4 @@
-"""The tables as they stand in the file: for each its fields in id order, and their kinds.
+"""The tables as they are in the file: for each its fields in id order, and their kinds.
 
 A kind is a scalar (``i32``), ``str``, ``bytes`` (a vector of bytes that is not copied), a vector
 (``[i32]``, ``[Tensor]``), a table (``Tensor``) or a union (``union``, whose type is the field
@@ -65,7 +65,7 @@ class Field(NamedTuple):
 
     @property
     def code(self) -> str:
-        """Return the struct code of what stands in the table itself."""
+        """Return the struct code of what the table itself holds."""
         return SCALAR_CODES.get(self.kind, "I")
 
     @property

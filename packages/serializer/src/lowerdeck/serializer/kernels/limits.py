@@ -1,7 +1,7 @@
 """Limits that arguments of a kernel must keep beyond their kinds, or it ends the process.
 
 Found by calling every kernel of the official runtime with hostile arguments: most combinations
-that are wrong come back as an error. Which kernel has which limits stands in its row of the
+that are wrong come back as an error. Which kernel has which limits is told in its row of the
 table; ``tests/interop`` holds the search.
 """
 

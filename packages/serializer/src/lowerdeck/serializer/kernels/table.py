@@ -22,7 +22,7 @@ B       list of Bool                   F       list of Double, or None
 s       String                         r       String or None
 ======  =============================  ======  =============================
 
-Behind ``>`` stands what the last argument, the one for the return value, must be if it is used.
+After ``>`` comes what the last argument, the one for the return value, must be if it is used.
 
 ===========================  ======================================================================
 word                         the kernel

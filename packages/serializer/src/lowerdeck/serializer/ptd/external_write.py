@@ -155,6 +155,7 @@ def ptd_pieces(data: ExternalData | Mapping[str, ExternalEntry]) -> Iterator[Pie
     header = HEADER_STRUCT.pack(
         HEADER_MAGIC, HEADER_LENGTH, _INSERTED, size - _INSERTED, base, plan.end
     )
+    # The header tells sizes that are known only now; its bytes were left free by `_encode`.
     head = bytearray(pieces[0])
     head[8 : 8 + HEADER_LENGTH] = header
     pieces[0] = head

@@ -72,6 +72,7 @@ def write_model(
             raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")
     files = [(ptd_pieces(given), path.parent / f"{tag}.ptd") for tag, given in data.items()]
     layout = program.layout or FileLayout()
+    # The program comes last, so that a reader that finds it finds its data, too.
     write_files([*files, (pte_pieces(program, layout, named_data), path)])
     return [*(target for _, target in files), path]
 
@@ -147,7 +148,7 @@ def _mismatch(
     for found in files.values():
         for key, entry in found.items():
             if key in entries or key in taken:
-                return f"found the key {key!r} in two places; the runtime refuses to choose"
+                return f"found the key {key!r} twice; the runtime refuses to choose"
             entries[key] = entry
     for plan in program.execution_plan:
         for index, value in enumerate(plan.values):

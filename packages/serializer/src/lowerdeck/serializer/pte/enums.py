@@ -1,4 +1,4 @@
-"""The enumerations of the `.pte` schema, with the numbers that stand in the file."""
+"""The enumerations of the `.pte` schema, with the numbers that are in the file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The extended header, which says where the segments are.
 
-It stands between the first 8 bytes of the FlatBuffer (root offset and identifier) and the rest::
+It lies between the first 8 bytes of the FlatBuffer (root offset and identifier) and the rest::
 
     8   "eh00"
     12  u32  length of this header, at least 24; we write 32
@@ -41,7 +41,7 @@ class ExtendedHeader:
     segment_data_size: int
 
     def pack(self) -> bytes:
-        """Return the 32 bytes that stand in the file."""
+        """Return the 32 bytes that are in the file."""
         return _STRUCT.pack(
             EXTENDED_MAGIC,
             self.length,

@@ -1,4 +1,4 @@
-"""The layout of a file, told from where its parts stand.
+"""The layout of a file, told from where its parts are.
 
 The alignments that a writer was asked for are not stored. What can be told is a layout that would
 put every part where it is, and that a rewrite keeps.
@@ -17,12 +17,12 @@ from lowerdeck.serializer.pte.layout import FileLayout
 from lowerdeck.serializer.pte.schema import DataSegment
 
 _PAGE = 4096
-"""Parts that all stand at multiples of a page do so on purpose, and not by luck."""
+"""Parts that all start at multiples of a page do so on purpose, and not by luck."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentAlignments:
-    """What the places of the segments tell.
+    """What the offsets of the segments tell.
 
     Attributes:
         shared: Alignment of all segments.
@@ -38,7 +38,7 @@ def segment_alignments(
     program_size: int,
     segments: Sequence[DataSegment],
     named: Iterable[int],
-    inner_gaps: Mapping[int, int],
+    inner_padding: Mapping[int, int],
 ) -> SegmentAlignments:
     """Return alignments with which a writer would place the segments where they are.
 
@@ -47,26 +47,28 @@ def segment_alignments(
         program_size: Where the FlatBuffer before them ends.
         segments: The segments.
         named: Those that hold named data, which alone may ask for alignments of their own.
-        inner_gaps: For those inside other segments the zeros before them, by their offset.
+        inner_padding: For those inside other segments the zeros before them, by their offset.
     """
     used = [segment for segment in segments if segment.size]
     if not base:
         return SegmentAlignments(FileLayout().segment_alignment, (1,) * len(segments))
-    gaps = _gaps(used)
+    paddings = _paddings(used)
     common = gcd(base, *(segment.offset for segment in used))
-    base_gap = base - program_size
-    widest = max((base_gap, *gaps.values()))
+    base_padding = base - program_size
+    widest = max((base_padding, *paddings.values()))
     shared = _least(lowest_bit(common), widest)
     if widest >= shared:
-        # No power of two explains it: what divides every place is all that is known.
+        # No power of two explains it: what divides every offset is all that is known.
         shared = common
     own = [shared] * len(segments)
     for index, segment in enumerate(segments):
-        gap = inner_gaps.get(segment.offset, gaps[segment.offset]) if segment.size else 0
-        if gap >= shared:
-            own[index] = _explain(base, segment.offset, gap)
-    if base_gap >= lcm(shared, *own):
-        # Blobs asked for more than their own places tell; whatever it was divides these.
+        padding = (
+            inner_padding.get(segment.offset, paddings[segment.offset]) if segment.size else 0
+        )
+        if padding >= shared:
+            own[index] = _explain(base, segment.offset, padding)
+    if base_padding >= lcm(shared, *own):
+        # Blobs asked for more than their own offsets tell; whatever it was divides these.
         shared = common
         for index in named:
             if segments[index].size:
@@ -106,43 +108,43 @@ def tensor_alignment(container: Container, constants: Sequence[int]) -> int:
         container: The file.
         constants: Where they start.
     """
-    # The room for the header is a multiple of this alignment, so it bounds what luck can add.
-    room = _inserted(container) or FileLayout().constant_tensor_alignment
-    return min(_common_bit((container.segment_base, *constants)), room)
+    # The space for the header is a multiple of this alignment, so it bounds what luck can add.
+    bound = _inserted(container) or FileLayout().constant_tensor_alignment
+    return min(_common_bit((container.segment_base, *constants)), bound)
 
 
-def _gaps(used: Sequence[DataSegment]) -> dict[int, int]:
+def _paddings(used: Sequence[DataSegment]) -> dict[int, int]:
     """Return for each start of a segment the unused bytes before it."""
-    gaps: dict[int, int] = {}
+    paddings: dict[int, int] = {}
     end = 0
     for segment in sorted(used, key=lambda segment: segment.offset):
-        gaps.setdefault(segment.offset, max(segment.offset - end, 0))
+        paddings.setdefault(segment.offset, max(segment.offset - end, 0))
         end = max(end, segment.offset + segment.size)
-    return gaps
+    return paddings
 
 
-def _least(aligned: int, gap: int) -> int:
-    """Return the least power of two that leaves ``gap`` bytes before a part.
+def _least(aligned: int, padding: int) -> int:
+    """Return the least power of two that leaves ``padding`` bytes before a part.
 
     Args:
-        aligned: The power of two at whose multiples the parts do stand.
-        gap: The widest unused run before one.
+        aligned: The power of two at whose multiples the parts do start.
+        padding: The widest unused run before one.
     """
     if aligned >= _PAGE:
-        return min(aligned, max(_PAGE, 1 << gap.bit_length()))
-    return min(aligned, max(FileLayout().segment_alignment, 1 << gap.bit_length()))
+        return min(aligned, max(_PAGE, 1 << padding.bit_length()))
+    return min(aligned, max(FileLayout().segment_alignment, 1 << padding.bit_length()))
 
 
-def _explain(base: int, offset: int, gap: int) -> int:
-    """Return an alignment of one part that leaves ``gap`` bytes before it."""
-    alignment = min(lowest_bit(base | offset), 1 << gap.bit_length())
-    return alignment if alignment > gap else gcd(base, offset)
+def _explain(base: int, offset: int, padding: int) -> int:
+    """Return an alignment of one part that leaves ``padding`` bytes before it."""
+    alignment = min(lowest_bit(base | offset), 1 << padding.bit_length())
+    return alignment if alignment > padding else gcd(base, offset)
 
 
-def _common_bit(places: Sequence[int]) -> int:
+def _common_bit(positions: Sequence[int]) -> int:
     combined = 0
-    for place in places:
-        combined |= place
+    for position in positions:
+        combined |= position
     return lowest_bit(combined) if combined else 1 << 30
 
 
@@ -152,7 +154,7 @@ def _inserted(container: Container) -> int:
         return 0
     inserted = HEADER_LENGTH
     while True:
-        # Our FlatBuffers start right behind the zeros, others with at most a few more.
+        # Our FlatBuffers start right after the zeros, others with at most a few more.
         more = container.program[HEADER_START + inserted : HEADER_START + 2 * inserted].tobytes()
         if len(more) < inserted or more.count(0) < inserted:
             return inserted

@@ -20,7 +20,7 @@ class FileLayout:
         segment_alignment: Every segment starts at a multiple of this many bytes of the file.
         constant_tensor_alignment: Every constant does so within its segment; a power of two.
         delegate_alignment: Every inline delegate starts at such a multiple; a power of two.
-        extract_delegate_segments: Whether delegates are segments, or stand in the FlatBuffer.
+        extract_delegate_segments: Whether delegates are segments, or in the FlatBuffer.
     """
 
     segment_alignment: int = 128

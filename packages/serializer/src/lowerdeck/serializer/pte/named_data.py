@@ -88,7 +88,7 @@ class NamedDataStore:
         self._views: list[memoryview] = []
         self._index: BlobIndex[int] = BlobIndex()
         self._entries: dict[str, DataEntry] = {}
-        # The place of each key: None for the `.pte`, else a tag.
+        # The file of each key: None for the `.pte`, else a tag.
         self._tags: dict[str, str | None] = {}
 
     def __reduce__(self) -> tuple[type[NamedDataStore], tuple[()], NamedDataStoreOutput]:
@@ -109,7 +109,7 @@ class NamedDataStore:
     ) -> None:
         """Store ``data`` under ``key``.
 
-        A key that is already there must have the same bytes; it keeps its first place and gets
+        A key that is already there must have the same bytes; it stays in its first file and gets
         the least common multiple of the alignments.
 
         Args:
@@ -149,8 +149,8 @@ class NamedDataStore:
         output = NamedDataStoreOutput(list(self._buffers))
         for key, entry in self._entries.items():
             tag = self._tags[key]
-            place = output.pte_data if tag is None else output.external_data.setdefault(tag, {})
-            place[key] = DataEntry(entry.buffer_index, entry.alignment, entry.tensor_layout)
+            entries = output.pte_data if tag is None else output.external_data.setdefault(tag, {})
+            entries[key] = DataEntry(entry.buffer_index, entry.alignment, entry.tensor_layout)
         return output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:

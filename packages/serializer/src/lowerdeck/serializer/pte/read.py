@@ -91,7 +91,7 @@ class DelegateEntry:
     Attributes:
         method: Name of the method.
         id: Name of the backend.
-        location: Whether its bytes stand in the FlatBuffer or are a segment.
+        location: Whether its bytes are in the FlatBuffer or a segment.
         index: Index of the segment, or of the inline delegate.
         data: Its bytes, a view on the file.
         compile_specs: Its settings.
@@ -165,6 +165,9 @@ class PteFile:
     def close(self) -> None:
         """Let go of the file; decoding more of it is an error from now on."""
         mapped = self._mapped
+        # Whatever was decoded and kept refers to the map, so all of it goes, cached properties
+        # too. An object without attributes is also the one mark of being closed, and `__getattr__`
+        # runs only then: open files pay no check at each access.
         self.__dict__.clear()
         if mapped is not None:
             # Views that the caller still holds keep the map alive, and then let it go.
@@ -259,12 +262,12 @@ class PteFile:
         found = []
         for table in self.plan_tables:
             for number, delegate in enumerate(self.decoder.delegates(table)):
-                place = delegate.processed
+                reference = delegate.processed
                 where = f"method {table.name!r}.delegates[{number}].processed"
-                view = self._resolver.delegate_bytes(place, where)
+                view = self._resolver.delegate_bytes(reference, where)
                 found.append(
                     DelegateEntry(
-                        *(table.name, delegate.id, place.location, place.index),
+                        *(table.name, delegate.id, reference.location, reference.index),
                         *(view, delegate.compile_specs),
                     )
                 )
@@ -303,7 +306,7 @@ class PteFile:
             self._container,
             self._resolver.alignments.shared,
             offsets.offsets if offsets else (),
-            [place for place, _ in self._resolver.inline_delegates],
+            [start for start, _ in self._resolver.inline_delegates],
             # Without delegates nothing tells, and extracting is the default.
             extracted=bool(self._delegate_segments) or not self._resolver.inline_delegates,
         )
@@ -358,9 +361,9 @@ class PteFile:
             with _no_collection():
                 found = self.decoder.plan(self.plan_tables[index])
             for delegate in found.delegates:
-                place = delegate.processed
-                if place.location is DataLocation.SEGMENT:
-                    number = self._delegate_segments[place.index]
+                reference = delegate.processed
+                if reference.location is DataLocation.SEGMENT:
+                    number = self._delegate_segments[reference.index]
                     delegate.processed = schema.BackendDelegateDataReference(
                         DataLocation.INLINE, number
                     )

@@ -65,12 +65,12 @@ class SegmentResolver:
 
     @cached_property
     def alignments(self) -> SegmentAlignments:
-        """Return what the places of the segments tell about alignments."""
+        """Return what the offsets of the segments tell about alignments."""
         count = len(self.segments)
         named = [index for _, index in self.decoder.named_data() if index < count]
         base, size = self.container.segment_base, len(self.container.program)
-        gaps = self._inner_gaps(named)
-        return segment_alignments(base, size, self.segments, named, gaps)
+        paddings = self._inner_padding(named)
+        return segment_alignments(base, size, self.segments, named, paddings)
 
     @cached_property
     def inline_delegates(self) -> list[tuple[int, memoryview]]:
@@ -99,7 +99,7 @@ class SegmentResolver:
         """Return where the constants start, or None in a legacy file.
 
         Raises:
-            ContentError: The file has constants in both places.
+            ContentError: The file has constants in the FlatBuffer and in a segment.
         """
         offsets = self.decoder.constant_segment()
         if offsets is None or not offsets.offsets:
@@ -157,7 +157,7 @@ class SegmentResolver:
             )
         return inline[reference.index][1]
 
-    def _inner_gaps(self, named: Iterable[int]) -> dict[int, int]:
+    def _inner_padding(self, named: Iterable[int]) -> dict[int, int]:
         """Return the zeros before each named blob that is a constant too: they may be padding."""
         table = self.decoder.constant_segment()
         if table is None or table.segment_index >= len(self.segments):
@@ -169,15 +169,15 @@ class SegmentResolver:
             for index in named
             if index != table.segment_index
         }
-        gaps: dict[int, int] = {}
+        paddings: dict[int, int] = {}
         before = zeros = 0
         for start in sorted(start for start in starts if 0 < start < outer.size):
             # Each byte is looked at once: a run that reaches the start before goes on there.
             found = trailing_zeros(whole[before:start])
             zeros = found + zeros if found == start - before else found
-            gaps[outer.offset + start] = min(zeros, _MAX_PADDING)
+            paddings[outer.offset + start] = min(zeros, _MAX_PADDING)
             before = start
-        return gaps
+        return paddings
 
     def _subsegments(
         self,
@@ -193,7 +193,7 @@ class SegmentResolver:
         whole = self.segment(table.segment_index, f"{where}.segment_index")
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
-        # Those that share a place share their bytes: the longest use counts for all.
+        # Those that share an offset share their bytes: the longest use counts for all.
         used_at = {offset: inner.size for offset, inner in aliases.items()}
         for index, offset in enumerate(offsets[1:], 1):
             used = used_at.get(offset, 0)
@@ -210,7 +210,7 @@ class SegmentResolver:
         for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
             used = used_at.get(offset, 0)
             length, reach = len(whole) - offset, 1
-            # Nothing is padded behind the last one.
+            # Nothing is padded after the last one.
             if follower < len(whole):
                 length = follower - offset
                 inner = aliases.get(follower)
@@ -227,7 +227,7 @@ class SegmentResolver:
                 field=f"{where}.offsets",
             )
         _tell_apart(whole, lengths, loose)
-        # One view for each place, so that whoever compares contents sees that it is one.
+        # One view for each range, so that whoever compares contents sees that it is one.
         views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
@@ -267,7 +267,7 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
 
 
 def _is_padding(tail: memoryview, reach: int) -> bool:
-    """Return whether what stands behind the bytes in use may be padding to an alignment."""
+    """Return whether what follows the bytes in use may be padding to an alignment."""
     return len(tail) < reach and trailing_zeros(tail) == len(tail)
 
 

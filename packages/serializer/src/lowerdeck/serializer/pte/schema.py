@@ -92,7 +92,7 @@ class BoolList:
 
 @dataclass(slots=True)
 class TensorList:
-    """A list of tensors, each given as a value index; the tensors must stand before the list."""
+    """A list of tensors, each given as a value index; the tensors must come before the list."""
 
     items: list[int]
 
@@ -168,7 +168,7 @@ class Tensor:
         dim_order: Dimensions from the outermost in memory to the innermost.
         requires_grad: Kept for tools; the runtime ignores it.
         data_buffer_idx: Index of the bytes, 0 for none.
-        allocation_info: Place in planned memory, None when the caller or a constant supplies it.
+        allocation_info: Offset in planned memory, None when the caller or a constant supplies it.
         layout: Always 0 (strided).
         shape_dynamism: Whether the shape may change.
         extra_tensor_info: Name, location and device, where they matter.
@@ -432,7 +432,7 @@ class BackendDelegateInlineData:
 
 @dataclass(slots=True)
 class DataSegment:
-    """A range of the file behind the FlatBuffer.
+    """A range of the file after the FlatBuffer.
 
     Attributes:
         offset: First byte, counted from the segment base.

@@ -1,4 +1,4 @@
-"""Where each blob goes behind the FlatBuffer; equal blobs are stored once."""
+"""Where each blob goes after the FlatBuffer; equal blobs are stored once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SegmentPlan:
     Attributes:
         segments: The ranges, relative to the segment base.
         pieces: What to write, as ``(offset, bytes)`` in ascending order, relative to the base.
-        constants: Offsets of the constants, or None where a file has no place for them.
+        constants: Offsets of the constants, or None where a file cannot hold them.
         mutable: Offsets of the initial values, or None when there are none.
         delegates: For each entry of ``backend_delegate_data`` its segment, or None.
         named: Keys with their segments.
@@ -88,7 +88,7 @@ class SegmentPlanner:
     def add_constants(self, buffers: Sequence[Buffer]) -> None:
         """Place all constants in one segment, the first of them being the placeholder."""
         tensor_alignment = self._layout.constant_tensor_alignment
-        start, offset = self._place(tensor_alignment), 0
+        start, offset = self._next_start(tensor_alignment), 0
         offsets = [0]
         views = [
             byte_view(buffer.storage, f"constant_buffer[{index}]")
@@ -98,7 +98,7 @@ class SegmentPlanner:
             # The runtime takes an empty segment for a missing one and refuses to load.
             views[0] = memoryview(b"\0")
         for view in views:
-            # An empty one needs a place inside the segment, and any will do.
+            # An empty one needs an offset inside the segment, and any will do.
             known = self._constants.find(view) if len(view) else 0
             if known is None:
                 asked = self._asked.find(view)
@@ -116,7 +116,7 @@ class SegmentPlanner:
         """Place the initial values in one segment, unaligned, for they are copied out."""
         if len(buffers) < 2:
             return
-        start = end = self._place(1)
+        start = end = self._next_start(1)
         seen: BlobIndex[int] = BlobIndex()
         offsets = [0]
         for index, buffer in enumerate(buffers[1:], 1):
@@ -152,7 +152,7 @@ class SegmentPlanner:
             whole = self.plan.segments[self.plan.constants.segment_index]
             start = whole.offset + inside
         else:
-            start = self._place(asked[0] if asked else 1) if len(view) else 0
+            start = self._next_start(asked[0] if asked else 1) if len(view) else 0
             if len(view):
                 self.plan.pieces.append((start, view))
         number = self._close(start, start + len(view))
@@ -164,7 +164,7 @@ class SegmentPlanner:
         self.plan.base_alignment = common_alignment(self.plan.base_alignment, alignment)
         return alignment
 
-    def _place(self, own: int) -> int:
+    def _next_start(self, own: int) -> int:
         return round_up(self.plan.end, self._segment_alignment(own))
 
     def _close(self, start: int, end: int) -> int:

@@ -34,7 +34,7 @@ def warn_of_tables(program: schema.Program, *, segments: int) -> None:
 def count_tables(program: schema.Program, *, segments: int = 0) -> int:
     """Return the number of tables that the runtime's verifier visits.
 
-    A table that several places share counts once for each of them.
+    A table that several others share counts once for each of them.
 
     Args:
         program: The program.

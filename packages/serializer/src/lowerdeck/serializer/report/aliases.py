@@ -27,7 +27,7 @@ class Write:
 
     Attributes:
         start: First byte.
-        end: The byte behind the last.
+        end: The byte after the last.
         value: Index of the value.
         time: Number of the instruction.
     """
@@ -53,9 +53,9 @@ def join_views(
     unfolded = _Unfolded(plan)
 
     def write(value: int, time: int) -> None:
-        place = _place(plan, value)
-        if place is not None:
-            memory, start, end = place
+        planned = _memory_range(plan, value)
+        if planned is not None:
+            memory, start, end = planned
             memories.setdefault(memory, Memory()).write(Write(start, end, value, time))
         written.add(value)
 
@@ -66,11 +66,11 @@ def join_views(
             if value in written:
                 continue
             written.add(value)
-            place = _place(plan, value)
-            if place is None or place[0] not in memories:
+            planned = _memory_range(plan, value)
+            if planned is None or planned[0] not in memories:
                 continue
-            _, start, end = place
-            for source in unfolded.first_of(memories[place[0]].inside(start, end)):
+            _, start, end = planned
+            for source in unfolded.first_of(memories[planned[0]].inside(start, end)):
                 if source.start <= start and end <= source.end:
                     first[value] = min(first[value], source.time)
                 else:
@@ -91,7 +91,7 @@ class Memory:
 
         Args:
             start: First byte.
-            end: The byte behind the last.
+            end: The byte after the last.
         """
         at = max(bisect_right(self._starts, start) - 1, 0)
         while start < end and at < len(self._starts) and self._starts[at] < end:
@@ -101,7 +101,7 @@ class Memory:
             at += 1
 
     def write(self, write: Write) -> None:
-        """Let a write replace what stands in its range.
+        """Let a write replace what its range holds.
 
         Args:
             write: What is written.
@@ -204,7 +204,7 @@ class _Unfolded:
 _MOST_UNFOLDED = 8
 
 
-def _place(plan: ExecutionPlan, index: int) -> tuple[int, int, int] | None:
+def _memory_range(plan: ExecutionPlan, index: int) -> tuple[int, int, int] | None:
     """Return memory, first byte and end of a planned tensor."""
     if not 0 <= index < len(plan.values):
         return None

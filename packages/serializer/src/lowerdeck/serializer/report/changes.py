@@ -56,7 +56,7 @@ def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
     """Return the constants, states, delegates and named blobs that are not the same in both.
 
     What has the same bytes is the same, unless it has another name. What is left over is
-    ``changed`` if it has a name that stands on both sides.
+    ``changed`` if it has a name that is on both sides.
 
     Args:
         old: The program on the left.
@@ -83,7 +83,7 @@ _Key = tuple[str, str | None, object]
 def _by_content(program: Program) -> dict[_Key, list[Stored]]:
     """Return what a program stores by kind, name and digest."""
     found: defaultdict[_Key, list[Stored]] = defaultdict(list)
-    # What stands in one place of a file is one view: it is read once, however many share it.
+    # What is one range of a file is one view: it is read once, however many share it.
     digests: dict[int, object] = {}
     for item in all_stored(program):
         if id(item.storage) not in digests:
@@ -95,7 +95,7 @@ def _by_content(program: Program) -> dict[_Key, list[Stored]]:
 def _left_over(
     old: dict[_Key, list[Stored]], new: dict[_Key, list[Stored]]
 ) -> tuple[list[Stored], dict[tuple[str, str | None], list[Stored]]]:
-    """Return what stands on one side only; the right side by kind and name, last first."""
+    """Return what is on one side only; the right side by kind and name, last first."""
     left = [item for key, items in old.items() for item in items[len(new.get(key, ())) :]]
     right: dict[tuple[str, str | None], list[Stored]] = {}
     for key, items in new.items():

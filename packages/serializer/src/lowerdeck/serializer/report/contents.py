@@ -17,7 +17,7 @@ def file_entry(program: Program, placement: Placement | None, title: str) -> dic
 
     Args:
         program: The program.
-        placement: Where its parts stand in its file, None if it is in no file.
+        placement: Where its parts are in its file, None if it is in no file.
         title: What to call it.
     """
     texts, frames = Interned[str](), Interned[Frame]()

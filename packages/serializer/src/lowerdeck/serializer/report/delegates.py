@@ -47,7 +47,7 @@ class DelegateEntries:
         index = delegate.processed.index
         blob = blobs[index].data if 0 <= index < len(blobs) else b""
         view = resident_view(blob)
-        # Blobs of one place in a file are one view, whatever their indices.
+        # Blobs of one range of a file are one view, whatever their indices.
         if id(view) not in self._seen:
             self._seen[id(view)] = view, self._look(view)
         return {

@@ -48,7 +48,7 @@ def clip(text: str, length: int = 400) -> str:
 
 
 def json_for_page(data: Any) -> str:
-    """Return ``data`` as JSON to stand inside a ``<script type="application/json">``.
+    """Return ``data`` as JSON to go inside a ``<script type="application/json">``.
 
     Args:
         data: Lists, dictionaries with text as keys, texts, finite numbers, truth values, None.

@@ -1,4 +1,4 @@
-"""What fills a file: its segments in order, and every stored thing with its size and place."""
+"""What fills a file: its segments in order, and every stored thing with its size and offset."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the parts of a program stand in the file that holds it.
+    """Where the parts of a program are in the file that holds it.
 
     Attributes:
         file_size: Length of the file.
@@ -62,7 +62,7 @@ def sections_entry(placement: Placement) -> list[dict[str, Any]]:
     """Return the sections of a file by offset, with the padding between them made visible.
 
     Args:
-        placement: Where the parts stand.
+        placement: Where the parts are.
     """
     shown = []
     end = 0
@@ -89,7 +89,7 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
 
     Args:
         program: The program that holds them.
-        placement: Where they stand in the file; None for a program that is in no file.
+        placement: Where they are in the file; None for a program that is in no file.
     """
     offsets: dict[str, Mapping[int, int]] = {}
     if placement is not None:
@@ -101,7 +101,7 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
         }
     entries = []
     for item in all_stored(program):
-        places = offsets.get(item.kind, {})
+        offsets_of_kind = offsets.get(item.kind, {})
         entries.append(
             {
                 "kind": item.kind,
@@ -109,7 +109,9 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
                 "name": clip(item.label),
                 "what": item.what,
                 "nbytes": storage_size(item.storage),
-                "offset": number(places[item.index]) if item.index in places else None,
+                "offset": number(offsets_of_kind[item.index])
+                if item.index in offsets_of_kind
+                else None,
             }
         )
     return sorted(entries, key=lambda entry: (-entry["nbytes"], entry["kind"], entry["index"]))
@@ -121,7 +123,7 @@ class Stored:
 
     Attributes:
         kind: ``constants``, ``state``, ``delegate`` or ``named``.
-        index: Its place among those of its kind.
+        index: Its index among those of its kind.
         name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
         what: Its type and who reads it.
         storage: Its bytes.
@@ -174,13 +176,13 @@ def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
     state: _Users = {}
     for plan in program.execution_plan:
         readers = _first_readers(plan)
-        for place, evalue in enumerate(plan.values):
+        for index, evalue in enumerate(plan.values):
             tensor = evalue.val
             if not isinstance(tensor, Tensor) or not tensor.data_buffer_idx:
                 continue
             where = constants if tensor.allocation_info is None else state
             name, what = where.get(tensor.data_buffer_idx, (None, ""))
-            reader = f", read by {readers[place]}" if place in readers else ""
+            reader = f", read by {readers[index]}" if index in readers else ""
             extra = tensor.extra_tensor_info
             own = extra.fully_qualified_name if extra is not None else None
             where[tensor.data_buffer_idx] = (name or own, what or f"{tensor_text(tensor)}{reader}")

@@ -87,7 +87,7 @@ def is_state(tensor: Tensor) -> bool:
     """Return whether a planned tensor keeps its value from one run to the next.
 
     Args:
-        tensor: A tensor with a place in planned memory.
+        tensor: A tensor in planned memory.
     """
     named = tensor.extra_tensor_info is not None and bool(
         tensor.extra_tensor_info.fully_qualified_name

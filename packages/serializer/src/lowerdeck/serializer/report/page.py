@@ -37,11 +37,11 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
         data: What to draw; anything that JSON can say, except infinite numbers.
         title: Title of the page.
         script: JavaScript that defines ``showPage(data)``.
-        style: CSS behind that of the base.
+        style: CSS after that of the base.
 
     Returns:
         The text of the page, to be written as UTF-8. A content security policy in it admits only
-        the style and the script that stand in it, by their hashes.
+        the style and the script in it, by their hashes.
 
     Raises:
         ValueError: ``data`` holds a number that is infinite or not a number.

@@ -19,7 +19,7 @@ Row = tuple[int, int]
 
 
 def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
-    """Return which items of two sequences stand beside each other, in order.
+    """Return which items of two sequences go beside each other, in order.
 
     Equal beginnings and ends are paired first, then items that occur once on either side and in
     the same order (as patience diff does), then what lies between.
@@ -97,8 +97,8 @@ def _anchors(
     """Return the longest rising run of items that occur once on either side."""
     in_old = Counter(old[i] for i in left)
     in_new = Counter(new[i] for i in right)
-    place = {new[i]: i for i in right if in_new[new[i]] == 1}
-    candidates = [(i, place[old[i]]) for i in left if in_old[old[i]] == 1 and old[i] in place]
+    index = {new[i]: i for i in right if in_new[new[i]] == 1}
+    candidates = [(i, index[old[i]]) for i in left if in_old[old[i]] == 1 and old[i] in index]
     tops: list[int] = []
     piles: list[int] = []
     before: list[int] = []

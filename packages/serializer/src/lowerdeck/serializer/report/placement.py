@@ -1,4 +1,4 @@
-"""Where the parts of a program stand in the file that it was read from."""
+"""Where the parts of a program are in the file that it was read from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lowerdeck.serializer.report.file_map import Placement, Section
 
 
 def placement_of(file: PteFile) -> Placement:
-    """Return where each part of an open file stands, counted from the file's first byte.
+    """Return where each part of an open file is, counted from the file's first byte.
 
     Args:
         file: The file.
@@ -39,14 +39,14 @@ def placement_of(file: PteFile) -> Placement:
     return Placement(
         len(file.data),
         sections,
-        _places(starts, constants.segment_index, constants.offsets) if constants else [],
-        _places(starts, state[0].segment_index, state[0].offsets) if state else [],
+        _file_offsets(starts, constants.segment_index, constants.offsets) if constants else [],
+        _file_offsets(starts, state[0].segment_index, state[0].offsets) if state else [],
         {number: starts[index] for index, number in delegates.items()},
         [starts[index] for index in named],
     )
 
 
-def _places(starts: list[int], segment: int, offsets: list[int]) -> list[int]:
+def _file_offsets(starts: list[int], segment: int, offsets: list[int]) -> list[int]:
     # The official writer names a segment that does not exist when it holds nothing.
     return [starts[segment] + offset for offset in offsets] if segment < len(starts) else []
 

@@ -21,7 +21,7 @@ _INTEGERS = {*_WIDE, ScalarType.BYTE, ScalarType.CHAR, ScalarType.SHORT, ScalarT
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One place of a file where the numbers of a run may end the runtime's process.
+    """One part of a file where the numbers of a run may end the runtime's process.
 
     Attributes:
         reason: What may happen.

@@ -60,7 +60,7 @@ def verify_pte(
     Args:
         data: The file.
         max_tables: How many tables the runtime may visit; its default check stops at a million.
-        on_hazard: Called with each place of a right file where the numbers of a run may end the
+        on_hazard: Called with each hazard of a right file where the numbers of a run may end the
             runtime's process, such as a division by a size that may be 0.
 
     Returns:
@@ -217,8 +217,8 @@ class ProgramVerifier:
             field = "Program.constant_segment"
             return self._stored(offsets, field, aligned=True, needed=True)
         inline = self._decoder.constant_positions()
-        starts = [place for place, _ in inline]
-        return StoredData(starts, [place + size for place, size in inline], aligned=True)
+        starts = [start for start, _ in inline]
+        return StoredData(starts, [start + size for start, size in inline], aligned=True)
 
     def _mutable(self) -> StoredData:
         tables = self._file.mutable_data_segments

@@ -114,7 +114,7 @@ class _Known:
 
 
 class ChainVerifier:
-    """Checks the instructions of one method; each check names the place that is wrong."""
+    """Checks the instructions of one method; each check names the argument that is wrong."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class ChainVerifier:
         if not isinstance(source, schema.Tensor) or not isinstance(out, schema.Tensor):
             return  # refused with the call
         if self._is_constant(view.out):
-            self._refuse(f"found the constant {view.out} as a view, whose place would be another")
+            self._refuse(f"found the constant {view.out} as a view, whose bytes would be others")
         if out.allocation_info is not None:
             return
         self._verify_memory(view.source)
@@ -471,7 +471,7 @@ def is_constant(value: schema.KernelTypes) -> bool:
 
 
 def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:
-    """Return whether two tensors share planned memory without starting at the same place."""
+    """Return whether two tensors share planned memory without starting at the same byte."""
     ours, theirs = left.allocation_info, right.allocation_info
     if ours is None or theirs is None or ours.memory_id != theirs.memory_id:
         return False

@@ -26,7 +26,7 @@ class StoredData:
 
     Attributes:
         starts: Offset of each in the file, by index.
-        ends: First byte behind what each may use.
+        ends: First byte after what each may use.
         aligned: Whether tensors point into them, so that their elements must be aligned.
     """
 
@@ -36,7 +36,7 @@ class StoredData:
 
 
 class ValueVerifier:
-    """Checks values one by one; each check names the place that is wrong."""
+    """Checks values one by one; each check names the field that is wrong."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class ValueVerifier:
                 )
             # The runtime makes values in their order, and a list takes what is made already.
             if item >= self._index:
-                self._refuse(f"found item {item}, expected tensors that stand before their list")
+                self._refuse(f"found item {item}, expected tensors that come before their list")
 
     def _verify_ints(self, items: schema.IntList) -> None:
         values = self._plan.values

@@ -1,7 +1,7 @@
 """Which tensors get their memory from a view of another one, and from where to where.
 
 ``executorch_prim::et_view.default(source, sizes, out)`` lets ``out`` point at the bytes of
-``source``. A compiler that leaves an input's memory to the caller gives a view of it no place of
+``source``. A compiler that leaves an input's memory to the caller gives a view of it no bytes of
 its own: before the view is taken, the tensor is a null pointer, and a kernel would follow it.
 """
 
@@ -48,7 +48,7 @@ def views_of(chain: schema.Chain, operators: Sequence[schema.Operator]) -> Itera
         if isinstance(call, schema.JumpFalseCall)
     ]
     back = sorted(target for number, target in jumps if target <= number)
-    # Where jumps from before this instruction land behind it: they pass it by.
+    # Where jumps from before this instruction land after it: they pass it by.
     landings: list[int] = []
     for number, call in enumerate(calls):
         while landings and landings[0] <= number:

@@ -86,7 +86,7 @@ least 8
 
 
 def _parts(blob: memoryview) -> tuple[memoryview, memoryview]:
-    """Return the graph's bytes and those of the constants behind it."""
+    """Return the graph's bytes and those of the constants after it."""
     if bytes(blob[4:8]) != _MAGIC:
         return blob, blob[:0]
     if len(blob) < _HEADER.size:
@@ -98,7 +98,7 @@ def _parts(blob: memoryview) -> tuple[memoryview, memoryview]:
     if end > len(blob) or constants < end or constants + inside > len(blob):
         raise TruncatedError(
             f"found {len(blob)} bytes, expected the graph at {start} to {end} and the constants "
-            f"at {constants} to {constants + inside} behind it",
+            f"at {constants} to {constants + inside} after it",
             field="XNNPACK header",
         )
     return blob[start:end], blob[constants : constants + inside]
@@ -133,7 +133,7 @@ class _Decoder:
     def _tables(self, vector: int, name: str) -> Any:
         field = f"XNNGraph.{name}"
         for at in self._reader.tables(vector, field):
-            # One table may stand in a vector a thousand times.
+            # One table may be in a vector a thousand times.
             self._reader.spend(OBJECT_COST, field, at)
             yield at
 
@@ -229,8 +229,8 @@ class _Decoder:
         for field, value in zip(operator.fields, found, strict=False):
             if not field.name.endswith("_id"):
                 listed = field.kind.startswith("[")
-                place = f"{operator.label}.{field.name}"
-                parameters[field.name] = self._numbers(value, place) if listed else value
+                path = f"{operator.label}.{field.name}"
+                parameters[field.name] = self._numbers(value, path) if listed else value
             elif field.name.startswith("output"):
                 outputs.append(value)
             elif value != _NONE or field.name not in _OPTIONAL:

@@ -126,8 +126,9 @@ def _verify_scales(
             raise damaged(f"found groups of {scales.group_size} elements of {what}")
         count, width = prod(value.shape) // scales.group_size, 2
     if scales.scale_constant:
-        place = f"the scales of {what}"
-        _verify_constant(graph, scales.scale_constant, count * width, place, named)
+        _verify_constant(
+            graph, scales.scale_constant, count * width, f"the scales of {what}", named
+        )
     elif len(scales.scales) < count:
         raise damaged(f"found {len(scales.scales)} scales of {what}, expected {count}")
 

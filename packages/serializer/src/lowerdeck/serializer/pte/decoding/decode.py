@@ -17,7 +17,7 @@ from lowerdeck.serializer.pte.enums import DataLocation
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_DATA_LOCATIONS = {int(place): place for place in DataLocation}
+_DATA_LOCATIONS = {int(location): location for location in DataLocation}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class ProgramDecoder:
 
     @_paid_once
     def delegates(self, table: PlanTable) -> list[schema.BackendDelegate]:
-        """Return the delegates of a method, their data references as they stand in the file."""
+        """Return the delegates of a method, their data references as they are in the file."""
         return [
             self._delegate(at) for at in self._each(table.delegates, "ExecutionPlan.delegates")
         ]
@@ -202,7 +202,7 @@ class ProgramDecoder:
 
     @property
     def has_constant_buffer(self) -> bool:
-        """Return whether constants stand in the FlatBuffer."""
+        """Return whether constants are in the FlatBuffer."""
         vector = self._constant_buffer
         return bool(vector and self.reader.count(vector, 4, "Program.constant_buffer"))
 
@@ -226,7 +226,7 @@ class ProgramDecoder:
 
     @_paid_once
     def inline_delegates(self) -> list[tuple[int, memoryview]]:
-        """Return the delegates that stand in the FlatBuffer: where each starts, and its bytes."""
+        """Return the delegates in the FlatBuffer: where each starts, and its bytes."""
         what = "BackendDelegateInlineData"
         found = []
         for at in self._each(self._inline_delegates, "Program.backend_delegate_data"):

@@ -85,7 +85,7 @@ class ChainDecoder:
         return schema.FrameList([self._frame(at) for at in frames])
 
     def _frame(self, position: int) -> schema.Frame:
-        # Frames cannot be changed, so one object may stand for all that share its place.
+        # Frames cannot be changed, so one object may stand for all that share its bytes.
         found = self._frames.get(position)
         if found is None:
             filename, lineno, name, context = self._reader.fields("Frame", position)

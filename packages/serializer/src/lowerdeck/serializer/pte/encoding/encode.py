@@ -27,7 +27,7 @@ T = TypeVar("T")
 def encode_program(
     program: schema.Program, plan: SegmentPlan, layout: FileLayout, *, inserted: int
 ) -> list[Piece]:
-    """Return the pieces of the FlatBuffer, with room for the extended header.
+    """Return the pieces of the FlatBuffer, with bytes left for the extended header.
 
     Args:
         program: The program.

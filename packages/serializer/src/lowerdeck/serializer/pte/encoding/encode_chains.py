@@ -61,12 +61,12 @@ class ChainEncoder:
         if kind.__name__ not in INSTRUCTION_ARGUMENTS:
             raise ProgramError(f"expected one of {', '.join(INSTRUCTION_ARGUMENTS[1:])}")
         fields = PROGRAM_TABLES[kind.__name__]
-        places = {field.name: 4 + 4 * index for index, field in enumerate(fields)}
+        offsets = {field.name: 4 + 4 * index for index, field in enumerate(fields)}
         records = start_union_record(
             self._assembly,
             *("Instruction", "instr_args_type", "instr_args"),
             INSTRUCTION_ARGUMENTS.index(kind.__name__),
-            *(kind.__name__, 4 + 4 * len(fields), places),
+            *(kind.__name__, 4 + 4 * len(fields), offsets),
         )
         columns = [
             records.references()
@@ -107,9 +107,9 @@ class ChainEncoder:
 
     def _start_frames(self) -> tuple[Records, list[list[int]]]:
         fields = PROGRAM_TABLES["Frame"]
-        places = {field.name: 4 + 4 * index for index, field in enumerate(fields)}
+        offsets = {field.name: 4 + 4 * index for index, field in enumerate(fields)}
         records = self._assembly.records(Rank.CHILDREN)
-        records.table(self._assembly.skeleton.vtable("Frame", 4 + 4 * len(fields), places))
+        records.table(self._assembly.skeleton.vtable("Frame", 4 + 4 * len(fields), offsets))
         columns = [
             records.references() if field.is_offset else records.numbers("i", "Frame.lineno")
             for field in fields
@@ -122,6 +122,7 @@ def _encoder(
     kind: type, records: Records, columns: list[list[int]], assembly: Assembly
 ) -> _Encoder:
     """Return the function that stores one kind of instruction."""
+    # One function for each kind, its columns bound once: instructions come by the thousand.
     append, add = records.append, assembly.words.add
     first = columns[0].append
     second = columns[-1].append

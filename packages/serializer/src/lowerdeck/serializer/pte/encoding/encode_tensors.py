@@ -13,7 +13,7 @@ from lowerdeck.serializer.pte.schema import AllocationDetails, ExtraTensorInfo, 
 
 _LOW_BITS = 0xFFFFFFFF
 # The four small fields share one word of the table.
-_SMALL_PLACES = {"scalar_type": 12, "requires_grad": 13, "layout": 14, "shape_dynamism": 15}
+_SMALL_OFFSETS = {"scalar_type": 12, "requires_grad": 13, "layout": 14, "shape_dynamism": 15}
 _OPTIONAL = ("data_buffer_idx", "allocation_info", "extra_tensor_info", "storage_offset")
 
 _Shape = tuple[Records, list[int], list[int], list[int], list[list[int]]]
@@ -60,12 +60,12 @@ class TensorEncoder:
 
     def _start(self, present: tuple[bool, ...]) -> _Shape:
         names = [name for name, there in zip(_OPTIONAL, present, strict=True) if there]
-        places = {"sizes": 4, "dim_order": 8, **_SMALL_PLACES}
-        places |= {name: 16 + 4 * index for index, name in enumerate(names)}
+        offsets = {"sizes": 4, "dim_order": 8, **_SMALL_OFFSETS}
+        offsets |= {name: 16 + 4 * index for index, name in enumerate(names)}
         records = start_union_record(
             self._assembly,
             *("EValue", "val_type", "val", KERNEL_TYPES.index("Tensor")),
-            *("Tensor", 16 + 4 * len(names), places),
+            *("Tensor", 16 + 4 * len(names), offsets),
         )
         sizes, orders = records.references(), records.references()
         smalls = records.numbers("I", "Tensor.scalar_type")
@@ -91,10 +91,10 @@ class TensorEncoder:
 
     def _start_allocations(self, wide: bool) -> tuple[Records, list[list[int]]]:
         names = ("memory_id", "memory_offset_low", "memory_offset_high")[: 3 if wide else 2]
-        places = {name: 4 + 4 * index for index, name in enumerate(names)}
+        offsets = {name: 4 + 4 * index for index, name in enumerate(names)}
         records = self._assembly.records(Rank.CHILDREN)
         size = 4 + 4 * len(names)
-        records.table(self._assembly.skeleton.vtable("AllocationDetails", size, places))
+        records.table(self._assembly.skeleton.vtable("AllocationDetails", size, offsets))
         return records, [records.numbers("I", f"AllocationDetails.{name}") for name in names]
 
 
@@ -137,16 +137,16 @@ class ExtraEncoder:
 
     def _start(self, shape: tuple[bool, bool]) -> tuple[Records, list[list[int]]]:
         indexed, named = shape
-        places = {"location": 4, "device_type": 5, "device_index": 6}
+        offsets = {"location": 4, "device_type": 5, "device_index": 6}
         size = 8
         if indexed:
-            places["mutable_data_segments_idx"] = 8
+            offsets["mutable_data_segments_idx"] = 8
             size = 16
         if named:
-            places["fully_qualified_name"] = size
+            offsets["fully_qualified_name"] = size
             size += 4
         records = self._assembly.records(Rank.CHILDREN, alignment=8 if indexed else 4)
-        records.table(self._assembly.skeleton.vtable("ExtraTensorInfo", size, places))
+        records.table(self._assembly.skeleton.vtable("ExtraTensorInfo", size, offsets))
         what = "ExtraTensorInfo"
         columns = [records.numbers("I", what) for _ in range(3 if indexed else 1)]
         if named:

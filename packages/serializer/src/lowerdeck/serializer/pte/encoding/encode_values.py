@@ -110,7 +110,7 @@ class ValueEncoder:
             self._assembly,
             *("EValue", "val_type", "val", KERNEL_TYPES.index(kind)),
             *(kind, size, {field: 4} if field else {}),
-            # The 8 bytes of a number stand 16 bytes into its record.
+            # The 8 bytes of a number start 16 bytes into its record.
             alignment=8 if len(words) == 2 else 4,
         )
         columns = [
