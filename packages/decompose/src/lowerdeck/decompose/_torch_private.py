@@ -1,0 +1,490 @@
+"""Every use that this package makes of what is private in torch; each has a test of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from threading import RLock
+from typing import Any
+
+import torch
+from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.passes._node_metadata_hook import _node_metadata_hook, _set_node_metadata_hook
+from torch._export.utils import (
+    _get_decomp_for_cia,
+    _get_shape_env_from_gm,
+    _is_preservable_cia_op,
+)
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.export import ExportedProgram
+from torch.export._trace import (
+    _compiling_state_context,
+    _disable_custom_triton_op_functional_decomposition,
+    _ignore_backend_decomps,
+    _replace_unbacked_bindings,
+)
+from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
+from torch.export.exported_program import (
+    _get_updated_module_call_graph,
+    _get_updated_range_constraints,
+    _override_composite_implicit_decomp,
+    _split_decomp_table_to_cia_and_python_decomp,
+)
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, GraphModule, Node
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    disable_proxy_modes_tracing,
+    get_proxy_slot,
+    track_tensor_tree,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.fx.proxy import _COPY_META_FIELDS
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = [
+    "COPIED_META",
+    "KEPT_COMPOSITES",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OperatorBase",
+    "Recording",
+    "as_dispatched",
+    "assemble",
+    "base_name",
+    "call_delegate_operator",
+    "core_rules",
+    "fake_mode_of",
+    "fake_tensor",
+    "fake_view",
+    "has_python_kernels",
+    "insert_assertions",
+    "is_composite",
+    "is_preservable",
+    "is_traceable_wrapper_subclass",
+    "node_source",
+    "overriding",
+    "own_rule",
+    "record",
+    "replace_view",
+    "renew_unbacked_bindings",
+    "schema_of",
+    "shape_environment",
+    "split_table",
+    "tracing_lock",
+    "tree_leaves",
+    "tree_map",
+]
+
+COPIED_META: Sequence[str] = tuple(
+    field for field in _COPY_META_FIELDS if field not in {"original_aten", "from_node"}
+)
+"""The fields of a node's meta that tracing hands on to what the node becomes."""
+
+KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
+"""Composite operators that torch's default table leaves whole."""
+
+# torch's tracing changes what operators do for the whole process: two at once fail.
+tracing_lock = RLock()
+"""Held while anything is traced."""
+
+
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """Return the schema of one overload of an operator."""
+    schema: torch.FunctionSchema = operator._schema
+    return schema
+
+
+def as_dispatched(
+    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as torch's dispatcher hands them on, without defaults."""
+    left = dict(kwargs)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    needed = 0
+    for index, argument in enumerate(operator._schema.arguments):
+        given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
+        is_default = given is _MISSING or (
+            type(given) is type(argument.default_value) and given == argument.default_value
+        )
+        value = argument.default_value if given is _MISSING else given
+        if argument.kwarg_only:
+            if not is_default:
+                named[argument.name] = value
+            continue
+        positional.append(value)
+        if not is_default:
+            needed = len(positional)
+    return tuple(positional[:needed]), named
+
+
+_MISSING = object()
+
+
+def is_composite(operator: OpOverload) -> bool:
+    """Return whether torch takes ``operator`` apart by itself, in C++ or in Python."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if key in operator.py_kernels:
+        return True
+    try:
+        return operator.has_kernel_for_dispatch_key(key)
+    except RuntimeError:
+        # Some overloads exist for TorchScript only.
+        return False
+
+
+def is_preservable(operator: OperatorBase) -> bool:
+    """Return whether torch can keep a composite operator whole: it neither writes nor aliases."""
+    return bool(_is_preservable_cia_op(operator))
+
+
+def has_python_kernels(operator: OpOverload) -> bool:
+    """Return whether Python changes what dispatching ``operator`` does."""
+    return bool(operator.py_kernels) or bool(operator.functorch_table)
+
+
+@cache
+def core_rules() -> Mapping[OperatorBase, Callable[..., Any]]:
+    """Return torch's decompositions to core ATen, without those of composite operators."""
+    return dict(_core_aten_decompositions_post_autograd())
+
+
+def split_table(
+    table: Mapping[OperatorBase, Callable[..., Any]],
+) -> tuple[dict[OperatorBase, Callable[..., Any]], dict[OperatorBase, Callable[..., Any]]]:
+    """Return what a table says of composite operators, and of all others.
+
+    Composites that it does not name are to be kept; they are among the former.
+    """
+    composites, others = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    return composites, others
+
+
+def call_delegate_operator() -> HigherOrderOperator:
+    """Return torch's higher-order operator that calls a lowered module."""
+    return executorch_call_delegate
+
+
+def base_name(graph: Graph, target: Any) -> str:
+    """Return the name that tracing gives a call of ``target``, before it is made unique."""
+    if isinstance(target, OpOverload):
+        target = target.overloadpacket.__name__
+    elif isinstance(target, HigherOrderOperator):
+        target = target.__name__
+    name: str = graph._target_to_str(target)
+    return name
+
+
+def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
+    """Return the mode of the fake tensors of a graph; a new one where it has none."""
+    values = (node.meta.get("val") for node in graph_module.graph.nodes)
+    found = detect_fake_mode([value for value in values if value is not None])
+    return found if found is not None else FakeTensorMode(shape_env=ShapeEnv(), export=True)
+
+
+def shape_environment(graph_module: GraphModule) -> Any:
+    """Return what knows the symbols of a graph's sizes, or None."""
+    return _get_shape_env_from_gm(graph_module)
+
+
+def fake_tensor(
+    mode: FakeTensorMode,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> FakeTensor:
+    """Return a fake tensor with memory of its own; asks no guard of symbolic sizes."""
+    inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, inner, device)  # type: ignore[no-untyped-call]
+
+
+def fake_view(
+    parent: FakeTensor,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    offset: Any,
+    dtype: torch.dtype,
+) -> FakeTensor:
+    """Return a fake tensor on the memory of another."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # not in its stubs
+        inner = torch.empty((0,), dtype=dtype, device="meta")
+        inner.set_(parent.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
+    return FakeTensor(parent.fake_mode, inner, parent.fake_device)  # type: ignore[no-untyped-call]
+
+
+def node_source(node: Node) -> fx_traceback.NodeSource:
+    """Return what says, in ``from_node``, that other nodes come from ``node``."""
+    return fx_traceback.NodeSource(
+        node, "lowerdeck.decompose", fx_traceback.NodeSourceAction.CREATE
+    )
+
+
+@dataclass(slots=True)
+class Recording:
+    """What one call did.
+
+    Attributes:
+        graph: Placeholders for its tensors and symbols, and what was called on them; no output.
+        inputs: The placeholders.
+        result: What it returned, nodes of ``graph`` for tensors and symbols.
+        written: For each input that it wrote, the node with what the input is now.
+        returned: By position among the leaves of the result, the input that was returned itself.
+        shared: By position among the leaves, the inputs that share memory with it.
+        differentiable: Positions among the leaves of what requires gradients.
+        constants: Tensors that were made while tracing, by the target of their get_attr node.
+        unbacked: Whether symbols came up whose value is known only when the program runs.
+        tokens: Whether it has effects that torch orders by tokens.
+    """
+
+    graph: Graph
+    inputs: list[Node]
+    result: Any
+    written: dict[int, Node]
+    returned: dict[int, int]
+    shared: dict[int, list[int]]
+    differentiable: set[int]
+    constants: dict[str, torch.Tensor]
+    unbacked: bool
+    tokens: bool
+
+
+@contextmanager
+def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterator[None]:
+    """Take composite operators apart in another way than torch does by itself, for a while.
+
+    Args:
+        composites: How; a rule that returns ``NotImplemented`` keeps one whole.
+    """
+    with _override_composite_implicit_decomp(dict(composites)):
+        yield
+
+
+def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
+    """Return how torch takes a composite operator apart by itself, for ``overriding``.
+
+    torch's retrace says it for all of them. What is said so is taken apart below autograd, where
+    views of parameters require no gradients, and in C++, where conversions check no metadata.
+    Nothing else changes, so only the operator that is traced needs it.
+
+    Args:
+        operator: What is traced; anything but a composite that could be kept gives nothing.
+    """
+    if not isinstance(operator, OpOverload) or not _is_preservable_cia_op(operator):
+        return {}
+    return {operator: _get_decomp_for_cia(operator)}
+
+
+def record(
+    function: Callable[..., Any],
+    given: Sequence[Any],
+    mode: FakeTensorMode,
+    rules: Mapping[OperatorBase, Callable[..., Any]],
+    differentiable: Container[int] = (),
+    contexts: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
+) -> Recording:
+    """Return what ``function`` does on fake tensors, as torch's own retrace would record it.
+
+    Args:
+        function: Called with a functional tensor for each tensor that is given.
+        given: Fake tensors and symbols.
+        mode: The mode of the fake tensors.
+        rules: How operators are taken apart.
+        differentiable: Positions of tensors that require gradients although their fake tensors do
+            not: views of such.
+        contexts: What makes further contexts to be in.
+    """
+    tracer: Any = PythonKeyTracer()
+    tracer.root = torch.nn.Module()
+    tracer.graph = Graph(tracer_cls=PythonKeyTracer)
+    tracer.tensor_attrs = {}
+    tracer.record_stack_traces = False
+    tracer.proxy_module_inputs = False
+    inputs = _track_inputs(tracer, given)
+    functional = FunctionalTensorMode(_allow_token_discovery=True)
+    with ExitStack() as stack:
+        for enter in (
+            unset_fake_temporarily,
+            lambda: mode,
+            lambda: tracing(TracingContext(mode)),
+            _ignore_backend_decomps,
+            _compiling_state_context,
+            _disable_custom_triton_op_functional_decomposition,
+            torch.no_grad,
+            enable_python_dispatcher,
+            lambda: functional,
+            lambda: ProxyTorchDispatchMode(tracer, "real", decomposition_table=rules),
+            fx_traceback.preserve_node_meta,
+            lambda: torch._C._ExcludeDispatchKeyGuard(
+                torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+            ),
+            *contexts,
+        ):
+            stack.enter_context(enter())
+        wrapped = [_functional(leaf) for leaf in given]
+        for index, leaf in enumerate(wrapped):
+            if index in differentiable:
+                leaf.requires_grad_()
+        outcome = _outcome(tracer, wrapped, function(*wrapped))
+    pending = mode.shape_env.pending_fresh_unbacked_symbols if mode.shape_env else ()
+    made = bool(pending) or any("unbacked_bindings" in n.meta for n in tracer.graph.nodes)
+    constants = {
+        str(node.target): getattr(tracer.root, str(node.target))
+        for node in tracer.graph.find_nodes(op="get_attr")
+    }
+    return Recording(
+        tracer.graph, inputs, *outcome, constants, unbacked=made, tokens=bool(functional._tokens)
+    )
+
+
+def replace_view(view: Any, new: Any) -> None:
+    """Let a functional tensor that is a view be ``new``, as a write in place would.
+
+    Args:
+        view: The view; what it shows changes with it.
+        new: A functional tensor.
+    """
+    torch._sync(new)  # type: ignore[attr-defined]
+    view.replace_(torch._from_functional_tensor(new.elem))  # type: ignore[attr-defined]
+    view.commit_update()
+
+
+def _track_inputs(tracer: Any, leaves: Sequence[Any]) -> list[Node]:
+    inputs: list[tuple[int, Node]] = []
+    # Symbols come first, so that sizes of tensors are told by them rather than asked again.
+    for kinds in ((torch.SymInt, torch.SymFloat, torch.SymBool), torch.Tensor):
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, kinds):
+                proxy = tracer.create_proxy("placeholder", f"given_{index}", (), {})
+                inputs.append((index, proxy.node))
+                track_tensor_tree(leaf, proxy, constant=None, tracer=tracer)
+    return [node for _, node in sorted(inputs, key=lambda pair: pair[0])]
+
+
+def _functional(leaf: Any) -> Any:
+    return FunctionalTensor.to_functional(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return result, written, returned, shared and differentiable of a recording."""
+    leaves = tree_leaves(result)
+    returned: dict[int, int] = {}
+    shared: dict[int, list[int]] = {}
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, FunctionalTensor):
+            continue
+        for index, tensor in enumerate(wrapped):
+            if leaf is tensor:
+                returned[position] = index
+            elif isinstance(tensor, FunctionalTensor) and _share(leaf, tensor):
+                shared.setdefault(position, []).append(index)
+    said = tree_map(lambda leaf: _node_of(tracer, leaf), result)
+    written = {
+        index: _node_of(tracer, tensor)
+        for index, tensor in enumerate(wrapped)
+        if isinstance(tensor, FunctionalTensor)
+        and torch._functionalize_has_data_mutation(tensor.elem)  # type: ignore[attr-defined]
+    }
+    differentiable = {
+        position
+        for position, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    }
+    return said, written, returned, shared, differentiable
+
+
+_TRACKED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _node_of(tracer: Any, leaf: Any) -> Any:
+    """Return the node that computes a tensor or a symbol; anything else as it is."""
+    if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, FunctionalTensor):
+            torch._sync(leaf)  # type: ignore[attr-defined]
+            leaf = torch._from_functional_tensor(leaf.elem)  # type: ignore[attr-defined]
+        proxy: Any = get_proxy_slot(leaf, tracer, None, lambda slot: slot.proxy)
+        if proxy is None:
+            raise LookupError("a result that was not traced")
+        return proxy.node
+    if isinstance(leaf, _TRACKED):
+        symbol: Any = leaf
+        if symbol.node.is_constant() or symbol.node.expr.is_number:
+            return symbol.node.pytype(symbol.node.expr)
+        slot: Any = get_proxy_slot(leaf, tracer)
+        return slot.force().node
+    return leaf
+
+
+def insert_assertions(graph_module: GraphModule) -> None:
+    """Insert, in place, what checks sizes when the program runs; sizes are computed once.
+
+    It is what torch does at the end of its own retrace.
+    """
+    environment = _get_shape_env_from_gm(graph_module)
+    if environment is None:
+        return
+    trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
+
+    def hook(node: Node) -> None:
+        _node_metadata_hook(node, metadata={"stack_trace": trace})
+
+    with _set_node_metadata_hook(graph_module, hook):
+        insert_deferred_runtime_asserts(graph_module, environment, "exported program", export=True)
+    _replace_unbacked_bindings(graph_module)
+
+
+def renew_unbacked_bindings(graph_module: GraphModule) -> None:
+    """Say anew, in place, which nodes give the symbols that are known only when it runs."""
+    _replace_unbacked_bindings(graph_module)
+
+
+def assemble(
+    program: ExportedProgram, graph_module: GraphModule, signature: ExportGraphSignature
+) -> ExportedProgram:
+    """Return a program like ``program``, with its tensors, around a graph that was made from it.
+
+    Args:
+        program: The program.
+        graph_module: The graph; the nodes know by ``from_node`` what they were made from.
+        signature: What describes it.
+    """
+    with warnings.catch_warnings():
+        # torch copies its own pytree specs, which warns about how it is done.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        calls = _get_updated_module_call_graph(
+            program.graph_module,
+            program.graph_signature,
+            graph_module,
+            signature,
+            program.module_call_graph,
+        )
+    graph_module.meta.update(program.graph_module.meta)
+    return ExportedProgram(
+        root=graph_module,
+        graph=graph_module.graph,
+        graph_signature=signature,
+        state_dict=program.state_dict,
+        range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
+        module_call_graph=calls,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+    )

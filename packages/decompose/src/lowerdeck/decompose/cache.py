@@ -1,0 +1,114 @@
+"""Templates that outlive one program."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.decompose.rules import Rules
+from lowerdeck.decompose.template import Template
+
+
+class DecompositionCache:
+    """Templates of calls on tensors of fixed sizes, for several programs and threads.
+
+    A second method of a model, or a second model of a family, then needs hardly any tracing. Give
+    the same table each time: a rule is known by its identity.
+
+    Args:
+        size: How many templates are kept at most; those that were used longest ago go first.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.decompose import DecompositionCache, decompose
+        >>> cache = DecompositionCache()
+        >>> program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+        >>> first = decompose(program, cache=cache)
+        >>> len(cache)
+        1
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        if size < 1:
+            raise DecomposeError(f"a cache of {size} templates holds nothing: give at least 1")
+        self._size = size
+        self._lock = Lock()
+        self._templates: OrderedDict[Any, Template] = OrderedDict()
+        # Tables compare by their content, which is slow: each stands for all that are equal.
+        self._rules: list[Rules] = []
+
+    def __len__(self) -> int:
+        """Return how many templates it holds."""
+        with self._lock:
+            return len(self._templates)
+
+    def of_rules(self, rules: Rules, writes: bool) -> RulesCache:
+        """Return the part of the cache for one table.
+
+        Args:
+            rules: The table.
+            writes: Whether programs write in place.
+        """
+        with self._lock:
+            for position, known in enumerate(self._rules):
+                if known is rules or known == rules:
+                    return RulesCache(self, (position, writes))
+            self._rules.append(rules)
+            return RulesCache(self, (len(self._rules) - 1, writes))
+
+    def get(self, key: Any) -> Template | None:
+        """Return a template, or None.
+
+        Args:
+            key: Its key.
+        """
+        with self._lock:
+            found = self._templates.get(key)
+            if found is not None:
+                self._templates.move_to_end(key)
+            return found
+
+    def put(self, key: Any, template: Template) -> None:
+        """Keep a template.
+
+        Args:
+            key: Its key.
+            template: The template.
+        """
+        with self._lock:
+            self._templates[key] = template
+            self._templates.move_to_end(key)
+            while len(self._templates) > self._size:
+                self._templates.popitem(last=False)
+
+
+class RulesCache:
+    """The part of a cache for one table.
+
+    Args:
+        cache: The cache.
+        table: What stands for the table in it.
+    """
+
+    def __init__(self, cache: DecompositionCache, table: tuple[int, bool]) -> None:
+        self._cache = cache
+        self._table = table
+
+    def get(self, key: Any) -> Template | None:
+        """Return a template, or None.
+
+        Args:
+            key: Its key.
+        """
+        return self._cache.get((self._table, key))
+
+    def put(self, key: Any, template: Template) -> None:
+        """Keep a template.
+
+        Args:
+            key: Its key.
+            template: The template.
+        """
+        self._cache.put((self._table, key), template)

@@ -1,0 +1,167 @@
+"""``decompose``: a program taken apart, each distinct call traced once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.fx import Graph, GraphModule
+
+from lowerdeck.decompose._torch_private import (
+    OpOverload,
+    assemble,
+    fake_mode_of,
+    insert_assertions,
+    is_traceable_wrapper_subclass,
+    tracing_lock,
+)
+from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.errors import DecomposeError, WholeProgramNeeded
+from lowerdeck.decompose.regions import Regions
+from lowerdeck.decompose.rules import Rules, Table
+from lowerdeck.decompose.signature import new_outputs
+from lowerdeck.decompose.templates import Templates
+from lowerdeck.decompose.walk import Walk
+from lowerdeck.decompose.writer import Writer
+from lowerdeck.torch_base import MemoryUse, RepeatedMemoryError, explicit, written_overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which way a program goes, and why.
+
+    Attributes:
+        reason: Why torch has to trace the whole program; None where each distinct call is traced.
+        traces: How many distinct calls were traced.
+        copies: How many calls became copies of one that was traced before.
+    """
+
+    reason: str | None
+    traces: int
+    copies: int
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"torch traces the whole program: {self.reason}"
+        return f"{self.traces} distinct calls traced, {self.copies} copied"
+
+
+def decompose(
+    exported_program: ExportedProgram,
+    table: Table | None = None,
+    *,
+    keep: Iterable[OpOverload] = (),
+    cache: DecompositionCache | None = None,
+) -> ExportedProgram:
+    """Return ``exported_program`` taken apart, as ``run_decompositions(table)`` returns it.
+
+    Args:
+        exported_program: Any program, straight from ``torch.export`` or decomposed; not changed.
+        table: How operators are taken apart, as ``run_decompositions`` takes it: core ATen for
+            None.
+        keep: Operators that stay whole whatever the table says.
+        cache: Where templates outlive this call; for a program of fixed sizes.
+
+    Raises:
+        DecomposeError: An operator of ``keep`` cannot be kept.
+    """
+    rules = Rules.of(table, keep)
+    said = _explicit(exported_program)
+    try:
+        return _by_calls(said, rules, cache)[0]
+    except WholeProgramNeeded:
+        return _as_a_whole(said, table, rules)
+
+
+def explain(
+    exported_program: ExportedProgram,
+    table: Table | None = None,
+    *,
+    keep: Iterable[OpOverload] = (),
+    cache: DecompositionCache | None = None,
+) -> Explanation:
+    """Return which way ``decompose`` goes with the same arguments, and why; it is tried.
+
+    Args:
+        exported_program: As for ``decompose``.
+        table: Likewise.
+        keep: Likewise.
+        cache: Likewise.
+    """
+    said = _explicit(exported_program)
+    try:
+        _, templates = _by_calls(said, Rules.of(table, keep), cache)
+    except WholeProgramNeeded as error:
+        return Explanation(str(error), 0, 0)
+    return Explanation(None, templates.traces, templates.reused)
+
+
+def _by_calls(
+    program: ExportedProgram, rules: Rules, cache: DecompositionCache | None
+) -> tuple[ExportedProgram, Templates]:
+    _check(program)
+    graph_module = program.graph_module
+    mode = fake_mode_of(graph_module)
+    graph = Graph()
+    shared = DecompositionCache() if cache is None else cache
+    writes = MemoryUse.of_program(program).has_writes
+    with tracing_lock, Templates(rules, mode, shared, writes=writes) as templates:
+        walk = Walk(Writer(graph, mode), templates, Regions())
+        placeholders = {
+            node: walk.placeholder(node)
+            for node in graph_module.graph.find_nodes(op="placeholder")
+        }
+        env = dict(placeholders)
+        outputs = walk.run(graph_module, env)
+        last = graph_module.graph.output_node()
+        nodes, signature = new_outputs(
+            program,
+            placeholders,
+            outputs,
+            lambda value: walk.current(value, last),
+            lambda memory: walk.base(memory, last),
+        )
+        made = graph.output(nodes)
+        made.meta.update(last.meta)
+        graph.eliminate_dead_code()
+        root = GraphModule(torch.nn.Module(), graph)
+        if walk.writer.is_dynamic:
+            insert_assertions(root)
+        root.recompile()
+        return assemble(program, root, signature), templates
+
+
+def _check(program: ExportedProgram) -> None:
+    signature = program.graph_signature
+    if signature.backward_signature is not None:
+        raise WholeProgramNeeded("it has a backward graph")
+    for spec in signature.input_specs:
+        if spec.kind in {InputKind.TOKEN, InputKind.CUSTOM_OBJ}:
+            raise WholeProgramNeeded(f"an input is a {spec.kind.name}")
+    for name, held in (*program.state_dict.items(), *program.constants.items()):
+        if isinstance(held, torch.Tensor) and is_traceable_wrapper_subclass(held):
+            raise WholeProgramNeeded(f"{name!r} is a {type(held).__name__}, a tensor subclass")
+
+
+def _explicit(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program`` with each memory that it writes under one name."""
+    try:
+        said = explicit(program)
+    except RepeatedMemoryError as error:
+        raise DecomposeError(str(error)) from error
+    overlap = written_overlap(said)
+    if overlap is not None:
+        raise DecomposeError(
+            f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
+            "views of it where it is used"
+        )
+    return said
+
+
+def _as_a_whole(program: ExportedProgram, table: Table | None, rules: Rules) -> ExportedProgram:
+    with tracing_lock:
+        return program.run_decompositions(None if table is None else dict(table))

@@ -1,0 +1,14 @@
+"""Errors of this package."""
+
+from __future__ import annotations
+
+
+class DecomposeError(Exception):
+    """A program, or a table of decompositions, that this package cannot take."""
+
+
+class WholeProgramNeeded(DecomposeError):
+    """What cannot be told call by call, so that torch has to trace the whole program.
+
+    ``decompose`` catches it and goes torch's own way; ``explain`` tells the reason.
+    """

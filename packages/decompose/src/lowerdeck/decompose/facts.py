@@ -1,0 +1,133 @@
+"""What tracing can know of a tensor or a symbol, without the tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowerdeck.decompose._torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    fake_tensor,
+    fake_view,
+)
+from lowerdeck.decompose.errors import WholeProgramNeeded
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""The types of numbers that are known only when the program runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A fake tensor in words.
+
+    Attributes:
+        shape: Sizes, symbols among them.
+        stride: Strides, likewise.
+        offset: Where the first element lies in the storage.
+        dtype: The type of the elements.
+        device: Where it would lie.
+        requires_grad: Whether it does; what is computed while tracing never does.
+    """
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorFacts:
+        """Return the facts of a fake tensor.
+
+        Args:
+            tensor: The tensor.
+
+        Raises:
+            WholeProgramNeeded: It is no plain, strided, fake tensor.
+        """
+        if type(tensor) is not FakeTensor:
+            raise WholeProgramNeeded(f"a value of type {type(tensor).__name__} is traced")
+        if tensor.layout is not torch.strided:
+            raise WholeProgramNeeded(f"a tensor of layout {tensor.layout} is traced")
+        if tensor.is_conj() or tensor.is_neg():
+            raise WholeProgramNeeded("a lazily conjugated or negated tensor is traced")
+        if tensor.is_quantized:
+            raise WholeProgramNeeded("a tensor of a quantized dtype is traced")
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+        )
+
+    @property
+    def is_static(self) -> bool:
+        """Return whether no symbol is in it."""
+        return not any(
+            isinstance(number, SYMBOLS) for number in (*self.shape, *self.stride, self.offset)
+        )
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what two tensors have in common that no operator can tell apart.
+
+        Where the first element lies is left out: only ``as_strided`` asks for it.
+        """
+        return (
+            tuple(map(number_key, self.shape)),
+            tuple(map(number_key, self.stride)),
+            self.dtype,
+            self.device,
+            self.requires_grad,
+        )
+
+    def fake(self, mode: FakeTensorMode, parent: FakeTensor | None = None) -> FakeTensor:
+        """Return a new fake tensor with these facts.
+
+        Args:
+            mode: Its mode.
+            parent: The tensor whose memory it shows; None for memory of its own.
+        """
+        if parent is not None:
+            return fake_view(parent, self.shape, self.stride, self.offset, self.dtype)
+        return fake_tensor(mode, self.shape, self.stride, self.dtype, self.device)
+
+    def input_fake(self, mode: FakeTensorMode, *, with_offset: bool = False) -> torch.Tensor:
+        """Return a fake tensor to trace a call with.
+
+        Args:
+            mode: Its mode.
+            with_offset: Whether its first element is where the facts say.
+        """
+        made: torch.Tensor = fake_tensor(mode, self.shape, self.stride, self.dtype, self.device)
+        if with_offset and not (isinstance(self.offset, int) and self.offset == 0):
+            room = fake_tensor(mode, (self.offset,), (1,), self.dtype, self.device)
+            made = fake_view(room, self.shape, self.stride, self.offset, self.dtype)
+        return made.requires_grad_() if self.requires_grad else made
+
+
+def number_key(number: Any) -> Any:
+    """Return what stands for a size in a key: the expression of a symbol.
+
+    Args:
+        number: A number or symbol.
+    """
+    if isinstance(number, SYMBOLS):
+        return ("symbol", number.node.expr)
+    return number
+
+
+def plain_number(value: Any) -> Any:
+    """Return the number that a symbol has come to be, or the symbol.
+
+    Args:
+        value: A number or symbol.
+    """
+    if isinstance(value, SYMBOLS) and value.node.expr.is_number:
+        return value.node.pytype(value.node.expr)
+    return value

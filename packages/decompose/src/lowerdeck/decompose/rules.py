@@ -1,0 +1,112 @@
+"""What a table of decompositions says of each operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch.export.decomp_utils import CustomDecompTable
+
+from lowerdeck.decompose._torch_private import (
+    KEPT_COMPOSITES,
+    OperatorBase,
+    OpOverload,
+    core_rules,
+    is_composite,
+    is_preservable,
+    split_table,
+)
+from lowerdeck.decompose.errors import DecomposeError
+
+Table = Mapping[OperatorBase, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How operators are taken apart, in the two halves that torch's tracing wants.
+
+    Attributes:
+        others: By operator, for what torch keeps whole while it traces.
+        composites: By composite operator, where torch would take it apart in another way than
+            asked for; a rule that returns ``NotImplemented`` keeps it whole.
+    """
+
+    others: Table
+    composites: Table
+
+    @classmethod
+    def of(cls, table: Table | None, keep: Iterable[OpOverload] = ()) -> Rules:
+        """Return what ``table`` and ``keep`` say.
+
+        Args:
+            table: As ``ExportedProgram.run_decompositions`` takes it: core ATen for None; with a
+                table, composite operators that it does not name are kept.
+            keep: Operators that stay whole whatever the table says.
+
+        Raises:
+            DecomposeError: An operator cannot be kept.
+        """
+        kept = frozenset(keep)
+        for operator in kept:
+            _check_kept(operator)
+        others, composites = _default() if table is None else _split(table)
+        if not kept:
+            return cls(others, composites)
+        return cls(
+            {operator: rule for operator, rule in others.items() if operator not in kept},
+            {**composites, **{op: _stay for op in kept if is_composite(op)}},
+        )
+
+    def keeps(self, operator: OpOverload) -> bool:
+        """Return whether torch would record a call of ``operator`` as it is."""
+        if operator in self.others:
+            return False
+        rule = self.composites.get(operator)
+        return rule is _stay or (rule is None and not is_composite(operator))
+
+
+def _stay(*_: Any, **__: Any) -> Any:
+    return NotImplemented
+
+
+@cache
+def _default() -> tuple[Table, Table]:
+    # torch's own table names all 500 composite operators with what they would do anyway, and
+    # overriding each of them takes half of the time of a retrace.
+    composites = {op: rule for op, rule in core_rules().items() if is_preservable(op)}
+    others = {op: rule for op, rule in core_rules().items() if op not in composites}
+    return others, {**dict.fromkeys(KEPT_COMPOSITES, _stay), **composites}
+
+
+def _split(table: Table) -> tuple[Table, Table]:
+    if isinstance(table, CustomDecompTable):
+        table = table.copy().materialize()
+    composites, others = split_table(table)
+    said = {}
+    for operator, rule in composites.items():
+        if operator not in table:
+            said[operator] = _stay
+        elif not _takes_apart_itself(rule):
+            said[operator] = rule
+    return others, said
+
+
+def _takes_apart_itself(rule: Callable[..., Any]) -> bool:
+    """Return whether a rule for a composite operator is what torch does without one."""
+    function = getattr(rule, "func", rule)
+    return getattr(function, "__name__", "") == "_special_op_to_decompose_cia"
+
+
+def _check_kept(operator: Any) -> None:
+    if not isinstance(operator, OpOverload):
+        raise DecomposeError(
+            f"keep names {operator!r}, which is no overload of an operator: give overloads, such "
+            "as torch.ops.aten.linear.default"
+        )
+    if is_composite(operator) and not is_preservable(operator):
+        raise DecomposeError(
+            f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
+            "and torch takes it apart before it can tell; leave it out of keep"
+        )

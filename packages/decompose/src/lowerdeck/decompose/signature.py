@@ -1,0 +1,115 @@
+"""The outputs of a functional program, and the signature that tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Node
+
+from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.memory import Value
+
+_MUTATION_OF = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+}
+_MUTATIONS = frozenset(_MUTATION_OF.values())
+_CALLS = _MUTATIONS | {OutputKind.USER_OUTPUT}
+
+
+def new_outputs(
+    program: ExportedProgram,
+    placeholders: Mapping[Node, Any],
+    outputs: Any,
+    read: Callable[[Value], Node],
+    base: Callable[[Any], Node],
+) -> tuple[tuple[Any, ...], ExportGraphSignature]:
+    """Return what the new graph returns, and the signature that tells it.
+
+    Args:
+        program: The original program.
+        placeholders: What its placeholders are, after all that was written.
+        outputs: What its output node returns, as values.
+        read: Gives the node of a value, with all that was written.
+        base: Gives the node of a memory, with all that was written.
+
+    Raises:
+        WholeProgramNeeded: It writes what a signature cannot tell.
+    """
+    old = program.graph_signature
+    mutated: dict[str, tuple[OutputKind, Any]] = {}
+    rest: list[tuple[OutputSpec, Any]] = []
+    for spec, value in zip(old.output_specs, outputs, strict=True):
+        if spec.kind not in _CALLS:
+            raise WholeProgramNeeded(f"an output is a {spec.kind.name}")
+        if spec.kind in _MUTATIONS:
+            mutated[str(spec.target)] = (spec.kind, value)
+        else:
+            rest.append((spec, value))
+    for (node, value), spec in zip(placeholders.items(), old.input_specs, strict=True):
+        if not isinstance(value, Value) or not value.memory.generation:
+            continue
+        target = str(spec.target or node.name)
+        kind = _MUTATION_OF.get(spec.kind)
+        if kind is None or target in mutated:
+            raise WholeProgramNeeded(f"{node.name!r}, a {spec.kind.name}, is written in place")
+        mutated[target] = (kind, value.memory)
+    order = {
+        str(spec.target or spec.arg.name): position
+        for position, spec in enumerate(old.input_specs)
+    }
+    nodes: list[Any] = []
+    specs: list[OutputSpec] = []
+    for target in sorted(mutated, key=order.__getitem__):
+        kind, value = mutated[target]
+        node = read(value) if isinstance(value, Value) else base(value)
+        is_own = kind is not OutputKind.USER_INPUT_MUTATION
+        nodes.append(_without_copy(node) if is_own else node)
+        specs.append(OutputSpec(kind, TensorArgument(name=nodes[-1].name), target))
+    for spec, value in rest:
+        node = read(value) if isinstance(value, Value) else value
+        nodes.append(node)
+        specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
+    return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
+
+
+def _without_copy(node: Node) -> Node:
+    """Return what is copied to a buffer, which has no need of the copy; erase that, in place."""
+    if node.target is not torch.ops.aten.copy.default:
+        return node
+    source: Any = node.args[1]
+    copied, held = node.meta["val"], source.meta["val"]
+    if copied.shape != held.shape or copied.dtype is not held.dtype:
+        # It converts or broadcasts, which torch's own way loses.
+        return node
+    node.replace_all_uses_with(source)
+    node.graph.erase_node(node)
+    return source  # type: ignore[no-any-return]
+
+
+def _argument(spec: OutputSpec, node: Any) -> Any:
+    if not isinstance(node, Node):
+        return ConstantArgument(name=spec.arg.name, value=node)
+    held = node.meta.get("val")
+    if isinstance(held, torch.SymInt):
+        return SymIntArgument(name=node.name)
+    if isinstance(held, torch.SymFloat):
+        return SymFloatArgument(name=node.name)
+    if isinstance(held, torch.SymBool):
+        return SymBoolArgument(name=node.name)
+    return TensorArgument(name=node.name)

@@ -1,0 +1,287 @@
+"""The small graph that one distinct call becomes, to be copied wherever the call stands."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch.fx import Node, map_arg
+
+from lowerdeck.decompose._torch_private import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    Recording,
+    base_name,
+    schema_of,
+    tree_leaves,
+    tree_map,
+)
+from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
+from lowerdeck.decompose.keys import Slot
+from lowerdeck.decompose.memory import PARENT
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of a template.
+
+    Attributes:
+        node: The recorded node: its target, and arguments that are nodes of the template.
+        name: What copies are called, before that is made unique.
+        facts: Of what it gives: ``TensorFacts`` or a symbol, or a tuple of these. The offset of a
+            view is counted from the first element of its parent.
+        parent: The node whose memory its tensor shows, for a view.
+        meta: What copies have in their meta besides what their call has.
+    """
+
+    node: Node
+    name: str
+    facts: Any
+    parent: Node | None
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One view of a tensor, as a call makes it.
+
+    Attributes:
+        target: The operator.
+        args: Its arguments: ``PARENT`` for what is viewed, ``Slot`` for an input of the call.
+        kwargs: Its keywords.
+        index: Which of several results; None where there is one.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tensor or symbol that a call returns.
+
+    Attributes:
+        node: The node of the template that it is.
+        root: The node whose memory it shows: a placeholder, or what was made by the call.
+        views: How it shows it, the first view first.
+        returned: The input that is returned itself, with all that is written to it; or None.
+        requires_grad: Whether it is a view of what requires gradients.
+    """
+
+    node: Node
+    root: Node
+    views: tuple[Seen, ...]
+    returned: int | None
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a call becomes.
+
+    Attributes:
+        inputs: The placeholders, by position among the distinct inputs of the call.
+        steps: What is computed, in order.
+        results: What it returns: a tree with ``Result`` for tensors and symbols.
+        written: What inputs that it writes are afterwards.
+        opaque: Inputs that may share memory with a result in a way that views do not tell.
+        by_offset: Whether it may hold only where inputs begin at the same elements of their
+            storages: ``as_strided`` counts from the storage's first.
+    """
+
+    inputs: tuple[Node, ...]
+    steps: tuple[Step, ...]
+    results: Any
+    written: Mapping[int, Node]
+    opaque: frozenset[int]
+    by_offset: bool
+
+    @property
+    def is_static(self) -> bool:
+        """Return whether no symbol is in it, so that other programs may have it."""
+        return all(is_static(step.facts) for step in self.steps)
+
+    @classmethod
+    def of(cls, recording: Recording, whole: Recording | None = None) -> Template:
+        """Return what a recording is a template of.
+
+        Args:
+            recording: Taken over.
+            whole: The same call with all operators whole, for how results show inputs: the inverse
+                of a view is another than that of what it is taken apart into.
+
+        Raises:
+            WholeProgramNeeded: It did what copies cannot do.
+        """
+        _check(recording)
+        graph = recording.graph
+        nodes = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, Node)]
+        graph.output((tuple(nodes), tuple(recording.written.values())))
+        graph.eliminate_dead_code()
+        steps = tuple(
+            _step(node) for node in graph.nodes if node.op not in {"placeholder", "output"}
+        )
+        by_offset = any("as_strided" in str(step.node.target) for step in steps)
+        found = _Results(recording, whole)
+        results = found.tree()
+        for node in graph.nodes:
+            # It holds fake tensors, and they their program's symbols.
+            node.meta = {}
+        return cls(
+            tuple(recording.inputs),
+            steps,
+            results,
+            recording.written,
+            frozenset(found.opaque),
+            by_offset,
+        )
+
+
+class _Results:
+    """The results of a recording, with the memory that they show.
+
+    Attributes:
+        opaque: Inputs that may share memory with a result in a way that views do not tell.
+    """
+
+    def __init__(self, recording: Recording, whole: Recording | None) -> None:
+        self._recording = recording
+        self._inputs = {node: index for index, node in enumerate(recording.inputs)}
+        self._whole = whole
+        self._leaves = tree_leaves(whole.result) if whole is not None else []
+        self.opaque: set[int] = set()
+
+    def tree(self) -> Any:
+        """Return the results."""
+        positions = count()
+        return tree_map(lambda leaf: self._result(next(positions), leaf), self._recording.result)
+
+    def _result(self, position: int, leaf: Any) -> Any:
+        recording = self._recording
+        if not isinstance(leaf, Node):
+            return leaf
+        if position in recording.returned:
+            return Result(leaf, leaf, (), recording.returned[position])
+        root, views = self._shown(position, leaf)
+        for index in recording.shared.get(position, ()):
+            if recording.inputs[index] is not root or index in recording.written:
+                self.opaque.add(index)
+        return Result(leaf, root, views, None, position in recording.differentiable)
+
+    def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
+        """Return whose memory a result shows, and how."""
+        if self._whole is not None and position in self._recording.shared:
+            inputs = {node: index for index, node in enumerate(self._whole.inputs)}
+            root, views = _origin(self._leaves[position], inputs)
+            if root in inputs:
+                return self._recording.inputs[inputs[root]], views
+        return _origin(leaf, self._inputs)
+
+
+def _check(recording: Recording) -> None:
+    if recording.constants:
+        raise WholeProgramNeeded("a decomposition makes a constant tensor")
+    if recording.unbacked:
+        raise WholeProgramNeeded("a decomposition makes sizes that are known only at run time")
+    if recording.tokens:
+        raise WholeProgramNeeded("an operator has effects that torch orders by tokens")
+
+
+def _step(node: Node) -> Step:
+    value = node.meta.get("val")
+    parent = _parent(node)
+    meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+    facts = facts_of(value)
+    if parent is not None and node.target is not operator.getitem:
+        facts = _relative(facts, parent.meta["val"])
+    return Step(node, base_name(node.graph, node.target), facts, parent, meta)
+
+
+def _relative(facts: Any, parent: torch.Tensor) -> Any:
+    if isinstance(facts, (tuple, list)):
+        return type(facts)(_relative(each, parent) for each in facts)
+    offset = parent.storage_offset()
+    if not isinstance(facts, TensorFacts) or (isinstance(offset, int) and offset == 0):
+        return facts
+    start = offset * parent.dtype.itemsize // facts.dtype.itemsize
+    return replace(facts, offset=facts.offset - start)
+
+
+_KEPT_META = ("original_aten", "tensor_meta")
+
+
+def facts_of(value: Any) -> Any:
+    """Return the facts of a value, or a tree of values.
+
+    Args:
+        value: A fake tensor, a symbol, a constant, or a tuple or list of these.
+
+    Raises:
+        WholeProgramNeeded: A tensor is not of the plain kind.
+    """
+    if isinstance(value, FakeTensor):
+        return TensorFacts.of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(facts_of, value)) if type(value) in {list, tuple} else value
+    if isinstance(value, torch.Tensor):
+        raise WholeProgramNeeded(f"a value of type {type(value).__name__} is traced")
+    return value
+
+
+def _parent(node: Node) -> Node | None:
+    """Return the argument whose memory a node shows, or None."""
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return _parent(source) if isinstance(source, Node) else None
+    if not isinstance(node.target, OpOverload):
+        if isinstance(node.target, HigherOrderOperator):
+            raise WholeProgramNeeded(f"a decomposition calls {node.target}")
+        return None
+    schema = schema_of(node.target)
+    if not any(returned.alias_info is not None for returned in schema.returns):
+        return None
+    for argument, given in zip(schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None:
+            return given if isinstance(given, Node) else None
+    raise WholeProgramNeeded(f"{node.target} shares memory with more than its first arguments")
+
+
+def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[Seen, ...]]:
+    """Return the node whose memory ``node`` shows, and how it does."""
+    views: list[Seen] = []
+    while node not in inputs and (parent := _parent(node)) is not None:
+        views.append(_seen(node, inputs))
+        node = parent
+    return node, tuple(reversed(views))
+
+
+def _seen(node: Node, inputs: Mapping[Node, int]) -> Seen:
+    index = None
+    if node.target is operator.getitem:
+        index = int(node.args[1])  # type: ignore[call-overload]
+        node = node.args[0]  # type: ignore[assignment]
+
+    def said(given: Node) -> Any:
+        return Slot(inputs[given]) if given in inputs else given.meta["val"]
+
+    args, kwargs = map_arg((node.args[1:], dict(node.kwargs)), said)
+    return Seen(node.target, (PARENT, *args), kwargs, index)
+
+
+def is_static(facts: Any) -> bool:
+    """Return whether no symbol is in facts.
+
+    Args:
+        facts: As ``facts_of`` returns them.
+    """
+    if isinstance(facts, (tuple, list)):
+        return all(map(is_static, facts))
+    return facts.is_static if isinstance(facts, TensorFacts) else not isinstance(facts, SYMBOLS)

@@ -1,0 +1,137 @@
+"""The templates of one program, made as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from lowerdeck.decompose._torch_private import (
+    FakeTensorMode,
+    overriding,
+    own_rule,
+    record,
+    replace_view,
+)
+from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.facts import TensorFacts
+from lowerdeck.decompose.keys import Call, fill
+from lowerdeck.decompose.rules import Rules
+from lowerdeck.decompose.template import Template
+
+Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Undoing:
+    """The inverse of a view: from the whole as it was, and the view as it is, the whole as it is.
+
+    It takes both, and then the arguments of the view that come after what is viewed.
+
+    Attributes:
+        view: The operator of the view.
+        position: Where, among its arguments, what is viewed stands.
+        index: Which of several results; None where there is one.
+    """
+
+    view: Any
+    index: int | None
+
+    def __call__(self, whole: Any, new: Any, args: Any, kwargs: Any) -> Any:
+        """Return ``whole`` with the view of it replaced.
+
+        Args:
+            whole: A functional tensor.
+            new: What the view of it is to be.
+            args: The arguments of the view, after the first.
+            kwargs: Its keywords.
+        """
+        seen = self.view(whole, *args, **kwargs)
+        replace_view(seen if self.index is None else seen[self.index], new)
+        return whole
+
+
+class Templates:
+    """What distinct calls become.
+
+    Args:
+        rules: How operators are taken apart.
+        mode: The mode of the program's fake tensors.
+        cache: Where templates outlive the program.
+        writes: Whether the program writes in place, so that it matters how a view is undone.
+    """
+
+    def __init__(
+        self, rules: Rules, mode: FakeTensorMode, cache: DecompositionCache, *, writes: bool
+    ) -> None:
+        self.rules = rules
+        self.traces = 0
+        self.reused = 0
+        self._mode = mode
+        self._writes = writes
+        self._shared = cache.of_rules(rules, writes)
+        self._own: dict[Any, Template] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Templates:
+        """Return itself; what tracing changes is changed from the first trace to the exit."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let torch be as it was."""
+        self._open.close()
+
+    def find(self, call: Call, contexts: Contexts = ()) -> Template:
+        """Return the template of a call, traced if it is the first of its kind.
+
+        Args:
+            call: The call; what it calls is the first of its key.
+            contexts: What makes the contexts that it runs in.
+
+        Raises:
+            WholeProgramNeeded: It has none.
+        """
+        found = self._look_up(call, call.key) or self._trace(call, call.key, contexts)
+        if found.by_offset and call.offsets:
+            key = (call.key, call.offsets)
+            found = self._look_up(call, key) or self._trace(call, key, contexts, with_offset=True)
+        return found
+
+    def _look_up(self, call: Call, key: Any) -> Template | None:
+        found = self._own.get(key)
+        if found is None and call.is_static:
+            found = self._shared.get(key)
+            if found is not None:
+                self._own[key] = found
+        self.reused += found is not None
+        return found
+
+    def _trace(
+        self, call: Call, key: Any, contexts: Contexts, *, with_offset: bool = False
+    ) -> Template:
+        target: Any = call.key[0]
+        given = [
+            facts.input_fake(self._mode, with_offset=with_offset)
+            if isinstance(facts, TensorFacts)
+            else facts
+            for facts in call.facts
+        ]
+
+        def run(*inputs: Any) -> Any:
+            return target(*fill(call.args, inputs), **fill(call.kwargs, inputs))
+
+        self.traces += 1
+        if self.traces == 1:
+            self._open.enter_context(overriding(self.rules.composites))
+        whole = None
+        with overriding({} if target in self.rules.composites else own_rule(target)):
+            recording = record(
+                run, given, self._mode, self.rules.others, call.differentiable, contexts
+            )
+            if self._writes and recording.shared:
+                whole = record(run, given, self._mode, {}, call.differentiable, contexts)
+        made = self._own[key] = Template.of(recording, whole)
+        if call.is_static and made.is_static:
+            self._shared.put(key, made)
+        return made

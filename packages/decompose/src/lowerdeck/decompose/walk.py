@@ -1,0 +1,345 @@
+"""The walk over a program: each distinct call is traced once, and copied wherever it stands."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node, map_arg
+
+from lowerdeck.decompose._torch_private import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    as_dispatched,
+    is_composite,
+    schema_of,
+    tree_leaves,
+)
+from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
+from lowerdeck.decompose.heritage import Heritage
+from lowerdeck.decompose.keys import Slot, call_of
+from lowerdeck.decompose.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.template import Result, Seen, Template, base_name, facts_of
+from lowerdeck.decompose.templates import Templates, Undoing
+from lowerdeck.decompose.writer import Writer
+
+_ATEN = torch.ops.aten
+
+State = tuple[tuple[Any, Callable[[], Any]], ...]
+"""The contexts that calls run in, each with what stands for it in keys."""
+
+
+class Walk:
+    """Writes one graph from others.
+
+    Args:
+        writer: Writes the nodes.
+        templates: What calls become.
+        regions: Write what calls of higher-order operators become, by operator's name.
+        state: The contexts that the graph runs in.
+    """
+
+    def __init__(
+        self, writer: Writer, templates: Templates, regions: Any, state: State = ()
+    ) -> None:
+        self.writer = writer
+        self.templates = templates
+        self.regions = regions
+        self.state = state
+        self._heritage: dict[Node, Heritage] = {}
+
+    def placeholder(self, source: Node) -> Any:
+        """Add a placeholder like ``source``; return what it is: a value, a node or a constant.
+
+        Args:
+            source: A placeholder of the original graph.
+        """
+        made = self.writer.graph.placeholder(str(source.target))
+        if made.name != source.name:
+            made.name = source.name
+        made.meta = dict(source.meta)
+        held = source.meta.get("val")
+        if isinstance(held, torch.Tensor):
+            self.writer.know(made, TensorFacts.of(held))
+            return Value(made, Memory(made), requires_grad=held.requires_grad)
+        if isinstance(held, SYMBOLS):
+            self.writer.know(made, held)
+            known = plain_number(held)
+            return made if isinstance(known, SYMBOLS) else known
+        return held
+
+    def run(self, gm: GraphModule, env: dict[Node, Any]) -> Any:
+        """Write what ``gm`` does; return its output, a tree of values, nodes and constants.
+
+        Args:
+            gm: A graph.
+            env: What its placeholders are; gets what all of its nodes are.
+
+        Raises:
+            WholeProgramNeeded: It does what cannot be told call by call.
+        """
+        for node in gm.graph.nodes:
+            if node.op == "call_function":
+                env[node] = self._node(gm, node, env)
+            elif node.op == "get_attr":
+                env[node] = self.regions.attribute(gm, node)
+            elif node.op == "output":
+                return map_arg(node.args[0], env.__getitem__)
+            elif node.op != "placeholder":
+                raise WholeProgramNeeded(f"{node.name!r} is a {node.op}")
+        raise WholeProgramNeeded("a graph has no output")
+
+    def heritage(self, source: Node) -> Heritage:
+        """Return what nodes that come from ``source`` know of it.
+
+        Args:
+            source: A node of an original graph.
+        """
+        known = self._heritage.get(source)
+        if known is None:
+            known = self._heritage[source] = Heritage(source)
+        return known
+
+    def current(self, value: Value, source: Node) -> Node:
+        """Return the node of ``value`` with all that was written to its memory.
+
+        Args:
+            value: The value.
+            source: The node of the original graph that reads it.
+        """
+        if not value.is_current:
+            node = self.base(value.memory, source)
+            for view in value.views:
+                node = self._view(node, view)
+            value.node, value.generation = node, value.memory.generation
+        return value.node
+
+    def base(self, memory: Memory, source: Node) -> Node:
+        """Return all of a memory, with all that was written to it.
+
+        Args:
+            memory: The memory.
+            source: The node of the original graph that reads it.
+        """
+        pending, memory.pending = memory.pending, []
+        for written, views in pending:
+            node = written
+            bases = [memory.base]
+            for view in views[:-1]:
+                bases.append(self._view(bases[-1], view))
+            for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
+                node = self._undo(whole, node, view, source)
+            memory.base = node
+        return memory.base
+
+    def _view(self, parent: Node, view: View) -> Node:
+        args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
+        made = self.call(view.target, args, view.kwargs, view.source)
+        chosen: Value = made if view.index is None else made[view.index]
+        return chosen.node
+
+    def _undo(self, whole: Node, new: Node, view: View, source: Node) -> Node:
+        values = (Value.fresh(whole), Value.fresh(new))
+        undoing = Undoing(view.target, view.index)
+        made: Value = self.call(undoing, (*values, view.args[1:], view.kwargs), {}, source)
+        return self.base(made.memory, source)
+
+    def call(self, target: Any, args: Any, kwargs: Any, source: Node) -> Any:
+        """Write what a call becomes; return its result: a tree of values, nodes and constants.
+
+        Args:
+            target: What is called.
+            args: Its arguments: trees of values, nodes and constants.
+            kwargs: Its keywords.
+            source: The node of the original graph that it is written for.
+
+        Raises:
+            WholeProgramNeeded: It does what cannot be told call by call.
+        """
+        state = tuple(key for key, _ in self.state)
+        contexts = tuple(enter for _, enter in self.state)
+        call = call_of(
+            target, args, kwargs, lambda v: self.current(v, source), self.writer.facts, state
+        )
+        template = self.templates.find(call, contexts)
+        became = self.writer.splice(template, call, self.heritage(source))
+        self._write(target, template, call.inputs, became)
+        return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
+
+    def _write(self, target: Any, template: Template, inputs: Any, became: Any) -> None:
+        for index in template.opaque:
+            inputs[index].memory.hidden = True
+        if not template.written:
+            return
+        memories = [value.memory for value in inputs if isinstance(value, Value)]
+        for index, node in template.written.items():
+            value = inputs[index]
+            if value.memory.hidden:
+                raise WholeProgramNeeded(
+                    f"{target} writes memory that is shared in ways that views do not tell"
+                )
+            alone = memories.count(value.memory) == 1
+            if not alone and isinstance(target, OpOverload) and is_composite(target):
+                raise WholeProgramNeeded(f"{target} writes memory that it reads by another name")
+            value.write(became[node])
+
+    def _node(self, gm: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
+        """Return what a call of the original graph has become."""
+        target: Any = node.target
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if isinstance(target, HigherOrderOperator):
+            return self.regions.call(self, gm, node, args, kwargs)
+        if _is_symbolic(node):
+            return self._number(node, args, kwargs)
+        if not isinstance(target, OpOverload):
+            raise WholeProgramNeeded(f"{node.name!r} calls {target}, which is no operator")
+        if "unbacked_bindings" in node.meta or _gives_nothing(target):
+            return self._kept(node, args, kwargs)
+        return self.call(target, args, kwargs, node)
+
+    def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Return what a computation with numbers has become."""
+        held = plain_number(node.meta["val"])
+        if not isinstance(held, SYMBOLS):
+            return held
+        known = self.writer.symbol(held)
+        return known if known is not None else self._as_it_is(node, args, kwargs)
+
+    def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Return what a call has become that must not be traced: it would make new symbols."""
+        target: Any = node.target
+        if target is _ATEN.item.default:
+            target = _ATEN._local_scalar_dense.default
+        schema = schema_of(target)
+        if not self.templates.rules.keeps(target) or schema.is_mutable:
+            raise WholeProgramNeeded(
+                f"{node.name!r} ({target}) gives sizes that are known only at run time, and is "
+                "taken apart"
+            )
+        return self._as_it_is(node, args, kwargs, target)
+
+    def _as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
+        """Write a call as it stands; what it gives has memory of its own."""
+        heritage = self.heritage(node)
+        target = node.target if target is None else target
+
+        def read(tree: Any) -> Any:
+            if isinstance(tree, Value):
+                return self.current(tree, node)
+            if isinstance(tree, (tuple, list)):
+                return type(tree)(map(read, tree))
+            return tree
+
+        name = base_name(self.writer.graph, target)
+        given = read(tuple(args)), {key: read(value) for key, value in kwargs.items()}
+        if isinstance(target, OpOverload):
+            given = as_dispatched(target, *given)
+        held = node.meta.get("val")
+        made = self.writer.add(target, *given, name, held, heritage)
+        if "unbacked_bindings" in node.meta:
+            made.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
+        self.writer.know(made, facts_of(held))
+        return self._elements(made, held, node)
+
+    def _elements(self, made: Node, held: Any, source: Node) -> Any:
+        """Return the values that a node gives: itself, or its elements."""
+        if isinstance(held, FakeTensor):
+            return Value.fresh(made)
+        if not isinstance(held, (tuple, list)):
+            return plain_number(made.meta["val"]) if _is_plain(held) else made
+        elements = []
+        for index, each in enumerate(held):
+            item = self.writer.add(
+                operator.getitem, (made, index), {}, "getitem", each, self.heritage(source)
+            )
+            self.writer.know(item, facts_of(each))
+            elements.append(self._elements(item, each, source))
+        return type(held)(elements)
+
+
+class _Results:
+    """The results of a copy of a template, as values."""
+
+    def __init__(
+        self, writer: Writer, template: Template, inputs: Any, became: Any, source: Node
+    ) -> None:
+        self._writer = writer
+        self._nodes = template.inputs
+        self._positions = {node: index for index, node in enumerate(template.inputs)}
+        self._inputs = inputs
+        self._became = became
+        self._source = source
+        self._memories: dict[Node, Memory] = {}
+
+    def tree(self, results: Any) -> Any:
+        """Return results with values for tensors."""
+        if isinstance(results, Result):
+            return self._value(results)
+        if isinstance(results, (tuple, list)):
+            return type(results)(map(self.tree, results))
+        return results
+
+    def _value(self, result: Result) -> Any:
+        if result.returned is not None:
+            return self._inputs[result.returned]
+        node = self._became[result.node]
+        if not isinstance(node, Node) or isinstance(node.meta.get("val"), SYMBOLS):
+            return node
+        views = tuple(map(self._view, result.views))
+        position = self._positions.get(result.root)
+        if position is not None:
+            seen: Value = self._inputs[position]
+            generation = seen.memory.generation
+            return Value(node, seen.memory, seen.views + views, generation, result.requires_grad)
+        memory = self._memories.get(result.root)
+        if memory is None:
+            memory = self._memories[result.root] = Memory(self._became[result.root])
+        return Value(node, memory, views, requires_grad=result.requires_grad)
+
+    def _view(self, seen: Seen) -> View:
+        """Return a view of the template in nodes of the copy."""
+        args, kwargs = self._said(seen.args), self._said(dict(seen.kwargs))
+        return View(seen.target, args, kwargs, seen.index, self._source)
+
+    def _said(self, tree: Any) -> Any:
+        if isinstance(tree, Slot):
+            return self._became[self._nodes[tree.index]]
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(map(self._said, tree))
+        if isinstance(tree, dict):
+            return {name: self._said(value) for name, value in tree.items()}
+        if not isinstance(tree, SYMBOLS) or not isinstance(plain_number(tree), SYMBOLS):
+            return plain_number(tree)
+        known = self._writer.symbol(tree)
+        if known is None:
+            raise WholeProgramNeeded("a view has a size that nothing in the program computes")
+        return known
+
+
+def _is_symbolic(node: Node) -> bool:
+    """Return whether a node computes a number from numbers and sizes."""
+    if isinstance(node.meta.get("val"), SYMBOLS) and "unbacked_bindings" not in node.meta:
+        return True
+    if isinstance(node.target, OpOverload):
+        return node.target in _SIZES
+    return callable(node.target) and not isinstance(node.meta.get("val"), torch.Tensor)
+
+
+_SIZES = frozenset(
+    {_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_storage_offset.default}
+    | {_ATEN.sym_numel.default}
+)
+
+
+def _gives_nothing(target: OpOverload) -> bool:
+    return not schema_of(target).returns
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, SYMBOLS) or bool(value.node.expr.is_number)

@@ -1,0 +1,141 @@
+"""Copies of templates, written into a graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.fx import Graph, Node, map_arg
+
+from lowerdeck.decompose._torch_private import FakeTensor, FakeTensorMode
+from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
+from lowerdeck.decompose.heritage import Heritage
+from lowerdeck.decompose.keys import Call
+from lowerdeck.decompose.template import Step, Template, is_static
+
+
+class Writer:
+    """Writes nodes into a graph, with their meta, and knows what they give.
+
+    Args:
+        graph: The graph that is written.
+        mode: The mode of the program's fake tensors.
+
+    Attributes:
+        is_dynamic: Whether a symbol was met.
+    """
+
+    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
+        self.graph = graph
+        self._mode = mode
+        self._facts: dict[Node, Any] = {}
+        self._symbols: dict[Any, Node] = {}
+        self.is_dynamic = False
+
+    def facts(self, node: Node) -> Any:
+        """Return the facts of a node that was written.
+
+        Args:
+            node: The node.
+        """
+        return self._facts[node]
+
+    def symbol(self, value: Any) -> Node | None:
+        """Return a node that gives a symbol already, or None.
+
+        Args:
+            value: The symbol.
+        """
+        return self._symbols.get((type(value), value.node.expr))
+
+    def know(self, node: Node, facts: Any) -> None:
+        """Remember what a node gives.
+
+        Args:
+            node: The node, newly written.
+            facts: Its facts.
+        """
+        self._facts[node] = facts
+        self.is_dynamic = self.is_dynamic or not is_static(facts)
+        if isinstance(facts, SYMBOLS):
+            self._symbols.setdefault((type(facts), facts.node.expr), node)
+
+    def add(
+        self, target: Any, args: Any, kwargs: Any, name: str, value: Any, heritage: Heritage
+    ) -> Node:
+        """Write a node as it is said, with a value that is known; return it.
+
+        Args:
+            target: What it calls.
+            args: Its arguments: trees with nodes.
+            kwargs: Its keywords.
+            name: What it is called, before that is made unique.
+            value: What it gives.
+            heritage: Where its meta comes from.
+        """
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
+        node.meta = heritage.meta()
+        node.meta["val"] = value
+        return node
+
+    def splice(self, template: Template, call: Call, heritage: Heritage) -> Mapping[Node, Any]:
+        """Write a copy of ``template``; return what each of its nodes has become.
+
+        Args:
+            template: The template of the call.
+            call: The call.
+            heritage: Where the meta comes from.
+        """
+        became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
+        for step in template.steps:
+            known = plain_number(step.facts)
+            if isinstance(known, SYMBOLS):
+                known = self.symbol(known)
+            if isinstance(known, (int, float, bool, Node)):
+                # A number by now, or computed before: nothing is computed twice.
+                became[step.node] = known
+            else:
+                became[step.node] = self._copy(step, became, heritage)
+        return became
+
+    def _copy(self, step: Step, became: Mapping[Node, Any], heritage: Heritage) -> Node:
+        look_up: Callable[[Node], Any] = became.__getitem__
+        node = step.node
+        made = self.graph.create_node(
+            "call_function",
+            node.target,  # type: ignore[arg-type]
+            map_arg(node.args, look_up),
+            map_arg(node.kwargs, look_up),
+            step.name,
+        )
+        meta = made.meta = heritage.meta()
+        meta.update(step.meta)
+        if node.target is operator.getitem:
+            source, index = made.args
+            meta["val"] = source.meta["val"][index]  # type: ignore[union-attr, index]
+            self.know(made, self._facts[source][index])  # type: ignore[index]
+            return made
+        parent = None if step.parent is None else became[step.parent]
+        facts = step.facts if parent is None else _moved(step.facts, self._facts[parent])
+        meta["val"] = self._value(facts, None if parent is None else parent.meta["val"])
+        self.know(made, facts)
+        return made
+
+    def _value(self, facts: Any, parent: Any) -> Any:
+        if isinstance(facts, TensorFacts):
+            return facts.fake(self._mode, parent if isinstance(parent, FakeTensor) else None)
+        if isinstance(facts, (tuple, list)):
+            return type(facts)(self._value(each, parent) for each in facts)
+        return facts
+
+
+def _moved(facts: Any, parent: TensorFacts) -> Any:
+    """Return the facts of a view whose offset is told from its parent's first element."""
+    if isinstance(facts, (tuple, list)):
+        return type(facts)(_moved(each, parent) for each in facts)
+    if isinstance(parent.offset, int) and parent.offset == 0:
+        return facts
+    start = parent.offset * parent.dtype.itemsize // facts.dtype.itemsize
+    return replace(facts, offset=facts.offset + start)

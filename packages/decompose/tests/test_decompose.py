@@ -1,0 +1,224 @@
+"""``decompose`` gives what torch's own way gives, and traces each distinct call once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
+from lowerdeck.torch_base import explicit
+from program_likeness import differences
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning"),
+]
+
+
+class Blocks(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.reshape(-1)
+
+
+class Writing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("cache", torch.zeros(2, 8))
+        self.register_buffer("halved", torch.zeros(8, dtype=torch.float16))
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> Any:
+        y = x * 2
+        row = y[0]
+        row.mul_(3)
+        self.cache[1] = row
+        first, second = y.split(4, 1)
+        first.add_(second)
+        given.t().fill_(1.5)
+        for one in y.unbind(0):
+            one.clamp_(max=2)
+        self.halved.copy_(y[1])
+        return self.norm(y), row, self.cache.sum(0), torch.where(y > 0, y, 0.0), given
+
+
+class Odd(nn.Module):
+    """Calls whose parts depend on more than shapes."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.stft(x, 16, window=torch.hann_window(16), return_complex=True).abs()
+        z = torch.einsum("bft,bgt->bfg", y, y)
+        return (
+            *(z.to(torch.float64), z.to(torch.float32), torch.dropout(z, 0.5, True)),
+            *torch.chunk(z, 3, 1),
+            torch.as_strided(x[1], (2, 3), (1, 2)),
+            nn.functional.interpolate(z[None], scale_factor=2.0, mode="bilinear"),
+            torch.tensor([1.0, 2.0]) + x[0, :2],
+        )
+
+
+def _programs() -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
+    n = torch.export.Dim("n", min=2, max=64)
+    x = torch.randn(2, 8)
+    return {
+        "blocks": (Blocks(4), (x,), None),
+        "blocks of any number of rows": (Blocks(2), (x,), ({0: n},)),
+        "writing": (Writing(), (x, torch.randn(2, 3)), None),
+        "odd": (Odd(), (torch.randn(2, 64),), None),
+        "recurrent": (nn.LSTM(8, 4, batch_first=True).eval(), (torch.randn(2, 3, 8),), None),
+        "attending": (nn.TransformerEncoderLayer(8, 2, 16).eval(), (torch.randn(3, 2, 8),), None),
+    }
+
+
+@pytest.mark.parametrize("name", _programs())
+@pytest.mark.parametrize("table", ["core", "nothing", "default"])
+def test_programs_come_out_as_torch_gives_them(name: str, table: str) -> None:
+    torch.manual_seed(0)
+    module, args, dynamic = _programs()[name]
+    program = torch.export.export(module, args, dynamic_shapes=dynamic)
+    given: Any = {"core": None, "nothing": {}, "default": torch.export.default_decompositions()}
+    assert explain(program, given[table]).reason is None
+    found = decompose(program, given[table])
+    # A cast that torch's functionalisation loses is ours to keep: compare from where it is said.
+    expected = explicit(program).run_decompositions(given[table])
+    assert not differences(found, expected)
+
+
+def test_the_numbers_are_those_of_eager() -> None:
+    torch.manual_seed(0)
+    module, args, _ = _programs()["writing"]
+    program = torch.export.export(module, args)
+    found = decompose(program).module()
+    expected = module(*(arg.clone() for arg in args))
+    for one, other in zip(found(*(arg.clone() for arg in args)), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    for name, buffer in module.named_buffers():
+        torch.testing.assert_close(found.get_buffer(name), buffer)
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_each_distinct_call_is_traced_once(count: int) -> None:
+    program = torch.export.export(Blocks(count), (torch.randn(2, 8),))
+    told = explain(program)
+    # linear, gelu, layer_norm, add and reshape
+    assert told.traces == 5
+    assert told.copies == 4 * count + 1 - 5
+
+
+def test_a_second_program_of_a_family_needs_no_trace() -> None:
+    cache = DecompositionCache()
+    first = torch.export.export(Blocks(2), (torch.randn(2, 8),))
+    second = torch.export.export(Blocks(5), (torch.randn(2, 8),))
+    assert explain(first, cache=cache).traces == 5
+    assert explain(second, cache=cache).traces == 0
+    assert not differences(decompose(second, cache=cache), second.run_decompositions())
+    assert explain(second, {}, cache=cache).traces == 5, "another table, other templates"
+
+
+def test_a_cache_is_bounded() -> None:
+    cache = DecompositionCache(3)
+    decompose(torch.export.export(Blocks(1), (torch.randn(2, 8),)), cache=cache)
+    assert len(cache) == 3
+    with pytest.raises(DecomposeError, match="at least 1"):
+        DecompositionCache(0)
+
+
+def test_kept_operators_stay_whole() -> None:
+    aten = torch.ops.aten
+    program = torch.export.export(Blocks(3), (torch.randn(2, 8),))
+    found = decompose(program, keep=[aten.linear.default, aten.gelu.default])
+    targets = [node.target for node in found.graph.nodes]
+    assert targets.count(aten.linear.default) == targets.count(aten.gelu.default) == 3
+    assert aten.addmm.default not in targets
+    table = torch.export.default_decompositions()
+    del table[aten.linear.default]
+    table.pop(aten.gelu.default, None)
+    assert not differences(found, program.run_decompositions(table))
+
+
+def test_what_may_return_its_argument_cannot_be_kept() -> None:
+    program = torch.export.export(Blocks(1), (torch.randn(2, 8),))
+    with pytest.raises(DecomposeError, match=r"aten\.reshape\.default cannot be kept"):
+        decompose(program, keep=[torch.ops.aten.reshape.default])
+    with pytest.raises(DecomposeError, match="no overload"):
+        decompose(program, keep=[torch.ops.aten.linear])  # type: ignore[list-item]
+
+
+def test_rules_of_the_user_are_used() -> None:
+    def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+    program = torch.export.export(Blocks(2), (torch.randn(2, 8),))
+    table = {**torch.export.default_decompositions().materialize()}
+    table[torch.ops.aten.gelu.default] = gelu
+    found = decompose(program, table)
+    assert not differences(found, program.run_decompositions(table))
+    assert torch.ops.aten.sigmoid.default in [node.target for node in found.graph.nodes]
+
+
+def test_nodes_know_where_they_come_from() -> None:
+    program = torch.export.export(Blocks(2), (torch.randn(2, 8),))
+    handle = {"owner": 7}
+    linear = next(node for node in program.graph.nodes if node.name == "linear_1")
+    linear.meta["custom"] = handle
+    found = decompose(program)
+    made = [n for n in found.graph.nodes if n.meta.get("custom") == handle]
+    assert [node.target for node in made] == [
+        torch.ops.aten.permute.default,
+        torch.ops.aten.addmm.default,
+    ]
+    expected = {node.name: node for node in program.run_decompositions().graph.nodes}
+    for node in found.graph.nodes:
+        other = expected[node.name]
+        for field in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
+            if node.op == "call_function":
+                assert node.meta.get(field) == other.meta.get(field)
+        if node in made:
+            assert node.meta["from_node"][-1].name == "linear_1"
+            assert str(node.meta["original_aten"]) == str(other.meta["original_aten"])
+
+
+def test_values_of_copies_have_memory_of_their_own() -> None:
+    found = decompose(torch.export.export(Blocks(2), (torch.randn(2, 8),)))
+    storages: dict[int, list[str]] = {}
+    for node in found.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
+        storages.setdefault(node.meta["val"].untyped_storage()._cdata, []).append(node.name)
+    assert all(len(names) == 1 for names in storages.values())
+    for node in found.graph.find_nodes(op="call_function", target=torch.ops.aten.permute.default):
+        own, parent = node.meta["val"], node.args[0].meta["val"]
+        assert own.untyped_storage()._cdata == parent.untyped_storage()._cdata
+
+
+def test_the_program_that_is_given_stays_as_it_was() -> None:
+    module, args, _ = _programs()["writing"]
+    program = torch.export.export(module, args)
+    before = str(program)
+    decompose(program)
+    assert str(program) == before
+
+
+def test_what_no_program_of_values_can_tell_is_refused() -> None:
+    class Overlapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(6)
+            self.register_buffer("one", whole[:4])
+            self.register_buffer("other", whole[2:])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.one.add_(x)
+            return self.other + 1
+
+    program = torch.export.export(Overlapping(), (torch.ones(4),))
+    with pytest.raises(DecomposeError, match="overlap in memory"):
+        decompose(program)
