@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from threading import RLock
@@ -44,7 +44,6 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
-    disable_proxy_modes_tracing,
     get_proxy_slot,
     track_tensor_tree,
 )
@@ -81,7 +80,6 @@ __all__ = [
     "own_rule",
     "record",
     "replace_view",
-    "renew_unbacked_bindings",
     "schema_of",
     "shape_environment",
     "split_table",
@@ -434,10 +432,14 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
     return leaf
 
 
-def insert_assertions(graph_module: GraphModule) -> None:
+def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None:
     """Insert, in place, what checks sizes when the program runs; sizes are computed once.
 
     It is what torch does at the end of its own retrace.
+
+    Args:
+        graph_module: The graph.
+        export: Whether it is the outermost.
     """
     environment = _get_shape_env_from_gm(graph_module)
     if environment is None:
@@ -447,14 +449,12 @@ def insert_assertions(graph_module: GraphModule) -> None:
     def hook(node: Node) -> None:
         _node_metadata_hook(node, metadata={"stack_trace": trace})
 
-    with _set_node_metadata_hook(graph_module, hook):
-        insert_deferred_runtime_asserts(graph_module, environment, "exported program", export=True)
-    _replace_unbacked_bindings(graph_module)
-
-
-def renew_unbacked_bindings(graph_module: GraphModule) -> None:
-    """Say anew, in place, which nodes give the symbols that are known only when it runs."""
-    _replace_unbacked_bindings(graph_module)
+    with _set_node_metadata_hook(graph_module, hook) if export else nullcontext():
+        insert_deferred_runtime_asserts(
+            graph_module, environment, "exported program", export=export
+        )
+    if export:
+        _replace_unbacked_bindings(graph_module)
 
 
 def assemble(

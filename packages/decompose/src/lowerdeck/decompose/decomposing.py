@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.decompose._torch_private import (
@@ -27,7 +26,13 @@ from lowerdeck.decompose.signature import new_outputs
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
-from lowerdeck.torch_base import MemoryUse, RepeatedMemoryError, explicit, written_overlap
+from lowerdeck.torch_base import (
+    MemoryUse,
+    RepeatedMemoryError,
+    explicit,
+    graphs_of,
+    written_overlap,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,10 @@ def _by_calls(
     mode = fake_mode_of(graph_module)
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
-    writes = MemoryUse.of_program(program).has_writes
+    writes = any(MemoryUse(gm.graph, gm).has_writes for gm in graphs_of(graph_module))
     with tracing_lock, Templates(rules, mode, shared, writes=writes) as templates:
-        walk = Walk(Writer(graph, mode), templates, Regions())
+        regions = Regions()
+        walk = Walk(Writer(graph, mode), templates, regions)
         placeholders = {
             node: walk.placeholder(node)
             for node in graph_module.graph.find_nodes(op="placeholder")
@@ -128,7 +134,7 @@ def _by_calls(
         made = graph.output(nodes)
         made.meta.update(last.meta)
         graph.eliminate_dead_code()
-        root = GraphModule(torch.nn.Module(), graph)
+        root = GraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
             insert_assertions(root)
         root.recompile()

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.fx import GraphModule, Node
+import torch
+from torch.fx import Graph, GraphModule, Node
 
+from lowerdeck.decompose._torch_private import insert_assertions
 from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
+from lowerdeck.decompose.memory import Value
+from lowerdeck.decompose.template import facts_of
+from lowerdeck.decompose.walk import State, Walk
 from lowerdeck.torch_base import attribute_of
+
+_BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
+_DELEGATE = "executorch_call_delegate"
 
 
 class Regions:
-    """What calls of higher-order operators become in the graph of one module."""
+    """What calls of higher-order operators become in one graph.
+
+    Attributes:
+        root: Holds the graphs that the new graph refers to.
+    """
+
+    def __init__(self) -> None:
+        self.root = torch.nn.Module()
+        self._nodes: dict[str, Node] = {}
 
     def attribute(self, gm: GraphModule, node: Node) -> Any:
-        """Return what a get_attr node is.
+        """Return what a get_attr node is: a module.
 
         Args:
             gm: The module that holds it.
             node: The node.
+
+        Raises:
+            WholeProgramNeeded: It is anything else.
         """
         held = attribute_of(gm, node)
-        if isinstance(held, GraphModule):
+        if isinstance(held, torch.nn.Module):
             return held
         raise WholeProgramNeeded(f"{node.name!r} reads an attribute of type {type(held).__name__}")
 
-    def call(self, walk: Any, gm: GraphModule, node: Node, args: Any, kwargs: Any) -> Any:
+    def call(self, walk: Walk, gm: GraphModule, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a call of a higher-order operator has become.
 
         Args:
@@ -34,5 +56,115 @@ class Regions:
             node: The call.
             args: Its arguments, as values.
             kwargs: Its keywords.
+
+        Raises:
+            WholeProgramNeeded: The operator is not one of those that are known.
         """
-        raise WholeProgramNeeded(f"{node.name!r} calls the higher-order operator {node.target}")
+        target: Any = node.target
+        name = str(target.__name__)
+        if name == "wrap_with_set_grad_enabled":
+            enabled, body, *given = args
+            return _inlined(walk, body, given, _grad(enabled))
+        if name == "wrap_with_autocast":
+            *mode, body = args[:5]
+            return _inlined(walk, body, args[5:], _autocast(*mode))
+        if name == _DELEGATE:
+            return walk.as_it_is(node, self._registered(walk, node, args, lambda held: held), kwargs)
+        if name not in _BODIES:
+            raise WholeProgramNeeded(f"{node.name!r} calls the higher-order operator {target}")
+        operands = list(_leaves(args[1:] if name == "cond" else args))
+        return walk.as_it_is(
+            node, self._registered(walk, node, args, lambda body: _body(walk, body, operands)), kwargs
+        )
+
+    def _registered(
+        self, walk: Walk, node: Node, args: Any, made: Callable[[Any], torch.nn.Module]
+    ) -> tuple[Any, ...]:
+        """Return arguments with nodes that refer to the new graphs."""
+        found = []
+        for source, held in zip(node.args, args, strict=True):
+            if not isinstance(held, torch.nn.Module):
+                found.append(held)
+                continue
+            name = str(source.target)  # type: ignore[union-attr]
+            if not hasattr(self.root, name):
+                self.root.add_module(name, made(held))
+            reference = walk.writer.graph.create_node("get_attr", name, name=name)
+            reference.meta = walk.heritage(node).meta()
+            found.append(reference)
+        return tuple(found)
+
+
+def _inlined(walk: Walk, body: GraphModule, given: Any, state: State) -> Any:
+    """Return what a region gives whose calls stand in the graph itself."""
+    placeholders = body.graph.find_nodes(op="placeholder")
+    inner = Walk(walk.writer, walk.templates, walk.regions, (*walk.state, *state))
+    return inner.run(body, dict(zip(placeholders, given, strict=True)))
+
+
+def _grad(enabled: bool) -> State:
+    if not enabled:
+        # All is traced so.
+        return ()
+
+    def enter() -> AbstractContextManager[Any]:
+        return torch.enable_grad()
+
+    return ((("grad", True), enter),)
+
+
+def _autocast(device: str, dtype: Any, enabled: bool, cache_enabled: Any) -> State:
+    def enter() -> AbstractContextManager[Any]:
+        return torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+    return ((("autocast", device, dtype, enabled, cache_enabled), enter),)
+
+
+def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
+    """Return a graph that a higher-order operator is given, taken apart."""
+    if not isinstance(body, GraphModule):
+        raise WholeProgramNeeded(f"a region is a {type(body).__name__}")
+    placeholders = body.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(operands):
+        raise WholeProgramNeeded("a region takes other inputs than its operator")
+    inner = walk.nested(Graph(), Regions())
+    env = {
+        node: inner.placeholder(node, requires_grad=_requires_grad(walk, node, operand))
+        for node, operand in zip(placeholders, operands, strict=True)
+    }
+    given = [value for value in env.values() if isinstance(value, Value)]
+    results = inner.run(body, env)
+    last = body.graph.output_node()
+    if any(value.memory.generation for value in given):
+        raise WholeProgramNeeded("a region writes what it is given")
+    memories = {id(value.memory) for value in given}
+    if any(isinstance(each, Value) and id(each.memory) in memories for each in _leaves(results)):
+        raise WholeProgramNeeded("a region returns what it is given, or a view of it")
+    inner.writer.graph.output(inner.read(results, last)).meta.update(last.meta)
+    inner.writer.graph.eliminate_dead_code()
+    made = GraphModule(inner.regions.root, inner.writer.graph)
+    made.meta.update(body.meta)
+    if inner.writer.is_dynamic:
+        insert_assertions(made, export=False)
+        made.recompile()
+    return made
+
+
+def _requires_grad(walk: Walk, node: Node, operand: Any) -> bool:
+    """Return whether a region is given what requires gradients; check what it is given."""
+    if not isinstance(operand, Value):
+        return False
+    known = walk.writer.facts(operand.node)
+    expected = node.meta.get("val")
+    if not isinstance(expected, torch.Tensor) or not isinstance(known, TensorFacts):
+        raise WholeProgramNeeded(f"a region is given other values than it has inputs: {node.name!r}")
+    # Slices and what a loop carries are made anew, and so require no gradients.
+    return known.requires_grad and facts_of(expected).shape == known.shape
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, (tuple, list)):
+        for each in tree:
+            yield from _leaves(each)
+    elif isinstance(tree, (Value, Node, int, float, bool, *SYMBOLS)):
+        yield tree

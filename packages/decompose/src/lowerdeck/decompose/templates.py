@@ -15,6 +15,7 @@ from lowerdeck.decompose._torch_private import (
     replace_view,
 )
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.errors import WholeProgramNeeded
 from lowerdeck.decompose.facts import TensorFacts
 from lowerdeck.decompose.keys import Call, fill
 from lowerdeck.decompose.rules import Rules
@@ -124,6 +125,23 @@ class Templates:
         self.traces += 1
         if self.traces == 1:
             self._open.enter_context(overriding(self.rules.composites))
+        try:
+            made = self._record(target, run, given, call, contexts)
+        except WholeProgramNeeded:
+            raise
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise WholeProgramNeeded(
+                f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
+            ) from error
+        self._own[key] = made
+        if call.is_static and made.is_static:
+            self._shared.put(key, made)
+        return made
+
+    def _record(
+        self, target: Any, run: Callable[..., Any], given: Any, call: Call, contexts: Contexts
+    ) -> Template:
         whole = None
         with overriding({} if target in self.rules.composites else own_rule(target)):
             recording = record(
@@ -131,7 +149,4 @@ class Templates:
             )
             if self._writes and recording.shared:
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts)
-        made = self._own[key] = Template.of(recording, whole)
-        if call.is_static and made.is_static:
-            self._shared.put(key, made)
-        return made
+        return Template.of(recording, whole)

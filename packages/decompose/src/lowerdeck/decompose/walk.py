@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
     FakeTensor,
@@ -16,7 +17,6 @@ from lowerdeck.decompose._torch_private import (
     as_dispatched,
     is_composite,
     schema_of,
-    tree_leaves,
 )
 from lowerdeck.decompose.errors import WholeProgramNeeded
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
@@ -52,11 +52,21 @@ class Walk:
         self.state = state
         self._heritage: dict[Node, Heritage] = {}
 
-    def placeholder(self, source: Node) -> Any:
+    def nested(self, graph: Graph, regions: Any) -> Walk:
+        """Return a walk that writes another graph, in the same contexts.
+
+        Args:
+            graph: The graph.
+            regions: As for the class.
+        """
+        return Walk(self.writer.beside(graph), self.templates, regions, self.state)
+
+    def placeholder(self, source: Node, *, requires_grad: bool | None = None) -> Any:
         """Add a placeholder like ``source``; return what it is: a value, a node or a constant.
 
         Args:
             source: A placeholder of the original graph.
+            requires_grad: Whether it requires gradients; None for what its value says.
         """
         made = self.writer.graph.placeholder(str(source.target))
         if made.name != source.name:
@@ -64,12 +74,14 @@ class Walk:
         made.meta = dict(source.meta)
         held = source.meta.get("val")
         if isinstance(held, torch.Tensor):
-            self.writer.know(made, TensorFacts.of(held))
-            return Value(made, Memory(made), requires_grad=held.requires_grad)
+            known = TensorFacts.of(held)
+            if requires_grad is not None:
+                known = replace(known, requires_grad=requires_grad)
+            self.writer.know(made, known)
+            return Value(made, Memory(made), requires_grad=known.requires_grad)
         if isinstance(held, SYMBOLS):
             self.writer.know(made, held)
-            known = plain_number(held)
-            return made if isinstance(known, SYMBOLS) else known
+            return made if isinstance(plain_number(held), SYMBOLS) else plain_number(held)
         return held
 
     def run(self, gm: GraphModule, env: dict[Node, Any]) -> Any:
@@ -117,6 +129,21 @@ class Walk:
                 node = self._view(node, view)
             value.node, value.generation = node, value.memory.generation
         return value.node
+
+    def read(self, tree: Any, source: Node) -> Any:
+        """Return a tree with nodes for values, with all that was written to their memory.
+
+        Args:
+            tree: Any tree of tuples, lists and dicts.
+            source: The node of the original graph that reads it.
+        """
+        if isinstance(tree, Value):
+            return self.current(tree, source)
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(self.read(each, source) for each in tree)
+        if isinstance(tree, dict):
+            return {name: self.read(each, source) for name, each in tree.items()}
+        return tree
 
     def base(self, memory: Memory, source: Node) -> Node:
         """Return all of a memory, with all that was written to it.
@@ -209,7 +236,7 @@ class Walk:
         if not isinstance(held, SYMBOLS):
             return held
         known = self.writer.symbol(held)
-        return known if known is not None else self._as_it_is(node, args, kwargs)
+        return known if known is not None else self.as_it_is(node, args, kwargs)
 
     def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a call has become that must not be traced: it would make new symbols."""
@@ -222,22 +249,22 @@ class Walk:
                 f"{node.name!r} ({target}) gives sizes that are known only at run time, and is "
                 "taken apart"
             )
-        return self._as_it_is(node, args, kwargs, target)
+        return self.as_it_is(node, args, kwargs, target)
 
-    def _as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
-        """Write a call as it stands; what it gives has memory of its own."""
+    def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
+        """Write a call as it stands; return its result, which has memory of its own.
+
+        Args:
+            node: The call.
+            args: Its arguments: trees of values, nodes and constants.
+            kwargs: Its keywords.
+            target: What is called instead; None for the same.
+        """
         heritage = self.heritage(node)
         target = node.target if target is None else target
 
-        def read(tree: Any) -> Any:
-            if isinstance(tree, Value):
-                return self.current(tree, node)
-            if isinstance(tree, (tuple, list)):
-                return type(tree)(map(read, tree))
-            return tree
-
         name = base_name(self.writer.graph, target)
-        given = read(tuple(args)), {key: read(value) for key, value in kwargs.items()}
+        given = self.read(tuple(args), node), self.read(dict(kwargs), node)
         if isinstance(target, OpOverload):
             given = as_dispatched(target, *given)
         held = node.meta.get("val")

@@ -34,6 +34,14 @@ class Writer:
         self._symbols: dict[Any, Node] = {}
         self.is_dynamic = False
 
+    def beside(self, graph: Graph) -> Writer:
+        """Return what writes another graph of the same program.
+
+        Args:
+            graph: The graph.
+        """
+        return Writer(graph, self._mode)
+
     def facts(self, node: Node) -> Any:
         """Return the facts of a node that was written.
 
