@@ -18,6 +18,7 @@ BRAND = "lowerdeck"
 # Lowest layer first, so that a list of them is an order to install in.
 PACKAGES = (
     "torch-base",
+    "decompose",
     "graph-fuser",
     "serializer",
     "emitter",

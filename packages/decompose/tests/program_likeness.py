@@ -49,8 +49,7 @@ def _outputs(program: ExportedProgram) -> list[tuple[str, str, Any]]:
     nodes = program.graph.output_node().args[0]
     specs = program.graph_signature.output_specs
     found = [
-        (spec.kind.name, str(spec.target), node)
-        for node, spec in zip(nodes, specs, strict=True)  # type: ignore[arg-type]
+        (spec.kind.name, str(spec.target), node) for node, spec in zip(nodes, specs, strict=True)
     ]
     # The order of mutations is that of the inputs, which nothing depends on.
     mutations = sorted((f for f in found if "MUTATION" in f[0]), key=lambda f: f[:2])

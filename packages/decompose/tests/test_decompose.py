@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
+from torch._higher_order_ops import while_loop
 
 from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
 from lowerdeck.torch_base import explicit
-from program_likeness import differences
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -32,6 +33,9 @@ class Blocks(nn.Module):
 
 
 class Writing(nn.Module):
+    cache: torch.Tensor
+    halved: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(8)
@@ -43,13 +47,35 @@ class Writing(nn.Module):
         row = y[0]
         row.mul_(3)
         self.cache[1] = row
-        first, second = y.split(4, 1)
+        first, second = torch.split(y, 4, 1)
         first.add_(second)
         given.t().fill_(1.5)
         for one in y.unbind(0):
             one.clamp_(max=2)
         self.halved.copy_(y[1])
         return self.norm(y), row, self.cache.sum(0), torch.where(y > 0, y, 0.0), given
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def grown(x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.linear(x)
+            return y + 1
+
+        y = torch.cond(x.sum() > 0, grown, nn.functional.gelu, (x,))
+        count, z = while_loop(  # type: ignore[no-untyped-call]
+            lambda i, x: i < 3, lambda i, x: (i + 1, torch.softmax(x, -1)), (torch.tensor(0), x)
+        )
+        with torch.no_grad():
+            still = self.linear(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = self.linear(x)
+        where = torch.nonzero(x[0] > 0)
+        return y, count, z, still, half, where * 2, x[x > 0.5]
 
 
 class Odd(nn.Module):
@@ -74,14 +100,22 @@ def _programs() -> dict[str, tuple[nn.Module, tuple[Any, ...], Any]]:
         "blocks": (Blocks(4), (x,), None),
         "blocks of any number of rows": (Blocks(2), (x,), ({0: n},)),
         "writing": (Writing(), (x, torch.randn(2, 3)), None),
+        "branching": (Branching(), (x,), None),
+        "branching on any number of rows": (Branching(), (x,), ({0: n},)),
         "odd": (Odd(), (torch.randn(2, 64),), None),
         "recurrent": (nn.LSTM(8, 4, batch_first=True).eval(), (torch.randn(2, 3, 8),), None),
         "attending": (nn.TransformerEncoderLayer(8, 2, 16).eval(), (torch.randn(3, 2, 8),), None),
     }
 
 
-@pytest.mark.parametrize("name", _programs())
-@pytest.mark.parametrize("table", ["core", "nothing", "default"])
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        *((name, "core") for name in _programs()),
+        *((name, "nothing") for name in ("writing", "odd", "recurrent")),
+        ("odd", "default"),
+    ],
+)
 def test_programs_come_out_as_torch_gives_them(name: str, table: str) -> None:
     torch.manual_seed(0)
     module, args, dynamic = _programs()[name]
@@ -140,7 +174,7 @@ def test_kept_operators_stay_whole() -> None:
     targets = [node.target for node in found.graph.nodes]
     assert targets.count(aten.linear.default) == targets.count(aten.gelu.default) == 3
     assert aten.addmm.default not in targets
-    table = torch.export.default_decompositions()
+    table: Any = torch.export.default_decompositions()
     del table[aten.linear.default]
     table.pop(aten.gelu.default, None)
     assert not differences(found, program.run_decompositions(table))
@@ -207,8 +241,27 @@ def test_the_program_that_is_given_stays_as_it_was() -> None:
     assert str(program) == before
 
 
+def test_what_cannot_be_told_call_by_call_goes_torchs_way() -> None:
+    class Reshaping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            y.unsqueeze_(0)
+            return y.relu()
+
+    program = torch.export.export(Reshaping(), (torch.randn(2, 8),))
+    told = explain(program)
+    assert told.reason is not None
+    assert "changes the shape of its argument in place" in str(told)
+    assert not differences(decompose(program), program.run_decompositions())
+    found = decompose(program, keep=[torch.ops.aten.relu.default])
+    assert torch.ops.aten.relu.default in [node.target for node in found.graph.nodes]
+
+
 def test_what_no_program_of_values_can_tell_is_refused() -> None:
     class Overlapping(nn.Module):
+        one: torch.Tensor
+        other: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             whole = torch.zeros(6)

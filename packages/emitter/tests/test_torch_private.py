@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.export import Dim, export
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.emitter import _torch_private as private
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS
 from lowerdeck.emitter.ir.overloads import copying_name, out_variant
+from lowerdeck.torch_base import core_decompositions
 
 ATEN = torch.ops.aten
 
@@ -25,11 +25,6 @@ def test_schemas_of_all_overloads_are_found() -> None:
 
 def test_an_overload_knows_its_packet() -> None:
     assert private.overload_packet(ATEN.add.Tensor) is ATEN.add
-
-
-def test_kinds_of_operators_are_told_apart() -> None:
-    assert isinstance(torch.ops.higher_order.cond, private.OperatorBase)
-    assert isinstance(ATEN.add.Tensor, private.OperatorBase)
 
 
 def test_functions_of_one_number_have_operators() -> None:
@@ -84,7 +79,7 @@ def test_no_bound_is_none() -> None:
 
 def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:
     exported = export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
-    rules = private.core_decompositions()
+    rules = core_decompositions()
     kept = private.retrace(exported, rules, {ATEN.linear.default: lambda *_: NotImplemented})
     gone = private.retrace(exported, rules, {})
     targets = [[n.target for n in e.graph.nodes if n.op == "call_function"] for e in (kept, gone)]
@@ -97,13 +92,6 @@ def test_references_take_operators_apart() -> None:
     target = ATEN.linalg_vector_norm.default
     rule = private.reference_decompositions([target])[target]
     assert rule(torch.tensor([3.0, 4.0])).item() == 5
-
-
-def test_the_fake_mode_of_a_program_is_found() -> None:
-    exported = export(torch.nn.ReLU(), (torch.ones(2),))
-    value = next(iter(exported.graph.nodes)).meta["val"]
-    assert private.detect_fake_mode([value]) is value.fake_mode
-    assert private.detect_fake_mode([torch.ones(2)]) is None
 
 
 @pytest.mark.parametrize(
@@ -157,15 +145,6 @@ def test_almost_all_of_core_aten_has_an_out_variant() -> None:
 def test_operators_that_do_not_alias_keep_their_name() -> None:
     assert copying_name("aten::add") == "aten::add"
     assert copying_name("mylib::view") == "mylib::view"
-
-
-def test_a_wrapper_subclass_is_told_from_one_with_memory() -> None:
-    class Named(torch.Tensor):
-        pass
-
-    wrapped = TwoTensor(torch.ones(2), torch.ones(2))  # type: ignore[no-untyped-call]
-    assert private.is_traceable_wrapper_subclass(wrapped)
-    assert not private.is_traceable_wrapper_subclass(torch.ones(2).as_subclass(Named))
 
 
 def test_a_rule_can_ask_what_the_node_gave_before() -> None:

@@ -6,8 +6,8 @@ import copy
 import json
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.torch_base import _torch_private as private
 from lowerdeck.torch_base import bytes_of
@@ -81,8 +81,34 @@ def test_a_negative_view_shares_memory() -> None:
 
 
 def test_values_under_a_fake_mode_are_fake() -> None:
-    with FakeTensorMode():
-        assert isinstance(torch.zeros(2), private.FakeTensor)
+    with private.FakeTensorMode() as mode:
+        fake = torch.zeros(2)
+        with private.unset_fake_temporarily():
+            real = torch.zeros(2)
+    assert isinstance(fake, private.FakeTensor)
+    assert type(real) is torch.Tensor
+    assert private.detect_fake_mode([fake]) is mode
+    assert private.detect_fake_mode([real]) is None
+
+
+def test_operators_of_all_kinds_have_one_base() -> None:
+    assert isinstance(torch.ops.higher_order.cond, private.OperatorBase)
+    assert isinstance(torch.ops.aten.add.Tensor, private.OperatorBase)
+
+
+def test_core_decompositions_take_apart_what_is_not_core() -> None:
+    rules = private.core_decompositions()
+    assert torch.ops.aten.t.default in rules
+    assert torch.ops.aten.addmm.default not in rules
+
+
+def test_a_wrapper_subclass_is_told_from_one_with_memory() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    wrapped = TwoTensor(torch.ones(2), torch.ones(2))  # type: ignore[no-untyped-call]
+    assert private.is_traceable_wrapper_subclass(wrapped)
+    assert not private.is_traceable_wrapper_subclass(torch.ones(2).as_subclass(Named))
 
 
 def test_a_composite_is_taken_apart_as_eager_does_it() -> None:

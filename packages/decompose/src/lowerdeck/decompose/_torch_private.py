@@ -6,31 +6,20 @@ import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from importlib import import_module
 from threading import RLock
 from typing import Any
 
 import torch
-from torch._decomp import _core_aten_decompositions_post_autograd
 from torch._dispatch.python import enable_python_dispatcher
-from torch._export.passes._node_metadata_hook import _node_metadata_hook, _set_node_metadata_hook
 from torch._export.utils import (
     _get_decomp_for_cia,
     _get_shape_env_from_gm,
     _is_preservable_cia_op,
 )
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._guards import TracingContext, tracing
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram
-from torch.export._trace import (
-    _compiling_state_context,
-    _disable_custom_triton_op_functional_decomposition,
-    _ignore_backend_decomps,
-    _replace_unbacked_bindings,
-)
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 from torch.export.exported_program import (
     _get_updated_module_call_graph,
@@ -47,45 +36,43 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_slot,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.proxy import _COPY_META_FIELDS
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves, tree_map
+
+from lowerdeck.torch_base import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OperatorBase,
+    OpOverload,
+    detect_fake_mode,
+    pytree,
+    schema_of,
+    storage_identity,
+    unset_fake_temporarily,
+)
 
 __all__ = [
     "COPIED_META",
     "KEPT_COMPOSITES",
-    "FakeTensor",
-    "FakeTensorMode",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OperatorBase",
     "Recording",
     "as_dispatched",
     "assemble",
     "base_name",
-    "call_delegate_operator",
-    "core_rules",
     "fake_mode_of",
     "fake_tensor",
     "fake_view",
-    "has_python_kernels",
     "insert_assertions",
-    "is_composite",
+    "is_taken_apart",
     "is_preservable",
-    "is_traceable_wrapper_subclass",
     "node_source",
     "overriding",
     "own_rule",
     "record",
     "replace_view",
-    "schema_of",
-    "shape_environment",
+    "reserve_name",
     "split_table",
     "tracing_lock",
-    "tree_leaves",
-    "tree_map",
 ]
 
 COPIED_META: Sequence[str] = tuple(
@@ -101,12 +88,6 @@ tracing_lock = RLock()
 """Held while anything is traced."""
 
 
-def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """Return the schema of one overload of an operator."""
-    schema: torch.FunctionSchema = operator._schema
-    return schema
-
-
 def as_dispatched(
     operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -115,7 +96,7 @@ def as_dispatched(
     positional: list[Any] = []
     named: dict[str, Any] = {}
     needed = 0
-    for index, argument in enumerate(operator._schema.arguments):
+    for index, argument in enumerate(schema_of(operator).arguments):
         given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
         is_default = given is _MISSING or (
             type(given) is type(argument.default_value) and given == argument.default_value
@@ -134,7 +115,7 @@ def as_dispatched(
 _MISSING = object()
 
 
-def is_composite(operator: OpOverload) -> bool:
+def is_taken_apart(operator: OpOverload) -> bool:
     """Return whether torch takes ``operator`` apart by itself, in C++ or in Python."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if key in operator.py_kernels:
@@ -151,15 +132,9 @@ def is_preservable(operator: OperatorBase) -> bool:
     return bool(_is_preservable_cia_op(operator))
 
 
-def has_python_kernels(operator: OpOverload) -> bool:
-    """Return whether Python changes what dispatching ``operator`` does."""
-    return bool(operator.py_kernels) or bool(operator.functorch_table)
-
-
-@cache
-def core_rules() -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return torch's decompositions to core ATen, without those of composite operators."""
-    return dict(_core_aten_decompositions_post_autograd())
+def _loaded(name: str) -> Any:
+    """Return a module of torch that loads sympy, which takes 0.3 s: not when we are imported."""
+    return import_module(name)
 
 
 def split_table(
@@ -173,11 +148,6 @@ def split_table(
     return composites, others
 
 
-def call_delegate_operator() -> HigherOrderOperator:
-    """Return torch's higher-order operator that calls a lowered module."""
-    return executorch_call_delegate
-
-
 def base_name(graph: Graph, target: Any) -> str:
     """Return the name that tracing gives a call of ``target``, before it is made unique."""
     if isinstance(target, OpOverload):
@@ -188,16 +158,19 @@ def base_name(graph: Graph, target: Any) -> str:
     return name
 
 
+def reserve_name(graph: Graph, name: str) -> None:
+    """Let ``graph`` give away a name, in place, as if a node had it."""
+    graph._graph_namespace.create_name(name, None)
+
+
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
     """Return the mode of the fake tensors of a graph; a new one where it has none."""
     values = (node.meta.get("val") for node in graph_module.graph.nodes)
     found = detect_fake_mode([value for value in values if value is not None])
-    return found if found is not None else FakeTensorMode(shape_env=ShapeEnv(), export=True)
-
-
-def shape_environment(graph_module: GraphModule) -> Any:
-    """Return what knows the symbols of a graph's sizes, or None."""
-    return _get_shape_env_from_gm(graph_module)
+    if found is not None:
+        return found
+    environment = _loaded("torch.fx.experimental.symbolic_shapes").ShapeEnv()
+    return FakeTensorMode(shape_env=environment, export=True)
 
 
 def fake_tensor(
@@ -209,7 +182,7 @@ def fake_tensor(
 ) -> FakeTensor:
     """Return a fake tensor with memory of its own; asks no guard of symbolic sizes."""
     inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-    return FakeTensor(mode, inner, device)  # type: ignore[no-untyped-call]
+    return FakeTensor(mode, inner, device)
 
 
 def fake_view(
@@ -220,10 +193,10 @@ def fake_view(
     dtype: torch.dtype,
 ) -> FakeTensor:
     """Return a fake tensor on the memory of another."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # not in its stubs
+    with torch._C._DisableTorchDispatch():
         inner = torch.empty((0,), dtype=dtype, device="meta")
-        inner.set_(parent.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
-    return FakeTensor(parent.fake_mode, inner, parent.fake_device)  # type: ignore[no-untyped-call]
+        inner.set_(parent.untyped_storage(), offset, size, stride)
+    return FakeTensor(parent.fake_mode, inner, parent.fake_device)
 
 
 def node_source(node: Node) -> fx_traceback.NodeSource:
@@ -248,6 +221,7 @@ class Recording:
         constants: Tensors that were made while tracing, by the target of their get_attr node.
         unbacked: Whether symbols came up whose value is known only when the program runs.
         tokens: Whether it has effects that torch orders by tokens.
+        reshaped: Whether it changed in place how an input shows its memory.
     """
 
     graph: Graph
@@ -260,6 +234,7 @@ class Recording:
     constants: dict[str, torch.Tensor]
     unbacked: bool
     tokens: bool
+    reshaped: bool
 
 
 @contextmanager
@@ -295,6 +270,7 @@ def record(
     rules: Mapping[OperatorBase, Callable[..., Any]],
     differentiable: Container[int] = (),
     contexts: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
+    unbacked: Node | None = None,
 ) -> Recording:
     """Return what ``function`` does on fake tensors, as torch's own retrace would record it.
 
@@ -306,6 +282,8 @@ def record(
         differentiable: Positions of tensors that require gradients although their fake tensors do
             not: views of such.
         contexts: What makes further contexts to be in.
+        unbacked: The node of the original program that knows by which symbols its sizes go that
+            are known only at run time.
     """
     tracer: Any = PythonKeyTracer()
     tracer.root = torch.nn.Module()
@@ -314,19 +292,20 @@ def record(
     tracer.record_stack_traces = False
     tracer.proxy_module_inputs = False
     inputs = _track_inputs(tracer, given)
+    table: Any = rules
     functional = FunctionalTensorMode(_allow_token_discovery=True)
     with ExitStack() as stack:
         for enter in (
             unset_fake_temporarily,
             lambda: mode,
             lambda: tracing(TracingContext(mode)),
-            _ignore_backend_decomps,
-            _compiling_state_context,
-            _disable_custom_triton_op_functional_decomposition,
+            _loaded("torch.export._trace")._ignore_backend_decomps,
+            _loaded("torch.export._trace")._compiling_state_context,
+            _loaded("torch.export._trace")._disable_custom_triton_op_functional_decomposition,
             torch.no_grad,
             enable_python_dispatcher,
             lambda: functional,
-            lambda: ProxyTorchDispatchMode(tracer, "real", decomposition_table=rules),
+            lambda: ProxyTorchDispatchMode(tracer, "real", decomposition_table=table),
             fx_traceback.preserve_node_meta,
             lambda: torch._C._ExcludeDispatchKeyGuard(
                 torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
@@ -338,15 +317,31 @@ def record(
         for index, leaf in enumerate(wrapped):
             if index in differentiable:
                 leaf.requires_grad_()
-        outcome = _outcome(tracer, wrapped, function(*wrapped))
+        result = function(*wrapped)
+        if unbacked is not None:
+            shapes = _loaded("torch.fx.experimental.symbolic_shapes")
+            shapes.rebind_unbacked(mode.shape_env, unbacked, result)
+        outcome = _outcome(tracer, wrapped, result)
     pending = mode.shape_env.pending_fresh_unbacked_symbols if mode.shape_env else ()
     made = bool(pending) or any("unbacked_bindings" in n.meta for n in tracer.graph.nodes)
     constants = {
         str(node.target): getattr(tracer.root, str(node.target))
         for node in tracer.graph.find_nodes(op="get_attr")
     }
+    reshaped = any(
+        isinstance(leaf, torch.Tensor) and not _is_as_before(leaf, wrapped[index])
+        for index, leaf in enumerate(given)
+    )
     return Recording(
-        tracer.graph, inputs, *outcome, constants, unbacked=made, tokens=bool(functional._tokens)
+        tracer.graph, inputs, *outcome, constants, made, bool(functional._tokens), reshaped
+    )
+
+
+def _is_as_before(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same sizes and strides, as far as numbers tell."""
+    pairs = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=False)
+    return one.dim() == other.dim() and all(
+        this == that for this, that in pairs if isinstance(this, int) and isinstance(that, int)
     )
 
 
@@ -357,8 +352,8 @@ def replace_view(view: Any, new: Any) -> None:
         view: The view; what it shows changes with it.
         new: A functional tensor.
     """
-    torch._sync(new)  # type: ignore[attr-defined]
-    view.replace_(torch._from_functional_tensor(new.elem))  # type: ignore[attr-defined]
+    torch._sync(new)  # type: ignore[attr-defined, no-untyped-call]
+    view.replace_(torch._from_functional_tensor(new.elem))
     view.commit_update()
 
 
@@ -380,7 +375,7 @@ def _functional(leaf: Any) -> Any:
 
 def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Return result, written, returned, shared and differentiable of a recording."""
-    leaves = tree_leaves(result)
+    leaves = pytree.tree_leaves(result)
     returned: dict[int, int] = {}
     shared: dict[int, list[int]] = {}
     for position, leaf in enumerate(leaves):
@@ -391,7 +386,7 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
                 returned[position] = index
             elif isinstance(tensor, FunctionalTensor) and _share(leaf, tensor):
                 shared.setdefault(position, []).append(index)
-    said = tree_map(lambda leaf: _node_of(tracer, leaf), result)
+    said = pytree.tree_map(lambda leaf: _node_of(tracer, leaf), result)
     written = {
         index: _node_of(tracer, tensor)
         for index, tensor in enumerate(wrapped)
@@ -410,15 +405,15 @@ _TRACKED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    return bool(storage_identity(one) == storage_identity(other))
 
 
 def _node_of(tracer: Any, leaf: Any) -> Any:
     """Return the node that computes a tensor or a symbol; anything else as it is."""
     if isinstance(leaf, torch.Tensor):
         if isinstance(leaf, FunctionalTensor):
-            torch._sync(leaf)  # type: ignore[attr-defined]
-            leaf = torch._from_functional_tensor(leaf.elem)  # type: ignore[attr-defined]
+            torch._sync(leaf)  # type: ignore[attr-defined, no-untyped-call]
+            leaf = torch._from_functional_tensor(leaf.elem)
         proxy: Any = get_proxy_slot(leaf, tracer, None, lambda slot: slot.proxy)
         if proxy is None:
             raise LookupError("a result that was not traced")
@@ -446,15 +441,17 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
         return
     trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
 
-    def hook(node: Node) -> None:
-        _node_metadata_hook(node, metadata={"stack_trace": trace})
+    hooks = _loaded("torch._export.passes._node_metadata_hook")
 
-    with _set_node_metadata_hook(graph_module, hook) if export else nullcontext():
+    def hook(node: Node) -> None:
+        hooks._node_metadata_hook(node, metadata={"stack_trace": trace})
+
+    with hooks._set_node_metadata_hook(graph_module, hook) if export else nullcontext():
         insert_deferred_runtime_asserts(
             graph_module, environment, "exported program", export=export
         )
     if export:
-        _replace_unbacked_bindings(graph_module)
+        _loaded("torch.export._trace")._replace_unbacked_bindings(graph_module)
 
 
 def assemble(

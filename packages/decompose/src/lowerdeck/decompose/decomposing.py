@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.decompose._torch_private import (
-    OpOverload,
     assemble,
     fake_mode_of,
     insert_assertions,
-    is_traceable_wrapper_subclass,
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.errors import DecomposeError, WholeProgramNeeded
+from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import new_outputs
@@ -28,9 +28,11 @@ from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import (
     MemoryUse,
+    OpOverload,
     RepeatedMemoryError,
     explicit,
     graphs_of,
+    is_traceable_wrapper_subclass,
     written_overlap,
 )
 
@@ -74,12 +76,13 @@ def decompose(
     Raises:
         DecomposeError: An operator of ``keep`` cannot be kept.
     """
-    rules = Rules.of(table, keep)
+    kept = frozenset(keep)
+    rules = Rules.of(table, kept)
     said = _explicit(exported_program)
     try:
         return _by_calls(said, rules, cache)[0]
-    except WholeProgramNeeded:
-        return _as_a_whole(said, table, rules)
+    except WholeProgramError:
+        return _as_a_whole(said, table, kept)
 
 
 def explain(
@@ -100,7 +103,7 @@ def explain(
     said = _explicit(exported_program)
     try:
         _, templates = _by_calls(said, Rules.of(table, keep), cache)
-    except WholeProgramNeeded as error:
+    except WholeProgramError as error:
         return Explanation(str(error), 0, 0)
     return Explanation(None, templates.traces, templates.reused)
 
@@ -144,13 +147,13 @@ def _by_calls(
 def _check(program: ExportedProgram) -> None:
     signature = program.graph_signature
     if signature.backward_signature is not None:
-        raise WholeProgramNeeded("it has a backward graph")
+        raise WholeProgramError("it has a backward graph")
     for spec in signature.input_specs:
         if spec.kind in {InputKind.TOKEN, InputKind.CUSTOM_OBJ}:
-            raise WholeProgramNeeded(f"an input is a {spec.kind.name}")
+            raise WholeProgramError(f"an input is a {spec.kind.name}")
     for name, held in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(held, torch.Tensor) and is_traceable_wrapper_subclass(held):
-            raise WholeProgramNeeded(f"{name!r} is a {type(held).__name__}, a tensor subclass")
+            raise WholeProgramError(f"{name!r} is a {type(held).__name__}, a tensor subclass")
 
 
 def _explicit(program: ExportedProgram) -> ExportedProgram:
@@ -168,6 +171,15 @@ def _explicit(program: ExportedProgram) -> ExportedProgram:
     return said
 
 
-def _as_a_whole(program: ExportedProgram, table: Table | None, rules: Rules) -> ExportedProgram:
-    with tracing_lock:
-        return program.run_decompositions(None if table is None else dict(table))
+def _as_a_whole(
+    program: ExportedProgram, table: Table | None, keep: Iterable[OpOverload]
+) -> ExportedProgram:
+    """Return what torch's own way gives."""
+    own: Any = default_decompositions() if table is None else dict(table)
+    for operator in keep:
+        own.pop(operator, None)
+    with tracing_lock, warnings.catch_warnings():
+        # torch copies its own pytree specs, which warns about how it is done.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        whole: ExportedProgram = program.run_decompositions(own)
+        return whole

@@ -7,7 +7,7 @@ class DecomposeError(Exception):
     """A program, or a table of decompositions, that this package cannot take."""
 
 
-class WholeProgramNeeded(DecomposeError):
+class WholeProgramError(DecomposeError):
     """What cannot be told call by call, so that torch has to trace the whole program.
 
     ``decompose`` catches it and goes torch's own way; ``explain`` tells the reason.

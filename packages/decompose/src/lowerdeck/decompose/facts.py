@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 
-from lowerdeck.decompose._torch_private import (
-    FakeTensor,
-    FakeTensorMode,
-    fake_tensor,
-    fake_view,
-)
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose._torch_private import fake_tensor, fake_view
+from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.torch_base import FakeTensor, FakeTensorMode
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """The types of numbers that are known only when the program runs."""
@@ -47,16 +43,16 @@ class TensorFacts:
             tensor: The tensor.
 
         Raises:
-            WholeProgramNeeded: It is no plain, strided, fake tensor.
+            WholeProgramError: It is no plain, strided, fake tensor.
         """
         if type(tensor) is not FakeTensor:
-            raise WholeProgramNeeded(f"a value of type {type(tensor).__name__} is traced")
+            raise WholeProgramError(f"a value of type {type(tensor).__name__} is traced")
         if tensor.layout is not torch.strided:
-            raise WholeProgramNeeded(f"a tensor of layout {tensor.layout} is traced")
+            raise WholeProgramError(f"a tensor of layout {tensor.layout} is traced")
         if tensor.is_conj() or tensor.is_neg():
-            raise WholeProgramNeeded("a lazily conjugated or negated tensor is traced")
+            raise WholeProgramError("a lazily conjugated or negated tensor is traced")
         if tensor.is_quantized:
-            raise WholeProgramNeeded("a tensor of a quantized dtype is traced")
+            raise WholeProgramError("a tensor of a quantized dtype is traced")
         return cls(
             tuple(tensor.shape),
             tuple(tensor.stride()),

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key
 from lowerdeck.decompose.memory import Value
 
-_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN: tuple[type, ...] = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN += (torch.memory_format,)
 
 
@@ -79,7 +79,7 @@ def call_of(
         state: What else the call depends on.
 
     Raises:
-        WholeProgramNeeded: An argument can be in no key.
+        WholeProgramError: An argument can be in no key.
     """
     slots: dict[int, Slot] = {}
     inputs: list[Any] = []
@@ -107,7 +107,7 @@ def call_of(
             return (dict, *parts), {name: made for name, (_, made) in found.items()}
         if isinstance(given, complex):
             return (complex, repr(given)), given
-        raise WholeProgramNeeded(f"{target} takes an argument of type {type(given).__name__}")
+        raise WholeProgramError(f"{target} takes an argument of type {type(given).__name__}")
 
     args_key, args = visit(args)
     kwargs_key, kwargs = visit(dict(kwargs))
@@ -144,4 +144,4 @@ def _facts_key(facts: Any) -> Any:
         return facts.key()
     if isinstance(facts, SYMBOLS):
         return (type(facts), facts.node.expr)
-    raise WholeProgramNeeded(f"a value of type {type(facts).__name__} is an argument")
+    raise WholeProgramError(f"a value of type {type(facts).__name__} is an argument")

@@ -1,8 +1,8 @@
 """The values of a program that is made functional: who shows which memory, and how.
 
-It is torch's own model (``FunctionalTensorWrapper``): a memory has a base, a value shows it through
-views. A write in place gives its memory a pending change; whoever shows the memory is made anew,
-from the base with all changes, when it is read next. So the operators come out that torch's
+It is torch's own model (``FunctionalTensorWrapper``): a memory has a base, a value shows it
+through views. A write in place gives its memory a pending change; whoever shows the memory is made
+anew, from the base with all changes, when it is read next. So the operators come out that torch's
 functionalisation gives.
 """
 
@@ -92,7 +92,7 @@ class Value:
         Args:
             node: What it is now.
         """
-        # The node may have other strides than a view of the base has, so that even the value itself
-        # is made anew when it is read.
+        # The node may have other strides than a view of the base has, so that even the value
+        # itself is made anew when it is read.
         self.memory.pending.append((node, self.views))
         self.memory.generation += 1

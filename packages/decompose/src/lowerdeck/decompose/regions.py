@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import insert_assertions
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
 from lowerdeck.decompose.memory import Value
 from lowerdeck.decompose.template import facts_of
@@ -40,25 +40,24 @@ class Regions:
             node: The node.
 
         Raises:
-            WholeProgramNeeded: It is anything else.
+            WholeProgramError: It is anything else.
         """
         held = attribute_of(gm, node)
         if isinstance(held, torch.nn.Module):
             return held
-        raise WholeProgramNeeded(f"{node.name!r} reads an attribute of type {type(held).__name__}")
+        raise WholeProgramError(f"{node.name!r} reads an attribute of type {type(held).__name__}")
 
-    def call(self, walk: Walk, gm: GraphModule, node: Node, args: Any, kwargs: Any) -> Any:
+    def call(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a call of a higher-order operator has become.
 
         Args:
             walk: The walk that it is met in.
-            gm: The module of the graph.
             node: The call.
             args: Its arguments, as values.
             kwargs: Its keywords.
 
         Raises:
-            WholeProgramNeeded: The operator is not one of those that are known.
+            WholeProgramError: The operator is not one of those that are known.
         """
         target: Any = node.target
         name = str(target.__name__)
@@ -69,12 +68,16 @@ class Regions:
             *mode, body = args[:5]
             return _inlined(walk, body, args[5:], _autocast(*mode))
         if name == _DELEGATE:
-            return walk.as_it_is(node, self._registered(walk, node, args, lambda held: held), kwargs)
+            return walk.as_it_is(
+                node, self._registered(walk, node, args, lambda held: held), kwargs
+            )
         if name not in _BODIES:
-            raise WholeProgramNeeded(f"{node.name!r} calls the higher-order operator {target}")
+            raise WholeProgramError(f"{node.name!r} calls the higher-order operator {target}")
         operands = list(_leaves(args[1:] if name == "cond" else args))
         return walk.as_it_is(
-            node, self._registered(walk, node, args, lambda body: _body(walk, body, operands)), kwargs
+            node,
+            self._registered(walk, node, args, lambda body: _body(walk, body, operands)),
+            kwargs,
         )
 
     def _registered(
@@ -123,10 +126,10 @@ def _autocast(device: str, dtype: Any, enabled: bool, cache_enabled: Any) -> Sta
 def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
     """Return a graph that a higher-order operator is given, taken apart."""
     if not isinstance(body, GraphModule):
-        raise WholeProgramNeeded(f"a region is a {type(body).__name__}")
+        raise WholeProgramError(f"a region is a {type(body).__name__}")
     placeholders = body.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(operands):
-        raise WholeProgramNeeded("a region takes other inputs than its operator")
+        raise WholeProgramError("a region takes other inputs than its operator")
     inner = walk.nested(Graph(), Regions())
     env = {
         node: inner.placeholder(node, requires_grad=_requires_grad(walk, node, operand))
@@ -136,10 +139,10 @@ def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
     results = inner.run(body, env)
     last = body.graph.output_node()
     if any(value.memory.generation for value in given):
-        raise WholeProgramNeeded("a region writes what it is given")
+        raise WholeProgramError("a region writes what it is given")
     memories = {id(value.memory) for value in given}
     if any(isinstance(each, Value) and id(each.memory) in memories for each in _leaves(results)):
-        raise WholeProgramNeeded("a region returns what it is given, or a view of it")
+        raise WholeProgramError("a region returns what it is given, or a view of it")
     inner.writer.graph.output(inner.read(results, last)).meta.update(last.meta)
     inner.writer.graph.eliminate_dead_code()
     made = GraphModule(inner.regions.root, inner.writer.graph)
@@ -157,7 +160,9 @@ def _requires_grad(walk: Walk, node: Node, operand: Any) -> bool:
     known = walk.writer.facts(operand.node)
     expected = node.meta.get("val")
     if not isinstance(expected, torch.Tensor) or not isinstance(known, TensorFacts):
-        raise WholeProgramNeeded(f"a region is given other values than it has inputs: {node.name!r}")
+        raise WholeProgramError(
+            f"a region is given other values than it has inputs: {node.name!r}"
+        )
     # Slices and what a loop carries are made anew, and so require no gradients.
     return known.requires_grad and facts_of(expected).shape == known.shape
 

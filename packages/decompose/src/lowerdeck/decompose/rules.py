@@ -11,14 +11,12 @@ from torch.export.decomp_utils import CustomDecompTable
 
 from lowerdeck.decompose._torch_private import (
     KEPT_COMPOSITES,
-    OperatorBase,
-    OpOverload,
-    core_rules,
-    is_composite,
     is_preservable,
+    is_taken_apart,
     split_table,
 )
 from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.torch_base import OperatorBase, OpOverload, core_decompositions
 
 Table = Mapping[OperatorBase, Callable[..., Any]]
 
@@ -56,7 +54,7 @@ class Rules:
             return cls(others, composites)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
-            {**composites, **{op: _stay for op in kept if is_composite(op)}},
+            {**composites, **{op: _stay for op in kept if is_taken_apart(op)}},
         )
 
     def keeps(self, operator: OpOverload) -> bool:
@@ -64,7 +62,7 @@ class Rules:
         if operator in self.others:
             return False
         rule = self.composites.get(operator)
-        return rule is _stay or (rule is None and not is_composite(operator))
+        return rule is _stay or (rule is None and not is_taken_apart(operator))
 
 
 def _stay(*_: Any, **__: Any) -> Any:
@@ -75,8 +73,8 @@ def _stay(*_: Any, **__: Any) -> Any:
 def _default() -> tuple[Table, Table]:
     # torch's own table names all 500 composite operators with what they would do anyway, and
     # overriding each of them takes half of the time of a retrace.
-    composites = {op: rule for op, rule in core_rules().items() if is_preservable(op)}
-    others = {op: rule for op, rule in core_rules().items() if op not in composites}
+    composites = {op: rule for op, rule in core_decompositions().items() if is_preservable(op)}
+    others = {op: rule for op, rule in core_decompositions().items() if op not in composites}
     return others, {**dict.fromkeys(KEPT_COMPOSITES, _stay), **composites}
 
 
@@ -105,7 +103,7 @@ def _check_kept(operator: Any) -> None:
             f"keep names {operator!r}, which is no overload of an operator: give overloads, such "
             "as torch.ops.aten.linear.default"
         )
-    if is_composite(operator) and not is_preservable(operator):
+    if is_taken_apart(operator) and not is_preservable(operator):
         raise DecomposeError(
             f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
             "and torch takes it apart before it can tell; leave it out of keep"

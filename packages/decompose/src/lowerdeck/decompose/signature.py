@@ -20,7 +20,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.memory import Value
 
 _MUTATION_OF = {
@@ -49,14 +49,14 @@ def new_outputs(
         base: Gives the node of a memory, with all that was written.
 
     Raises:
-        WholeProgramNeeded: It writes what a signature cannot tell.
+        WholeProgramError: It writes what a signature cannot tell.
     """
     old = program.graph_signature
     mutated: dict[str, tuple[OutputKind, Any]] = {}
     rest: list[tuple[OutputSpec, Any]] = []
     for spec, value in zip(old.output_specs, outputs, strict=True):
         if spec.kind not in _CALLS:
-            raise WholeProgramNeeded(f"an output is a {spec.kind.name}")
+            raise WholeProgramError(f"an output is a {spec.kind.name}")
         if spec.kind in _MUTATIONS:
             mutated[str(spec.target)] = (spec.kind, value)
         else:
@@ -67,7 +67,7 @@ def new_outputs(
         target = str(spec.target or node.name)
         kind = _MUTATION_OF.get(spec.kind)
         if kind is None or target in mutated:
-            raise WholeProgramNeeded(f"{node.name!r}, a {spec.kind.name}, is written in place")
+            raise WholeProgramError(f"{node.name!r}, a {spec.kind.name}, is written in place")
         mutated[target] = (kind, value.memory)
     order = {
         str(spec.target or spec.arg.name): position

@@ -11,20 +11,12 @@ from typing import Any
 import torch
 from torch.fx import Node, map_arg
 
-from lowerdeck.decompose._torch_private import (
-    FakeTensor,
-    HigherOrderOperator,
-    OpOverload,
-    Recording,
-    base_name,
-    schema_of,
-    tree_leaves,
-    tree_map,
-)
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose._torch_private import Recording, base_name
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
 from lowerdeck.decompose.keys import Slot
 from lowerdeck.decompose.memory import PARENT
+from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, pytree, schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,8 @@ class Template:
 
     Attributes:
         inputs: The placeholders, by position among the distinct inputs of the call.
-        steps: What is computed, in order.
+        steps: What is computed, in order; names alone of what nothing needs, which torch's retrace
+            gives away all the same.
         results: What it returns: a tree with ``Result`` for tensors and symbols.
         written: What inputs that it writes are afterwards.
         opaque: Inputs that may share memory with a result in a way that views do not tell.
@@ -98,7 +91,7 @@ class Template:
     """
 
     inputs: tuple[Node, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step | str, ...]
     results: Any
     written: Mapping[int, Node]
     opaque: frozenset[int]
@@ -107,7 +100,7 @@ class Template:
     @property
     def is_static(self) -> bool:
         """Return whether no symbol is in it, so that other programs may have it."""
-        return all(is_static(step.facts) for step in self.steps)
+        return all(isinstance(step, str) or is_static(step.facts) for step in self.steps)
 
     @classmethod
     def of(cls, recording: Recording, whole: Recording | None = None) -> Template:
@@ -119,17 +112,19 @@ class Template:
                 of a view is another than that of what it is taken apart into.
 
         Raises:
-            WholeProgramNeeded: It did what copies cannot do.
+            WholeProgramError: It did what copies cannot do.
         """
         _check(recording)
         graph = recording.graph
-        nodes = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, Node)]
+        nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
         graph.output((tuple(nodes), tuple(recording.written.values())))
+        traced = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
         graph.eliminate_dead_code()
+        alive = set(graph.nodes)
         steps = tuple(
-            _step(node) for node in graph.nodes if node.op not in {"placeholder", "output"}
+            _step(node) if node in alive else base_name(graph, node.target) for node in traced
         )
-        by_offset = any("as_strided" in str(step.node.target) for step in steps)
+        by_offset = any("as_strided" in str(node.target) for node in alive)
         found = _Results(recording, whole)
         results = found.tree()
         for node in graph.nodes:
@@ -156,13 +151,15 @@ class _Results:
         self._recording = recording
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
         self._whole = whole
-        self._leaves = tree_leaves(whole.result) if whole is not None else []
+        self._leaves = pytree.tree_leaves(whole.result) if whole is not None else []
         self.opaque: set[int] = set()
 
     def tree(self) -> Any:
         """Return the results."""
         positions = count()
-        return tree_map(lambda leaf: self._result(next(positions), leaf), self._recording.result)
+        return pytree.tree_map(
+            lambda leaf: self._result(next(positions), leaf), self._recording.result
+        )
 
     def _result(self, position: int, leaf: Any) -> Any:
         recording = self._recording
@@ -188,11 +185,11 @@ class _Results:
 
 def _check(recording: Recording) -> None:
     if recording.constants:
-        raise WholeProgramNeeded("a decomposition makes a constant tensor")
-    if recording.unbacked:
-        raise WholeProgramNeeded("a decomposition makes sizes that are known only at run time")
+        raise WholeProgramError("a decomposition makes a constant tensor")
+    if recording.reshaped:
+        raise WholeProgramError("an operator changes the shape of its argument in place")
     if recording.tokens:
-        raise WholeProgramNeeded("an operator has effects that torch orders by tokens")
+        raise WholeProgramError("an operator has effects that torch orders by tokens")
 
 
 def _step(node: Node) -> Step:
@@ -225,14 +222,14 @@ def facts_of(value: Any) -> Any:
         value: A fake tensor, a symbol, a constant, or a tuple or list of these.
 
     Raises:
-        WholeProgramNeeded: A tensor is not of the plain kind.
+        WholeProgramError: A tensor is not of the plain kind.
     """
     if isinstance(value, FakeTensor):
         return TensorFacts.of(value)
     if isinstance(value, (list, tuple)):
         return type(value)(map(facts_of, value)) if type(value) in {list, tuple} else value
     if isinstance(value, torch.Tensor):
-        raise WholeProgramNeeded(f"a value of type {type(value).__name__} is traced")
+        raise WholeProgramError(f"a value of type {type(value).__name__} is traced")
     return value
 
 
@@ -243,7 +240,7 @@ def _parent(node: Node) -> Node | None:
         return _parent(source) if isinstance(source, Node) else None
     if not isinstance(node.target, OpOverload):
         if isinstance(node.target, HigherOrderOperator):
-            raise WholeProgramNeeded(f"a decomposition calls {node.target}")
+            raise WholeProgramError(f"a decomposition calls {node.target}")
         return None
     schema = schema_of(node.target)
     if not any(returned.alias_info is not None for returned in schema.returns):
@@ -251,7 +248,7 @@ def _parent(node: Node) -> Node | None:
     for argument, given in zip(schema.arguments, node.args, strict=False):
         if argument.alias_info is not None:
             return given if isinstance(given, Node) else None
-    raise WholeProgramNeeded(f"{node.target} shares memory with more than its first arguments")
+    raise WholeProgramError(f"{node.target} shares memory with more than its first arguments")
 
 
 def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[Seen, ...]]:
@@ -264,16 +261,17 @@ def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[Seen, .
 
 
 def _seen(node: Node, inputs: Mapping[Node, int]) -> Seen:
-    index = None
+    index: Any = None
     if node.target is operator.getitem:
-        index = int(node.args[1])  # type: ignore[call-overload]
-        node = node.args[0]  # type: ignore[assignment]
+        several: Any
+        several, index = node.args
+        node = several
 
     def said(given: Node) -> Any:
         return Slot(inputs[given]) if given in inputs else given.meta["val"]
 
-    args, kwargs = map_arg((node.args[1:], dict(node.kwargs)), said)
-    return Seen(node.target, (PARENT, *args), kwargs, index)
+    given: Any = map_arg((node.args[1:], dict(node.kwargs)), said)
+    return Seen(node.target, (PARENT, *given[0]), given[1], index)
 
 
 def is_static(facts: Any) -> bool:

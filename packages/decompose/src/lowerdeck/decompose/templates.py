@@ -7,19 +7,16 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from lowerdeck.decompose._torch_private import (
-    FakeTensorMode,
-    overriding,
-    own_rule,
-    record,
-    replace_view,
-)
+from torch.fx import Node
+
+from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import TensorFacts
 from lowerdeck.decompose.keys import Call, fill
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.template import Template
+from lowerdeck.torch_base import FakeTensorMode
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -83,16 +80,20 @@ class Templates:
         """Let torch be as it was."""
         self._open.close()
 
-    def find(self, call: Call, contexts: Contexts = ()) -> Template:
+    def find(self, call: Call, contexts: Contexts = (), unbacked: Node | None = None) -> Template:
         """Return the template of a call, traced if it is the first of its kind.
 
         Args:
             call: The call; what it calls is the first of its key.
             contexts: What makes the contexts that it runs in.
+            unbacked: The node that it stands for, where that gives sizes that are known only at
+                run time: then it is one of its kind.
 
         Raises:
-            WholeProgramNeeded: It has none.
+            WholeProgramError: It has none.
         """
+        if unbacked is not None:
+            return self._trace(call, (call.key, unbacked), contexts, unbacked=unbacked)
         found = self._look_up(call, call.key) or self._trace(call, call.key, contexts)
         if found.by_offset and call.offsets:
             key = (call.key, call.offsets)
@@ -109,7 +110,13 @@ class Templates:
         return found
 
     def _trace(
-        self, call: Call, key: Any, contexts: Contexts, *, with_offset: bool = False
+        self,
+        call: Call,
+        key: Any,
+        contexts: Contexts,
+        *,
+        with_offset: bool = False,
+        unbacked: Node | None = None,
     ) -> Template:
         target: Any = call.key[0]
         given = [
@@ -126,12 +133,12 @@ class Templates:
         if self.traces == 1:
             self._open.enter_context(overriding(self.rules.composites))
         try:
-            made = self._record(target, run, given, call, contexts)
-        except WholeProgramNeeded:
+            made = self._record(target, run, given, call, contexts, unbacked)
+        except WholeProgramError:
             raise
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
-            raise WholeProgramNeeded(
+            raise WholeProgramError(
                 f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
             ) from error
         self._own[key] = made
@@ -140,13 +147,21 @@ class Templates:
         return made
 
     def _record(
-        self, target: Any, run: Callable[..., Any], given: Any, call: Call, contexts: Contexts
+        self,
+        target: Any,
+        run: Callable[..., Any],
+        given: Any,
+        call: Call,
+        contexts: Contexts,
+        unbacked: Node | None,
     ) -> Template:
         whole = None
         with overriding({} if target in self.rules.composites else own_rule(target)):
             recording = record(
-                run, given, self._mode, self.rules.others, call.differentiable, contexts
+                run, given, self._mode, self.rules.others, call.differentiable, contexts, unbacked
             )
+            if recording.unbacked and unbacked is None:
+                raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self._writes and recording.shared:
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts)
         return Template.of(recording, whole)

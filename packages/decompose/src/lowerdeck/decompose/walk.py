@@ -10,22 +10,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from lowerdeck.decompose._torch_private import (
-    FakeTensor,
-    HigherOrderOperator,
-    OpOverload,
-    as_dispatched,
-    is_composite,
-    schema_of,
-)
-from lowerdeck.decompose.errors import WholeProgramNeeded
+from lowerdeck.decompose._torch_private import as_dispatched, base_name, is_taken_apart
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.heritage import Heritage
 from lowerdeck.decompose.keys import Slot, call_of
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.template import Result, Seen, Template, base_name, facts_of
+from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.writer import Writer
+from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, schema_of
 
 _ATEN = torch.ops.aten
 
@@ -92,18 +86,18 @@ class Walk:
             env: What its placeholders are; gets what all of its nodes are.
 
         Raises:
-            WholeProgramNeeded: It does what cannot be told call by call.
+            WholeProgramError: It does what cannot be told call by call.
         """
         for node in gm.graph.nodes:
             if node.op == "call_function":
-                env[node] = self._node(gm, node, env)
+                env[node] = self._node(node, env)
             elif node.op == "get_attr":
                 env[node] = self.regions.attribute(gm, node)
             elif node.op == "output":
                 return map_arg(node.args[0], env.__getitem__)
             elif node.op != "placeholder":
-                raise WholeProgramNeeded(f"{node.name!r} is a {node.op}")
-        raise WholeProgramNeeded("a graph has no output")
+                raise WholeProgramError(f"{node.name!r} is a {node.op}")
+        raise WholeProgramError("a graph has no output")
 
     def heritage(self, source: Node) -> Heritage:
         """Return what nodes that come from ``source`` know of it.
@@ -175,7 +169,9 @@ class Walk:
         made: Value = self.call(undoing, (*values, view.args[1:], view.kwargs), {}, source)
         return self.base(made.memory, source)
 
-    def call(self, target: Any, args: Any, kwargs: Any, source: Node) -> Any:
+    def call(
+        self, target: Any, args: Any, kwargs: Any, source: Node, unbacked: Node | None = None
+    ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
 
         Args:
@@ -183,16 +179,17 @@ class Walk:
             args: Its arguments: trees of values, nodes and constants.
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
+            unbacked: The same, where it gives sizes that are known only at run time.
 
         Raises:
-            WholeProgramNeeded: It does what cannot be told call by call.
+            WholeProgramError: It does what cannot be told call by call.
         """
         state = tuple(key for key, _ in self.state)
         contexts = tuple(enter for _, enter in self.state)
         call = call_of(
             target, args, kwargs, lambda v: self.current(v, source), self.writer.facts, state
         )
-        template = self.templates.find(call, contexts)
+        template = self.templates.find(call, contexts, unbacked)
         became = self.writer.splice(template, call, self.heritage(source))
         self._write(target, template, call.inputs, became)
         return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
@@ -206,27 +203,28 @@ class Walk:
         for index, node in template.written.items():
             value = inputs[index]
             if value.memory.hidden:
-                raise WholeProgramNeeded(
+                raise WholeProgramError(
                     f"{target} writes memory that is shared in ways that views do not tell"
                 )
             alone = memories.count(value.memory) == 1
-            if not alone and isinstance(target, OpOverload) and is_composite(target):
-                raise WholeProgramNeeded(f"{target} writes memory that it reads by another name")
+            if not alone and isinstance(target, OpOverload) and is_taken_apart(target):
+                raise WholeProgramError(f"{target} writes memory that it reads by another name")
             value.write(became[node])
 
-    def _node(self, gm: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
+    def _node(self, node: Node, env: dict[Node, Any]) -> Any:
         """Return what a call of the original graph has become."""
         target: Any = node.target
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        looked_up: Any = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        args, kwargs = looked_up
         if target is operator.getitem:
             return args[0][args[1]]
         if isinstance(target, HigherOrderOperator):
-            return self.regions.call(self, gm, node, args, kwargs)
+            return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
             return self._number(node, args, kwargs)
         if not isinstance(target, OpOverload):
-            raise WholeProgramNeeded(f"{node.name!r} calls {target}, which is no operator")
-        if "unbacked_bindings" in node.meta or _gives_nothing(target):
+            raise WholeProgramError(f"{node.name!r} calls {target}, which is no operator")
+        if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
         return self.call(target, args, kwargs, node)
 
@@ -243,12 +241,9 @@ class Walk:
         target: Any = node.target
         if target is _ATEN.item.default:
             target = _ATEN._local_scalar_dense.default
-        schema = schema_of(target)
-        if not self.templates.rules.keeps(target) or schema.is_mutable:
-            raise WholeProgramNeeded(
-                f"{node.name!r} ({target}) gives sizes that are known only at run time, and is "
-                "taken apart"
-            )
+        if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
+            bound = node if "unbacked_bindings" in node.meta else None
+            return self.call(node.target, args, kwargs, node, unbacked=bound)
         return self.as_it_is(node, args, kwargs, target)
 
     def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
@@ -345,7 +340,7 @@ class _Results:
             return plain_number(tree)
         known = self._writer.symbol(tree)
         if known is None:
-            raise WholeProgramNeeded("a view has a size that nothing in the program computes")
+            raise WholeProgramError("a view has a size that nothing in the program computes")
         return known
 
 
@@ -362,6 +357,11 @@ _SIZES = frozenset(
     {_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_storage_offset.default}
     | {_ATEN.sym_numel.default}
 )
+
+
+def _depends_on_data(target: OpOverload) -> bool:
+    """Return whether sizes of the result depend on numbers: the program has named them already."""
+    return torch.Tag.dynamic_output_shape in target.tags
 
 
 def _gives_nothing(target: OpOverload) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import FakeTensor, FakeTensorMode
+from lowerdeck.decompose._torch_private import reserve_name
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.heritage import Heritage
 from lowerdeck.decompose.keys import Call
 from lowerdeck.decompose.template import Step, Template, is_static
+from lowerdeck.torch_base import FakeTensor, FakeTensorMode
 
 
 class Writer:
@@ -98,6 +99,9 @@ class Writer:
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
+            if isinstance(step, str):
+                reserve_name(self.graph, step)
+                continue
             known = plain_number(step.facts)
             if isinstance(known, SYMBOLS):
                 known = self.symbol(known)
@@ -113,7 +117,7 @@ class Writer:
         node = step.node
         made = self.graph.create_node(
             "call_function",
-            node.target,  # type: ignore[arg-type]
+            node.target,
             map_arg(node.args, look_up),
             map_arg(node.kwargs, look_up),
             step.name,
@@ -121,9 +125,11 @@ class Writer:
         meta = made.meta = heritage.meta()
         meta.update(step.meta)
         if node.target is operator.getitem:
+            source: Any
+            index: Any
             source, index = made.args
-            meta["val"] = source.meta["val"][index]  # type: ignore[union-attr, index]
-            self.know(made, self._facts[source][index])  # type: ignore[index]
+            meta["val"] = source.meta["val"][index]
+            self.know(made, self._facts[source][index])
             return made
         parent = None if step.parent is None else became[step.parent]
         facts = step.facts if parent is None else _moved(step.facts, self._facts[parent])

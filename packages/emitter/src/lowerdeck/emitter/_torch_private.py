@@ -6,33 +6,30 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from threading import RLock
 from typing import Any
 
 import torch
-from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
-from torch._guards import detect_fake_mode
-from torch._ops import OperatorBase
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._thunk import Thunk
 
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import OpOverload, OpOverloadPacket, executorch_call_delegate
+from lowerdeck.torch_base import (
+    OperatorBase,
+    OpOverload,
+    OpOverloadPacket,
+    executorch_call_delegate,
+    unset_fake_temporarily,
+)
 
 __all__ = [
-    "OperatorBase",
-    "core_decompositions",
     "current_result",
-    "detect_fake_mode",
     "dimension_names",
     "is_known",
-    "is_traceable_wrapper_subclass",
     "lower_bound",
     "number_functions",
     "operator_schemas",
@@ -139,12 +136,6 @@ def reference_decompositions(
     """Return torch's own decompositions of operators, from its reference implementations."""
     found: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
     return found
-
-
-@cache
-def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return torch's decompositions to core ATen, without those of composite operators."""
-    return dict(_core_aten_decompositions_post_autograd())
 
 
 # torch's tracing changes what operators do for the whole process: two at once fail.

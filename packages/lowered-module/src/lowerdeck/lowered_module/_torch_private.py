@@ -7,13 +7,11 @@ from typing import cast
 import torch
 from torch._export.verifier import SpecViolationError
 from torch._library.fake_class_registry import FakeScriptObject
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowerdeck.torch_base import FakeTensor, pytree
+from lowerdeck.torch_base import FakeTensor, FakeTensorMode, pytree
 
 __all__ = [
     "FakeScriptObject",
-    "FakeTensorMode",
     "SpecViolationError",
     "active_fake_mode",
     "fake_mode_of",

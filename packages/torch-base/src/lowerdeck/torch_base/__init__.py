@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from lowerdeck.torch_base._torch_private import (
     FakeTensor,
+    FakeTensorMode,
     HigherOrderOperator,
+    OperatorBase,
     OpOverload,
     OpOverloadPacket,
     add_node,
     bare_program,
     copy_node,
+    core_decompositions,
     data_address,
+    detect_fake_mode,
     erase_nodes_now,
     executorch_call_delegate,
     find_schema,
     is_composite,
     is_impure,
+    is_traceable_wrapper_subclass,
     mark_impure,
     mend_readers,
     overload_name,
@@ -27,6 +32,7 @@ from lowerdeck.torch_base._torch_private import (
     schema_of,
     set_program_parts,
     storage_identity,
+    unset_fake_temporarily,
     upper_bound,
     with_graph_module,
 )
@@ -79,10 +85,12 @@ __all__ = [
     "lazy_clone",
     "storage_identity",
     "view_tensor",
-    # Operators, their schemas and kinds
+    # Operators, their schemas and kinds, and what they are taken apart into
     "HigherOrderOperator",
+    "OperatorBase",
     "OpOverload",
     "OpOverloadPacket",
+    "core_decompositions",
     "executorch_call_delegate",
     "find_schema",
     "is_composite",
@@ -102,8 +110,12 @@ __all__ = [
     "with_graph_module",
     # torch's own module of trees, tensors without data, and the garbage collector held back
     "FakeTensor",
+    "FakeTensorMode",
     "collector_held",
+    "detect_fake_mode",
+    "is_traceable_wrapper_subclass",
     "pytree",
+    "unset_fake_temporarily",
     # What a message and a compiler ask of a node
     "SourceFrame",
     "arguments_of",

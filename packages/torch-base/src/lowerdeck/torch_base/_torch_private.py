@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._guards import detect_fake_mode
 from torch._higher_order_ops.executorch_call_delegate import (
     executorch_call_delegate as _executorch_call_delegate,
 )
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
@@ -22,23 +24,29 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "FakeTensor",
+    "FakeTensorMode",
     "HigherOrderOperator",
     "NormBase",
     "OpOverload",
     "OpOverloadPacket",
+    "OperatorBase",
     "add_node",
     "bare_program",
     "composite_parts",
     "copy_node",
+    "core_decompositions",
     "data_address",
+    "detect_fake_mode",
     "erase_nodes_now",
     "executorch_call_delegate",
     "find_schema",
     "is_composite",
     "is_impure",
+    "is_traceable_wrapper_subclass",
     "mark_impure",
     "mend_readers",
     "negative_view",
@@ -49,6 +57,7 @@ __all__ = [
     "shared_copy",
     "storage_address",
     "storage_identity",
+    "unset_fake_temporarily",
     "upper_bound",
     "with_graph_module",
 ]
@@ -62,6 +71,12 @@ NormBase: type[torch.nn.Module] = _NormBase
 executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
 """torch's operator that calls a lowered module: ``torch.ops.higher_order`` has it only once it
 was imported."""
+
+
+@functools.cache
+def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
+    """Return torch's decompositions to core ATen, without those of composite operators."""
+    return dict(_core_aten_decompositions_post_autograd())
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:

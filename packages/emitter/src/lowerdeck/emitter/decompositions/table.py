@@ -12,9 +12,6 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter._torch_private import (
-    OperatorBase,
-    core_decompositions,
-    detect_fake_mode,
     reference_decompositions,
     retrace,
 )
@@ -44,8 +41,11 @@ from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import (
     HigherOrderOperator,
+    OperatorBase,
     OpOverload,
     RepeatedMemoryError,
+    core_decompositions,
+    detect_fake_mode,
     explicit,
     is_composite,
     pytree,

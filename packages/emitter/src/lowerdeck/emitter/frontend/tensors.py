@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import is_traceable_wrapper_subclass, upper_bound
+from lowerdeck.emitter._torch_private import upper_bound
 from lowerdeck.emitter.errors import UnboundedSizeError, UnsupportedError
 from lowerdeck.emitter.ir.values import (
     DimOrder,
@@ -17,6 +17,7 @@ from lowerdeck.emitter.ir.values import (
     channels_last_order,
     contiguous_order,
 )
+from lowerdeck.torch_base import is_traceable_wrapper_subclass
 
 _MAX_RANK = 16
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

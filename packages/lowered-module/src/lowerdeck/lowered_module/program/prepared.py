@@ -11,11 +11,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from lowerdeck.lowered_module._torch_private import FakeTensorMode, active_fake_mode, fake_mode_of
+from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.functional import changed_memory
 from lowerdeck.lowered_module.program.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
 from lowerdeck.torch_base import (
     Extent,
+    FakeTensorMode,
     MemoryMap,
     MemoryUse,
     OwnCopies,

@@ -1,0 +1,178 @@
+"""What we expect of torch's private parts; a new torch that breaks it breaks one of these."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, export
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.decompose import _torch_private as private
+from lowerdeck.torch_base import FakeTensorMode, core_decompositions
+
+ATEN = torch.ops.aten
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def _fakes(*shapes: tuple[int, ...]) -> tuple[FakeTensorMode, list[Any]]:
+    mode = FakeTensorMode()
+    with mode:
+        return mode, [torch.empty(shape) for shape in shapes]
+
+
+def _targets(recording: private.Recording) -> list[Any]:
+    return [node.target for node in recording.graph.nodes if node.op == "call_function"]
+
+
+def test_importing_the_package_does_not_load_sympy() -> None:
+    code = "import sys, lowerdeck.decompose; print('sympy' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == "False", found.stderr
+
+
+def test_tracing_hands_on_what_nodes_know() -> None:
+    assert {"nn_module_stack", "torch_fn", "source_fn_stack", "custom"} <= set(private.COPIED_META)
+
+
+def test_the_default_table_keeps_some_composites() -> None:
+    assert ATEN.upsample_nearest2d.vec in private.KEPT_COMPOSITES
+
+
+def test_one_lock_is_held_while_anything_is_traced() -> None:
+    with private.tracing_lock, private.tracing_lock:
+        pass
+
+
+def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
+    told = private.as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
+    assert told == (("x", [0]), {})
+    told = private.as_dispatched(
+        ATEN._assert_tensor_metadata.default, ("x",), {"dtype": torch.int64, "layout": None}
+    )
+    assert told == (("x", None, None, torch.int64), {})
+
+
+def test_composites_are_known_in_both_languages() -> None:
+    assert private.is_taken_apart(ATEN.linear.default)
+    # Only Python takes it apart.
+    assert private.is_taken_apart(ATEN.upsample_nearest2d.vec)
+    assert not private.is_taken_apart(ATEN.addmm.default)
+
+
+def test_composites_that_may_alias_cannot_be_kept() -> None:
+    assert private.is_preservable(ATEN.linear.default)
+    assert not private.is_preservable(ATEN.reshape.default)
+    assert not private.is_preservable(ATEN.addmm.default)
+
+
+def test_a_table_has_two_halves() -> None:
+    table: dict[Any, Any] = {ATEN.linear.default: min, ATEN.addmm.default: max}
+    composites, others = private.split_table(table)
+    assert composites[ATEN.linear.default] is min
+    assert composites[ATEN.matmul.default] is not None
+    assert others == {ATEN.addmm.default: max}
+
+
+def test_names_are_those_that_tracing_gives() -> None:
+    graph = Graph()
+    assert private.base_name(graph, ATEN.mm.default) == "mm"
+    assert private.base_name(graph, ATEN.add.Tensor) == "add"
+    assert private.base_name(graph, torch.ops.higher_order.cond) == "cond"
+
+
+def test_a_reserved_name_is_given_to_no_node() -> None:
+    graph = Graph()
+    private.reserve_name(graph, "mm")
+    assert graph.create_node("call_function", ATEN.mm.default, (), name="mm").name == "mm_1"
+
+
+def test_the_fake_mode_of_a_graph_is_found_or_made() -> None:
+    program = export(torch.nn.ReLU(), (torch.ones(2),))
+    value = next(iter(program.graph.nodes)).meta["val"]
+    assert private.fake_mode_of(program.graph_module) is value.fake_mode
+    made = private.fake_mode_of(GraphModule(torch.nn.Module(), Graph()))
+    assert isinstance(made, FakeTensorMode)
+
+
+def test_fake_tensors_are_made_without_asking_guards() -> None:
+    program = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("n")},))
+    value = next(iter(program.graph.nodes)).meta["val"]
+    mode, guards = value.fake_mode, len(value.fake_mode.shape_env.guards)
+    made = private.fake_tensor(mode, value.shape, value.stride(), torch.int64, value.device)
+    seen = private.fake_view(made, (2,), (1,), 2, torch.int64)
+    assert (made.shape, made.dtype, made.fake_mode) == (value.shape, torch.int64, mode)
+    assert (tuple(seen.shape), seen.storage_offset()) == ((2,), 2)
+    assert seen.untyped_storage()._cdata == made.untyped_storage()._cdata
+    assert len(mode.shape_env.guards) == guards
+
+
+def test_a_node_is_a_source_of_others() -> None:
+    node = Graph().placeholder("x")
+    assert private.node_source(node).name == "x"
+
+
+def test_a_call_is_recorded_as_torch_retraces_it() -> None:
+    mode, fakes = _fakes((2, 4), (3, 4), (3,))
+    with private.tracing_lock:
+        found: private.Recording = private.record(
+            ATEN.linear.default, fakes, mode, core_decompositions()
+        )
+    assert _targets(found) == [ATEN.permute.default, ATEN.addmm.default]
+    assert [node.op for node in found.inputs] == ["placeholder"] * 3
+    assert isinstance(found.result, Node)
+    assert [found.written, found.returned, found.shared, found.constants] == [{}, {}, {}, {}]
+
+
+def test_a_recording_tells_what_is_written_returned_and_shared() -> None:
+    mode, fakes = _fakes((2, 4))
+    found = private.record(lambda x: (x.add_(1), x[0]), fakes, mode, {})
+    assert found.returned == {0: 0}
+    assert list(found.written) == [0]
+    assert found.shared == {1: [0]}
+    assert [found.unbacked, found.tokens] == [False, False]
+
+
+def test_the_inverse_of_a_view_is_recorded() -> None:
+    mode, fakes = _fakes((2, 4), (4,))
+
+    def undo(whole: Any, new: Any) -> Any:
+        private.replace_view(whole[1], new)
+        return whole
+
+    assert ATEN.select_scatter.default in _targets(private.record(undo, fakes, mode, {}))
+
+
+def test_composites_are_kept_while_they_are_overridden() -> None:
+    mode, fakes = _fakes((2, 4), (3, 4), (3,))
+    with private.overriding({ATEN.linear.default: lambda *_: NotImplemented}):
+        found = private.record(ATEN.linear.default, fakes, mode, {})
+    assert _targets(found) == [ATEN.linear.default]
+    with private.overriding(private.own_rule(ATEN.linear.default)):
+        found = private.record(ATEN.linear.default, fakes, mode, {})
+    assert _targets(found) == [ATEN.t.default, ATEN.addmm.default]
+    assert not private.own_rule(ATEN.addmm.default)
+
+
+def test_sizes_are_computed_once_and_checked() -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.view(x.shape[0] * 2, -1), x.shape[0] * 2
+
+    program = export(Twice(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("n")},))
+    private.insert_assertions(program.graph_module)
+    products = [n for n in program.graph.nodes if "mul" in n.name]
+    assert len(products) == 1
+
+
+def test_a_program_is_assembled_around_a_graph() -> None:
+    program = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    made = private.assemble(program, program.graph_module, program.graph_signature)
+    torch.testing.assert_close(made.module()(torch.ones(1, 2)), program.module()(torch.ones(1, 2)))
+    assert made.state_dict is program.state_dict
