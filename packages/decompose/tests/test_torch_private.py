@@ -87,12 +87,6 @@ def test_names_are_those_that_tracing_gives() -> None:
     assert private.base_name(graph, torch.ops.higher_order.cond) == "cond"
 
 
-def test_a_reserved_name_is_given_to_no_node() -> None:
-    graph = Graph()
-    private.reserve_name(graph, "mm")
-    assert graph.create_node("call_function", ATEN.mm.default, (), name="mm").name == "mm_1"
-
-
 def test_the_fake_mode_of_a_graph_is_found_or_made() -> None:
     program = export(torch.nn.ReLU(), (torch.ones(2),))
     value = next(iter(program.graph.nodes)).meta["val"]

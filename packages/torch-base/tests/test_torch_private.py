@@ -91,6 +91,13 @@ def test_values_under_a_fake_mode_are_fake() -> None:
     assert private.detect_fake_mode([real]) is None
 
 
+def test_a_reserved_name_is_given_to_no_node() -> None:
+    graph = Graph()
+    private.reserve_name(graph, "mm")
+    made = graph.create_node("call_function", torch.ops.aten.mm.default, (), name="mm")
+    assert made.name == "mm_1"
+
+
 def test_operators_of_all_kinds_have_one_base() -> None:
     assert isinstance(torch.ops.higher_order.cond, private.OperatorBase)
     assert isinstance(torch.ops.aten.add.Tensor, private.OperatorBase)

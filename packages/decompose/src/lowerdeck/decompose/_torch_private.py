@@ -70,7 +70,6 @@ __all__ = [
     "own_rule",
     "record",
     "replace_view",
-    "reserve_name",
     "split_table",
     "tracing_lock",
 ]
@@ -156,11 +155,6 @@ def base_name(graph: Graph, target: Any) -> str:
         target = target.__name__
     name: str = graph._target_to_str(target)
     return name
-
-
-def reserve_name(graph: Graph, name: str) -> None:
-    """Let ``graph`` give away a name, in place, as if a node had it."""
-    graph._graph_namespace.create_name(name, None)
 
 
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:

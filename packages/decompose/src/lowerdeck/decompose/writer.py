@@ -9,12 +9,11 @@ from typing import Any
 
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import reserve_name
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.heritage import Heritage
 from lowerdeck.decompose.keys import Call
 from lowerdeck.decompose.template import Step, Template, is_static
-from lowerdeck.torch_base import FakeTensor, FakeTensorMode
+from lowerdeck.torch_base import FakeTensor, FakeTensorMode, add_node, reserve_name
 
 
 class Writer:
@@ -84,7 +83,7 @@ class Writer:
             value: What it gives.
             heritage: Where its meta comes from.
         """
-        node = self.graph.create_node("call_function", target, args, kwargs, name)
+        node = add_node(self.graph, "call_function", target, args, name, kwargs)
         node.meta = heritage.meta()
         node.meta["val"] = value
         return node
@@ -115,13 +114,9 @@ class Writer:
     def _copy(self, step: Step, became: Mapping[Node, Any], heritage: Heritage) -> Node:
         look_up: Callable[[Node], Any] = became.__getitem__
         node = step.node
-        made = self.graph.create_node(
-            "call_function",
-            node.target,
-            map_arg(node.args, look_up),
-            map_arg(node.kwargs, look_up),
-            step.name,
-        )
+        args: Any = map_arg(node.args, look_up)
+        kwargs: Any = map_arg(node.kwargs, look_up)
+        made = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
         meta = made.meta = heritage.meta()
         meta.update(step.meta)
         if node.target is operator.getitem:

@@ -29,6 +29,7 @@ from lowerdeck.torch_base._torch_private import (
     mend_readers,
     overload_name,
     pytree,
+    reserve_name,
     schema_of,
     set_program_parts,
     storage_identity,
@@ -104,6 +105,7 @@ __all__ = [
     "mark_impure",
     "mend_program",
     "mend_readers",
+    "reserve_name",
     # Programs made of parts, without a copy and without a check
     "bare_program",
     "set_program_parts",

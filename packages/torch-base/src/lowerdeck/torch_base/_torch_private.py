@@ -52,6 +52,7 @@ __all__ = [
     "negative_view",
     "overload_name",
     "pytree",
+    "reserve_name",
     "schema_of",
     "set_program_parts",
     "shared_copy",
@@ -77,6 +78,16 @@ was imported."""
 def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return torch's decompositions to core ATen, without those of composite operators."""
     return dict(_core_aten_decompositions_post_autograd())
+
+
+def reserve_name(graph: Graph, name: str) -> None:
+    """Let ``graph`` give away a name, in place, as if a node had it.
+
+    Args:
+        graph: The graph.
+        name: The name, before it is made unique.
+    """
+    graph._graph_namespace.create_name(name, None)
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
