@@ -241,6 +241,34 @@ def test_the_program_that_is_given_stays_as_it_was() -> None:
     assert str(program) == before
 
 
+def test_a_buffer_that_is_copied_to_is_returned_too() -> None:
+    class Copying(nn.Module):
+        cache: torch.Tensor
+        wide: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(2, 8))
+            self.register_buffer("wide", torch.zeros(2, 8))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.cache.copy_(x * 2)
+            # torch's own way makes the buffer a scalar.
+            self.wide.fill_(x.sum())
+            return self.cache, self.wide[0]
+
+    x = torch.randn(2, 8)
+    program = torch.export.export(Copying(), (x,))
+    found = decompose(program)
+    assert torch.ops.aten.copy.default in [node.target for node in found.graph.nodes], "wide"
+    module, eager = found.module(), Copying()
+    for _ in range(2):
+        for one, other in zip(module(x), eager(x), strict=True):
+            torch.testing.assert_close(one, other)
+    for name, buffer in eager.named_buffers():
+        torch.testing.assert_close(module.get_buffer(name), buffer)
+
+
 def test_what_cannot_be_told_call_by_call_goes_torchs_way() -> None:
     class Reshaping(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -448,34 +448,44 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
         _loaded("torch.export._trace")._replace_unbacked_bindings(graph_module)
 
 
+@dataclass(frozen=True, slots=True)
+class _GraphOnly:
+    """Stands for a graph module, which would be compiled, where only its graph is asked for."""
+
+    graph: Graph
+
+
 def assemble(
-    program: ExportedProgram, graph_module: GraphModule, signature: ExportGraphSignature
+    program: ExportedProgram, root: torch.nn.Module, graph: Graph, signature: ExportGraphSignature
 ) -> ExportedProgram:
     """Return a program like ``program``, with its tensors, around a graph that was made from it.
 
     Args:
         program: The program.
-        graph_module: The graph; the nodes know by ``from_node`` what they were made from.
+        root: Holds what the graph refers to.
+        graph: The graph; its nodes know by ``from_node`` what they were made from.
         signature: What describes it.
     """
+    only: Any = _GraphOnly(graph)
     with warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         calls = _get_updated_module_call_graph(
             program.graph_module,
             program.graph_signature,
-            graph_module,
+            only,
             signature,
             program.module_call_graph,
         )
-    graph_module.meta.update(program.graph_module.meta)
-    return ExportedProgram(
-        root=graph_module,
-        graph=graph_module.graph,
+    made = ExportedProgram(
+        root=root,
+        graph=graph,
         graph_signature=signature,
         state_dict=program.state_dict,
-        range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
+        range_constraints=_get_updated_range_constraints(only, program.range_constraints),
         module_call_graph=calls,
         example_inputs=program.example_inputs,
         constants=program.constants,
     )
+    made.graph_module.meta.update(program.graph_module.meta)
+    return made

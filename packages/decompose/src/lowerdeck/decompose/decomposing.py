@@ -30,6 +30,7 @@ from lowerdeck.torch_base import (
     MemoryUse,
     OpOverload,
     RepeatedMemoryError,
+    collector_held,
     explicit,
     graphs_of,
     is_traceable_wrapper_subclass,
@@ -117,7 +118,8 @@ def _by_calls(
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
     writes = any(MemoryUse(gm.graph, gm).has_writes for gm in graphs_of(graph_module))
-    with tracing_lock, Templates(rules, mode, shared, writes=writes) as templates:
+    templates = Templates(rules, mode, shared, writes=writes)
+    with tracing_lock, collector_held(), templates:
         regions = Regions()
         walk = Walk(Writer(graph, mode), templates, regions)
         placeholders = {
@@ -137,11 +139,9 @@ def _by_calls(
         made = graph.output(nodes)
         made.meta.update(last.meta)
         graph.eliminate_dead_code()
-        root = GraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
-            insert_assertions(root)
-        root.recompile()
-        return assemble(program, root, signature), templates
+            insert_assertions(GraphModule(regions.root, graph))
+        return assemble(program, regions.root, graph, signature), templates
 
 
 def _check(program: ExportedProgram) -> None:

@@ -73,17 +73,28 @@ def new_outputs(
         str(spec.target or spec.arg.name): position
         for position, spec in enumerate(old.input_specs)
     }
-    nodes: list[Any] = []
-    specs: list[OutputSpec] = []
+    kept: list[tuple[OutputKind, str, Any]] = []
     for target in sorted(mutated, key=order.__getitem__):
         kind, value = mutated[target]
-        node = read(value) if isinstance(value, Value) else base(value)
-        is_own = kind is not OutputKind.USER_INPUT_MUTATION
-        nodes.append(_without_copy(node) if is_own else node)
-        specs.append(OutputSpec(kind, TensorArgument(name=nodes[-1].name), target))
-    for spec, value in rest:
-        node = read(value) if isinstance(value, Value) else value
-        nodes.append(node)
+        kept.append((kind, target, read(value) if isinstance(value, Value) else base(value)))
+    given = [read(value) if isinstance(value, Value) else value for _, value in rest]
+    # All are read by now: a copy that goes is asked for by nobody any more.
+    gone = {
+        node: _without_copy(node)
+        for kind, _, node in kept
+        if kind is not OutputKind.USER_INPUT_MUTATION
+    }
+    for copied, source in gone.items():
+        # What was copied may be a copy that went too.
+        while gone.get(source, source) is not source:
+            source = gone[source]  # noqa: PLW2901
+        gone[copied] = source
+    nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
+    specs = [
+        OutputSpec(kind, TensorArgument(name=node.name), target)
+        for (kind, target, _), node in zip(kept, nodes, strict=False)
+    ]
+    for (spec, _), node in zip(rest, nodes[len(kept) :], strict=True):
         specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
 
