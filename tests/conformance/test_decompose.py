@@ -14,7 +14,7 @@ from tests.interop.zoo import MODELS, Model
 from tests.soak.raw_programs import raw_program
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
-from program_likeness import differences  # noqa: E402
+from program_likeness import differences
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
 
