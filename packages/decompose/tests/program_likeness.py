@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 
@@ -64,6 +64,7 @@ class _Numbered:
         self.count: Counter[Any] = Counter()
         self.gm = gm
         self.shown: dict[Any, str] = {}
+        self.needed: set[Any] = set()
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 self.keys[node] = hash(("placeholder", given[node]))
@@ -78,6 +79,8 @@ class _Numbered:
                 )
                 self.keys[node] = hash(parts)
                 self.count[self.keys[node]] += 1
+                if node.users or node.is_impure():
+                    self.needed.add(self.keys[node])
                 self.shown[self.keys[node]] = f"{node.format_node()} : {parts[3]}"
 
     def of(self, tree: Any) -> Any:
@@ -129,11 +132,10 @@ def _counts(found: Any, expected: Any) -> str:
 def _unlike(found: _Numbered, expected: _Numbered) -> list[str]:
     # torch makes some views anew that are as they were: fewer of the same are no difference.
     more = [found.shown[key] for key in (found.count - expected.count)]
-    less = [expected.shown[key] for key in expected.count if key not in found.count]
+    # It also leaves some nodes that nothing needs any more.
+    less = [
+        expected.shown[key]
+        for key in expected.count
+        if key not in found.count and key in expected.needed
+    ]
     return [f"+ {line}" for line in more[:6]] + [f"- {line}" for line in less[:6]]
-
-
-def live(graph: Graph) -> Graph:
-    """Return ``graph`` without what nothing needs, in place."""
-    graph.eliminate_dead_code()
-    return graph
