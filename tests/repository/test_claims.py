@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -56,3 +57,37 @@ def test_the_readme_shows_no_other_figures_beside_the_peers():
 )
 def test_pages_count_as_the_code_does(page, words, number):
     assert words.format(number) in (ROOT / page).read_text()
+
+
+def test_no_package_opens_connections_starts_programs_or_unpickles_files():
+    refused = {
+        "ftplib",
+        "http",
+        "marshal",
+        "pickle",
+        "requests",
+        "shelve",
+        "socket",
+        "subprocess",
+        "urllib",
+    }
+    for source in (ROOT / "packages").glob("*/src/**/*.py"):
+        tree = ast.parse(source.read_text())
+        for node in ast.walk(tree):
+            names = [
+                alias.name for alias in getattr(node, "names", ()) if isinstance(alias, ast.alias)
+            ]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not {name.split(".")[0] for name in names} & refused, source
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                assert "weights_only=True" in ast.unparse(node), source
+
+
+def test_every_test_that_the_security_page_names_exists():
+    page = (ROOT / "SECURITY.md").read_text()
+    named = set(re.findall(r"\btest_\w+\.py|\bhostile_\w+\.py", page))
+    files = [*ROOT.glob("packages/*/tests/*.py"), *ROOT.glob("tests/interop/*.py")]
+    assert named - {path.name for path in files} == set()
+    for file, test in re.findall(r"(test_\w+\.py)::(test_\w+)", page):
+        assert any(f"def {test}(" in path.read_text() for path in files if path.name == file), test
