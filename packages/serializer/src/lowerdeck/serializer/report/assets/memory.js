@@ -381,4 +381,4 @@ function memoryViews(method, opened) {
 }
 
 const MEMORY_ABOUT =
-  "Each rectangle is one value: as high as its bytes, at its place in memory, as long as it is needed.";
+  "Each rectangle is one value: as high as its bytes, at its offset in memory, as long as it is needed.";
