@@ -7,6 +7,7 @@ import inspect
 from operator import attrgetter
 
 import pytest
+import torch
 
 from lowerdeck import lowered_module, serializer
 
@@ -76,3 +77,20 @@ def test_a_store_of_named_data_is_called_as_theirs(name: str) -> None:
     assert list(inspect.signature(getattr(serializer.NamedDataStore, name)).parameters) == [
         *theirs
     ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_executorch_lowers_with_a_backend_that_returns_our_result() -> None:
+    details = importlib.import_module("executorch.exir.backend.backend_details").BackendDetails
+
+    class ReturnsOurs(details):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def preprocess(edge_program, compile_specs):  # type: ignore[no-untyped-def]
+            del edge_program, compile_specs
+            return lowered_module.PreprocessResult(b"blob", delegate_info_meta="told")
+
+    to_backend = importlib.import_module("executorch.exir.backend.backend_api").to_backend
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    lowered = to_backend(ReturnsOurs.__name__, program, [])
+    assert lowered.processed_bytes == b"blob"
+    assert lowered.meta["_delegate_info_meta"] == "told"
