@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import open_container
@@ -70,18 +69,6 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     # After an error the traceback still holds views: the map goes with the last of them.
     return PteFile(mapped, mapped)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Hold the garbage collector back: all that is made stays, and looking it over costs 40 %."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +345,7 @@ class PteFile:
     def _method(self, index: int) -> schema.ExecutionPlan:
         found = self._methods.get(index)
         if found is None:
-            with _no_collection():
+            with collector_held():
                 found = self.decoder.plan(self.plan_tables[index])
             for delegate in found.delegates:
                 reference = delegate.processed
