@@ -20,7 +20,7 @@ class Heritage:
     __slots__ = ("_meta", "source")
 
     def __init__(self, source: Node) -> None:
-        self.source = source
+        self.source: Node = source
         meta = source.meta
         self._meta: dict[str, Any] = {
             name: meta[name] for name in ("stack_trace", *COPIED_META) if name in meta

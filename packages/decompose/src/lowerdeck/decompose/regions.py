@@ -29,7 +29,7 @@ class Regions:
     """
 
     def __init__(self) -> None:
-        self.root = torch.nn.Module()
+        self.root: torch.nn.Module = torch.nn.Module()
         self._nodes: dict[str, Node] = {}
 
     def attribute(self, gm: GraphModule, node: Node) -> Any:

@@ -64,8 +64,8 @@ class Templates:
         self, rules: Rules, mode: FakeTensorMode, cache: DecompositionCache, *, writes: bool
     ) -> None:
         self.rules = rules
-        self.traces = 0
-        self.reused = 0
+        self.traces: int = 0
+        self.reused: int = 0
         self._mode = mode
         self._writes = writes
         self._shared = cache.of_rules(rules, writes)

@@ -32,7 +32,7 @@ class Writer:
         self._mode = mode
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
-        self.is_dynamic = False
+        self.is_dynamic: bool = False
 
     def beside(self, graph: Graph) -> Writer:
         """Return what writes another graph of the same program.
