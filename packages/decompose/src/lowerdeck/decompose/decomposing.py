@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import (
     MemoryUse,
+    OperatorBase,
     OpOverload,
     RepeatedMemoryError,
     collector_held,
@@ -75,9 +76,10 @@ def decompose(
         cache: Where templates outlive this call; for a program of fixed sizes.
 
     Raises:
-        DecomposeError: An operator of ``keep`` cannot be kept.
+        DecomposeError: An argument is of another kind, an operator of ``keep`` cannot be kept, or
+            the program writes memory that no program of values can tell.
     """
-    kept = frozenset(keep)
+    kept = _checked(exported_program, table, keep, cache)
     rules = Rules.of(table, kept)
     said = _explicit(exported_program)
     try:
@@ -101,12 +103,40 @@ def explain(
         keep: Likewise.
         cache: Likewise.
     """
+    kept = _checked(exported_program, table, keep, cache)
     said = _explicit(exported_program)
     try:
-        _, templates = _by_calls(said, Rules.of(table, keep), cache)
+        _, templates = _by_calls(said, Rules.of(table, kept), cache)
     except WholeProgramError as error:
         return Explanation(str(error), 0, 0)
     return Explanation(None, templates.traces, templates.reused)
+
+
+def _checked(program: Any, table: Any, keep: Any, cache: Any) -> frozenset[OpOverload]:
+    """Return the operators to keep; refuse what is of another kind than expected."""
+    if not isinstance(program, ExportedProgram):
+        raise DecomposeError(
+            f"found a {type(program).__name__}, expected an ExportedProgram: call "
+            "torch.export.export first"
+        )
+    if table is not None and not isinstance(table, Mapping):
+        raise DecomposeError(
+            f"found a {type(table).__name__} as table, expected a mapping from operators to "
+            "functions, or None for core ATen"
+        )
+    for operator, rule in () if table is None else table.items():
+        if not isinstance(operator, OperatorBase) or not callable(rule):
+            raise DecomposeError(
+                f"the table has {operator!r}: {rule!r}, expected an operator such as "
+                "torch.ops.aten.gelu.default and a function that computes the same"
+            )
+    if not isinstance(keep, Iterable):
+        raise DecomposeError(f"found {keep!r} as keep, expected a collection of operators")
+    if not isinstance(cache, DecompositionCache | None):
+        raise DecomposeError(
+            f"found a {type(cache).__name__} as cache, expected a DecompositionCache"
+        )
+    return frozenset(keep)
 
 
 def _by_calls(
