@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
@@ -20,9 +22,10 @@ from lowerdeck.unflatten.calls.carrying import UNSURE_MODE
 from lowerdeck.unflatten.cut.preserved_frames import find_preserved_calls, forbid_replacing
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node
-from lowerdeck.unflatten.trace.call_tree import Frame
+from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item, Role, Scope, mode_arguments
-from lowerdeck.unflatten.trace.mutations import Mutation, is_inplace
+from lowerdeck.unflatten.trace.mutations import Mutation, Mutations, is_inplace
+from lowerdeck.unflatten.trace.state import ProgramState
 from lowerdeck.unflatten.trace.trace import Trace
 
 _DETACH = torch.ops.aten.detach.default
@@ -36,15 +39,15 @@ class ProgramCopier:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.program = trace.program
-        self.items = trace.items
-        self.state = trace.state
-        self.tree = trace.tree
-        self.mutations = trace.mutations
+        self.trace: Trace = trace
+        self.program: ExportedProgram = trace.program
+        self.items: Sequence[Item] = trace.items
+        self.state: ProgramState = trace.state
+        self.tree: CallTree = trace.tree
+        self.mutations: Mutations = trace.mutations
         self.graph: Graph = Graph()
         self.made: WorkingGraph = WorkingGraph(self.graph, trace.tree)
-        self.reads = StateReads(trace, self.made)
+        self.reads: StateReads = StateReads(trace, self.made)
         self._values: dict[Node, Any] = {}
         self._clones: dict[Node, Node] = {}
         self._opened: list[Node] = []

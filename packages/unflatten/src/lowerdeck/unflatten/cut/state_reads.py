@@ -12,6 +12,8 @@ from lowerdeck.torch_base import add_node
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node, first_node
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.flat_items import Scope
+from lowerdeck.unflatten.trace.module_paths import ModulePaths
+from lowerdeck.unflatten.trace.state import ProgramState
 from lowerdeck.unflatten.trace.trace import Trace
 
 
@@ -31,9 +33,9 @@ class StateReads:
     """
 
     def __init__(self, trace: Trace, made: WorkingGraph) -> None:
-        self.state = trace.state
-        self.paths = trace.paths
-        self.made = made
+        self.state: ProgramState = trace.state
+        self.paths: ModulePaths = trace.paths
+        self.made: WorkingGraph = made
         self._reads: dict[tuple[Frame, str], Node] = {}
 
     def value(self, found: Any, frame: Frame) -> Any:
