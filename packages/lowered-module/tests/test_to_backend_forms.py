@@ -89,6 +89,8 @@ def test_several_methods() -> None:
             TypeError,
             "both partitioner and partitioner_instance",
         ),
+        ((), {"backend_id": PROGRAM}, TypeError, "unexpected argument 'backend_id'"),
+        ((), {"method_edge_program_partitioners": PROGRAM}, TypeError, "unexpected argument"),
         (("KeywordBackend",), {}, PartitionError, "after backend id 'KeywordBackend'"),
     ],
 )

@@ -208,7 +208,9 @@ def _form(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         names = _FORMS[0]
     elif hasattr(first, "method_to_edge_program") and hasattr(first, "method_to_partitioner"):
         names = _FORMS[1]
-    elif not isinstance(first, ExportedProgram):
+    elif isinstance(first, ExportedProgram):
+        names = _FORMS[2]
+    else:
         raise PartitionError(
             f"found a {type(first).__name__}, expected a backend id, an ExportedProgram or a "
             "MethodProgramsPartitionerSpec"
