@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.ir.graph import Method
+from lowerdeck.emitter.passes.center_norms import center_norms
 from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
@@ -35,6 +36,7 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     fold_constants(method)
     legalize_scalars(method, config.table)
     legalize_operands(method)
+    center_norms(method, config.table)
     legalize_layouts(method, config.table)
     remove_copies(method)
     share_views(method)
