@@ -15,15 +15,16 @@ from torch.export import Dim, export
 
 import lowerdeck.emitter
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
-from lowerdeck.emitter.backend.instructions import KernelStep
 from lowerdeck.emitter.backend.linearize import linearize
 from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.frontend.read_graph import read_method
+from lowerdeck.emitter.ir.assertions import is_assertion
 from lowerdeck.emitter.ir.graph import Call, Kernel, Method, all_blocks, values_in
+from lowerdeck.emitter.ir.instructions import KernelStep
 from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
 from lowerdeck.emitter.ir.values import Role, TensorValue, channels_last_order
 from lowerdeck.emitter.memory.lifetimes import spans
-from lowerdeck.emitter.passes.drop_assertions import drop_assertions, is_assertion
+from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.fold_constants import fold_constants, is_repeatable
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter.backend.instructions import (
+from lowerdeck.emitter.errors import UnsupportedError
+from lowerdeck.emitter.ir.instructions import (
     BoolListArg,
     DoubleListArg,
     IntListArg,
     OptionalTensorListArg,
     TensorListArg,
 )
-from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.serializer import ScalarType
 

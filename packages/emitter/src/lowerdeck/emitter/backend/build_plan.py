@@ -8,7 +8,10 @@ from typing import Any
 
 from lowerdeck.emitter.backend.boxing import SCALAR_TYPES
 from lowerdeck.emitter.backend.external_weights import ExternalWeights
-from lowerdeck.emitter.backend.instructions import (
+from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck.emitter.frontend.delegates import DelegatePool
+from lowerdeck.emitter.frontend.states import StatePool
+from lowerdeck.emitter.ir.instructions import (
     BoolListArg,
     Code,
     DelegateStep,
@@ -21,9 +24,6 @@ from lowerdeck.emitter.backend.instructions import (
     Step,
     TensorListArg,
 )
-from lowerdeck.emitter.frontend.constants import ConstantPool
-from lowerdeck.emitter.frontend.delegates import DelegatePool
-from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value, root_of
 from lowerdeck.serializer import (
     AllocationDetails,

@@ -8,18 +8,6 @@ from typing import Any
 from torch import fx
 
 from lowerdeck.emitter.backend.boxing import box, box_untyped
-from lowerdeck.emitter.backend.instructions import (
-    Branches,
-    Code,
-    DelegateStep,
-    JumpStep,
-    KernelStep,
-    Label,
-    Loop,
-    MoveStep,
-    Step,
-    TensorListArg,
-)
 from lowerdeck.emitter.ir import runtime_ops
 from lowerdeck.emitter.ir.graph import (
     Block,
@@ -31,6 +19,18 @@ from lowerdeck.emitter.ir.graph import (
     Scan,
     While,
     values_in,
+)
+from lowerdeck.emitter.ir.instructions import (
+    Branches,
+    Code,
+    DelegateStep,
+    JumpStep,
+    KernelStep,
+    Label,
+    Loop,
+    MoveStep,
+    Step,
+    TensorListArg,
 )
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of

@@ -35,9 +35,9 @@ from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIO
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
 from lowerdeck.emitter.errors import DecompositionError, EmitterError, UnsupportedError
 from lowerdeck.emitter.frontend.provenance import Provenance
+from lowerdeck.emitter.ir.assertions import is_assertion
+from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
-from lowerdeck.emitter.passes.drop_assertions import is_assertion
-from lowerdeck.emitter.passes.select_kernels import find_kernel
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import (
     HigherOrderOperator,

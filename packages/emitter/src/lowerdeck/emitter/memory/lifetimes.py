@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lowerdeck.emitter.backend.instructions import Code
+from lowerdeck.emitter.ir.instructions import Code
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue
 
 Spans: TypeAlias = dict[Storage | None, int]

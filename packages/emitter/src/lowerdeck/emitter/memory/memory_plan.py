@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lowerdeck.emitter.backend.instructions import Code
 from lowerdeck.emitter.errors import MemoryPlanError
 from lowerdeck.emitter.frontend.states import StatePool
+from lowerdeck.emitter.ir.instructions import Code
 from lowerdeck.emitter.memory.lifetimes import Lifetime, lifetimes, most_live_bytes
 from lowerdeck.emitter.memory.placement import best_fit
 

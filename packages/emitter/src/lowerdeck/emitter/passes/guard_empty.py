@@ -17,9 +17,10 @@ import torch
 from lowerdeck.emitter._torch_private import lower_bound
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
-from lowerdeck.emitter.passes.select_kernels import find_kernel, source_of
+from lowerdeck.emitter.passes.select_kernels import source_of
 
 _ATEN = torch.ops.aten
 Size: TypeAlias = tuple[TensorValue, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from lowerdeck.emitter.backend.instructions import Code, KernelStep, Step
+from lowerdeck.emitter.ir.instructions import Code, KernelStep, Step
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue, root_of
 from lowerdeck.emitter.memory.lifetimes import Spans, spans
