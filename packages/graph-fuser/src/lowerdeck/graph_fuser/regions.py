@@ -182,6 +182,8 @@ def _order_members(tree: RegionTree) -> None:
     tree.region_of = dict(sorted(tree.region_of.items(), key=lambda pair: position[pair[0]]))
     for node, index in tree.region_of.items():
         tree.members[index].append(node)
+    # Children come after their parents in preorder, so that from the back each has its answer
+    # before it is handed to its parent.
     far = len(position)
     tree.first = [far] * len(tree.regions)
     for index in range(len(tree.regions) - 1, 0, -1):

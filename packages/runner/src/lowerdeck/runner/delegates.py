@@ -241,6 +241,8 @@ class DelegateStep:
         except ExecutionError:
             raise
         except Exception as error:
+            # Whoever tells its number of inputs got the right ones: then the fault is its own, and
+            # its type says more than ours.
             if isinstance(delegate.runtime, CountsInputs):
                 raise
             raise ExecutionError(
@@ -287,6 +289,7 @@ def _store_one(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: s
             f"backend {backend_id!r} returned {value.dtype} for value {spec.index}; the program "
             f"says {out.dtype}"
         )
+    # Shapes may vary at run time: the memory is planned for the largest.
     if value.shape != out.shape:
         resize(out, value.shape, spec)
     out.copy_(value)

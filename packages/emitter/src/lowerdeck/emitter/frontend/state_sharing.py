@@ -255,6 +255,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
     """Return the views of one state."""
+    # Of several names that of the first writer, methods in order: the same in every process.
     key = next(member.name for member in group if member.mutated)
     low: dict[tuple[str, int], int] = {}
     high: dict[tuple[str, int], int] = {}
@@ -296,15 +297,8 @@ def _check_writes(group: list[_Member]) -> None:
     """Refuse a method that writes one view while another one shows the same bytes."""
     for one in group:
         for other in group:
-            if (
-                one is other
-                or not one.mutated
-                or (one.method, one.memory)
-                != (
-                    other.method,
-                    other.memory,
-                )
-            ):
+            together = (one.method, one.memory) == (other.method, other.memory)
+            if one is other or not one.mutated or not together:
                 continue
             (a, b), (c, d) = one.extent, other.extent
             if a < d and c < b:

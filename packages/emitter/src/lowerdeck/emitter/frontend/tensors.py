@@ -102,6 +102,8 @@ class ValueFactory:
             self._bounds[size.node.expr] = bound
 
     def _bound(self, name: str, dim: int, size: torch.SymInt) -> int:
+        # By expression: thousands of values of a large model share a few, and asking sympy is
+        # slow.
         key = size.node.expr
         if key not in self._bounds:
             self._bounds[key] = upper_bound(size)

@@ -124,6 +124,8 @@ def fast_and_large(fast_bytes: int) -> MemoryPlanner:
         for index in order:
             if lives[index].nbytes > fast_bytes:
                 continue
+            # The live bytes alone are not enough: holes between storages may make a plan larger
+            # than that.
             chosen = [lives[i] for i in (*fast, index)]
             if most_live_bytes(chosen) <= fast_bytes and best_fit(chosen)[1] <= fast_bytes:
                 fast.append(index)
@@ -163,6 +165,7 @@ def plan_memory(code: Code, planner: MemoryPlanner, states: StatePool) -> Memory
         blocks.append(_block(life, place))
     for state in code.states:
         if state.storage is not None:
+            # A memory of its own: its offsets are the same in all methods, whatever these plan.
             place = Place(len(sizes), states.place(state.key, state.storage))
             state.storage.memory_id, state.storage.offset = place.memory_id, place.offset
             whole = Lifetime(state.storage, state.storage.nbytes, -1, len(code.steps))

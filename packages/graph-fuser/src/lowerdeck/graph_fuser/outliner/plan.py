@@ -71,6 +71,8 @@ class OutlinePlan:
         """
         index, tree = self._index[region], self._tree
         nodes = self._graphs.root_nodes() if index == ROOT else tree.members[index]
+        # Most regions of a large model call none: their bodies hold nodes alone, with no index to
+        # turn into a region.
         if not tree.children[index]:
             return body_order(tree, self._graphs.plan, index, nodes)  # type: ignore[return-value]
         return [
@@ -107,6 +109,8 @@ class OutlinePlan:
             RegionError: The region has another number of nodes than ``like``.
         """
         index, boundary = self._index[region], self._boundary
+        # In the order in which ``GraphBuilder.build`` makes the nodes of ``like``: they are
+        # matched by position, as names differ.
         entries = [(outer.name, self._meta(outer), True) for outer in boundary.inputs[index]]
         entries += [
             (read_label(path), self._meta(outer), outer.op != "get_attr")

@@ -115,6 +115,8 @@ class _Planner:
             return Body({})
         body = Body(anchored(self.tree, children, self.edges[index]))
         broken = self._broken(index, body)
+        # Only stretches with a broken precedence are sorted: elsewhere the user's order stays, and
+        # the whole costs no more than the stretches are long.
         for low, high in _merged(broken):
             body.windows.append((low, high, self._settle(index, body, low, high)))
         return body
@@ -153,6 +155,8 @@ class _Planner:
                 waits[target] += 1
         by_key = {at: item for item, at in key.items()}
         ready = [at for item, at in key.items() if not waits[item]]
+        # The earliest first: of all legal orders the one nearest to the user's, and always the
+        # same.
         heapq.heapify(ready)
         result: list[Item] = []
         while ready:

@@ -91,6 +91,8 @@ def _led(groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]) -> list
     group_of: dict[Node, int] = {}
     for number, group in enumerate(groups):
         for node in group:
+            # An element goes where its producer goes, so the group holds the producer in its
+            # stead.
             while node in follows:
                 node = follows[node]  # noqa: PLW2901
             above[root(number)] = root(group_of.setdefault(node, number))
@@ -222,6 +224,7 @@ def _condense(
         if item_of[first] != item_of[second]:
             after[item_of[first]].append(item_of[second])
     group_at = {item_of[group[0]]: number for number, group in enumerate(groups)}
+    # Items on one circle can only be one call, and only if all of them may be fused.
     component_of = [0] * count
     offenders: set[int] = set()
     components = strong_components(count, after)

@@ -148,6 +148,8 @@ def _keep_apart(
                 "keep_apart names nodes that a group, or a tuple's elements, hold together: "
                 f"{names}. Take one of them from the set or from the group."
             )
+        # Neighbours are enough: each pair puts the later item on a later level, hence all of them
+        # apart.
         for first, second in pairwise(numbers):
             keep_items_apart(items, first, second)
 

@@ -120,6 +120,8 @@ class PreparedModule(torch.nn.Module):
         for index, value in zip(self._user_inputs, args, strict=True):
             values[index] = value
         outputs = self._source[0](*values)
+        # Both are copied before anything changes: an output, or another new value, may be a view
+        # of state that is about to be written.
         returned = [_own(outputs[source], aliased) for source, aliased in self._plan.returned]
         changes = [
             (index, _own(outputs[source], aliased))
@@ -131,6 +133,7 @@ class PreparedModule(torch.nn.Module):
 
     def _fake_state(self, mode: FakeTensorMode) -> list[Any]:
         state = self._fake.get(mode)
+        # One set of fakes per mode: torch refuses to mix those of two traces.
         if state is None:
             state = [
                 mode.from_tensor(value, static_shapes=True)

@@ -154,6 +154,7 @@ def arrange_graph_outputs(
             f"the graph returns {len(values)} values but {len(output_specs)} output specs were "
             "given: give one spec per value"
         )
+    # A stable sort on one bit: within either kind the order stays what callers know.
     order = sorted(range(len(values)), key=lambda i: output_specs[i].kind not in MUTATIONS)
     if order == list(range(len(values))):
         return gm
@@ -237,6 +238,8 @@ def sub_program(
             )
         input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
         owned[outer[node.name]] = spec
+        # By where the owner has it and not by its kind: a buffer that is not persistent is a
+        # constant.
         holder = state if target in owning_program.state_dict else constants
         holder[target] = index.values[target]
     output_specs, mutated = _outputs(graph, call, index, {s.target for s in owned.values()})
@@ -337,6 +340,8 @@ def _plan_outputs(
             plan.first[position] = len(plan.mutations)
             plan.mutations.extend((value, spec) for spec in taken)
             plan.mutated[reader.name] = taken
+        # One user is the owner's output, which hands the new value back; that one the partition
+        # does now.
         if not taken or len(specs) > len(taken) or len(reader.users) > 1:
             plan.kept.append((position, value))
     return plan

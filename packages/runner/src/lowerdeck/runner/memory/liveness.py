@@ -101,6 +101,8 @@ def analyse(
     """
     kept = groups.bits(state)
     given = groups.bits(inputs)
+    # What one call leaves for the next one is found by going round: what is read first is needed
+    # at the end, which may make more so. It ends, since ``kept`` only grows.
     while True:
         at_end = groups.bits(outputs) | kept
         after: list[tuple[Bits, ...]] = []
@@ -126,6 +128,7 @@ def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
             needed = _any(before, chain.follow[index]) & ~renewed | reads
             if needed != before[index]:
                 before[index] = needed
+                # Without jumps one pass from the back has seen everything.
                 changed = chain.jumps
     return before
 

@@ -125,6 +125,7 @@ class Assembly:
         for section in order:
             if not section.size():
                 continue
+            # Gaps are zeros: the same program gives the same bytes.
             parts.append(b"\0" * (section.base - end))
             end = section.base + section.size()
             if isinstance(section, Blobs):

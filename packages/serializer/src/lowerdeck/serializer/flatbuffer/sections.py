@@ -196,6 +196,8 @@ class Records:
         for index, value in self._constants:
             words[index::width] = array("I", [value]) * count
         for index, vtable in self._tables:
+            # A table begins with the distance back to its vtable, which grows from record to
+            # record.
             start = self.base + 4 * index - vtable
             words[index::width] = array("I", range(start, start + count * stride, stride))
         for index, code, column, name in self._numbers:
@@ -217,6 +219,7 @@ def resolve(
     references: Iterable[int], positions: Iterable[int], bases: Sequence[int]
 ) -> Iterable[int]:
     """Return the offsets to write at ``positions`` so that they lead to ``references``."""
+    # A comprehension over columns, because this runs once for every offset of a file.
     return [
         bases[reference >> OFFSET_BITS] + (reference & _MASK) - position
         for reference, position in zip(references, positions, strict=False)

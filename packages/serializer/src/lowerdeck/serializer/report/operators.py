@@ -1,4 +1,4 @@
-"""The operators inside a payload of XNNPACK, the one backend that the official wheel carries."""
+"""The operators inside a payload of XNNPACK, the one backend whose payloads we can read."""
 
 from __future__ import annotations
 

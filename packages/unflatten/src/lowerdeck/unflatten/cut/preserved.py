@@ -242,6 +242,8 @@ class SignatureApplier:
     def _inner(self, cut: FlatCall, node: Node) -> Node | None:
         """Return the node of the call's graph that carries the value of ``node``."""
         found = cut.node_map.get(node)
+        # Calls inside were changed before, which replaced what carries their results, perhaps in
+        # turn.
         while found in self._replaced:
             found = self._replaced[found]
         return found
@@ -258,6 +260,7 @@ class SignatureApplier:
                     found = graph.placeholder(f"unused_{index}")
             placeholders.append(found)
         placeholders += [cut.node_map[node] for node in more]
+        # From the back, each to the front: the last one moved is the first argument.
         for placeholder in reversed(placeholders):
             head = next(iter(graph.nodes))
             if placeholder is not head:

@@ -78,6 +78,7 @@ def _note_equal_state(
         one, two = identities.get(other), identities.get(path)
         if one is not None and two is not None and one != two:
             continue
+        # A module that is never called has no known type: then its state alone must do.
         if types.get(path, types.get(other)) == types.get(other, types.get(path)):
             paths.alias(other, path)
             if two is not None:
