@@ -171,7 +171,22 @@ class RepeatedMasks(nn.Module):
         return tuple(found)
 
 
+class RepeatedInDisguise(nn.Module):
+    # What torch traces of dropout in evaluation is a clone, of which nothing repeats.
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for dropped in (nn.functional.dropout, nn.functional.alpha_dropout):
+            own = x * 1
+            wide = dropped(dropped(own.expand(4, 2, 3), 0.5, False), 0.5, False)
+            wide[wide > 0.1] = 9.0
+            first, _ = wide.transpose(1, 2).chunk(2)
+            first[:, :1].masked_fill_(first[:, :1] < 0, 7.0)
+            found += [own + 1, wide.sum(0)]
+        return tuple(found)
+
+
 MODELS = (
+    RepeatedInDisguise,
     TakenByTwo,
     RepeatedMasks,
     Repeated,

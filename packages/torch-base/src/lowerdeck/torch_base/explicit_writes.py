@@ -10,13 +10,14 @@ and the constant that a cache's own attribute was lifted to), or whose part is a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 from lowerdeck.torch_base._torch_private import (
     HigherOrderOperator,
@@ -204,6 +205,28 @@ def _alike(source: Node, own: Node) -> bool:
 
 def _alias(node: Node) -> None:
     node.target, node.args, node.kwargs = _ATEN.alias.default, node.args[:1], {}
+    if repeated_dims(node.args[0]):
+        _show_again(node)
+
+
+def _show_again(node: Node) -> None:
+    """Give ``node`` and its views values anew: the clone that torch traced repeats no memory."""
+    waiting = [node]
+    for shown in waiting:
+        args, kwargs = map_arg((shown.args, shown.kwargs), lambda given: given.meta["val"])
+        shown.meta = {**shown.meta, "val": shown.target(*args, **kwargs)}  # type: ignore[operator]
+        waiting += [user for user in shown.users if _is_view(user, shown)]
+
+
+def _is_view(user: Node, source: Node) -> bool:
+    if user.op != "call_function" or not user.args or user.args[0] is not source:
+        return False
+    if not isinstance(user.target, OpOverload):
+        return user.target is operator.getitem
+    schema = schema_of(user.target)
+    return not schema.is_mutable and (
+        hides_aliases(user.target) or any(result.alias_info for result in schema.returns)
+    )
 
 
 def _convert(node: Node) -> None:
