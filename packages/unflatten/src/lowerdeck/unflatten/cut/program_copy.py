@@ -19,6 +19,7 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
 )
 from lowerdeck.unflatten.calls.carrying import UNSURE_MODE
+from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
 from lowerdeck.unflatten.cut.preserved_frames import find_preserved_calls, forbid_replacing
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node
@@ -80,6 +81,8 @@ class ProgramCopier:
                 forbid_replacing(self.made, frame, frame.parent, UNSURE_MODE)
         find_preserved_calls(self.trace, self.made, self.reads, self._values)
         self._copy_output()
+        if self.made.preserved:
+            read_arguments_themselves(self.made)
         return self.made
 
     def _copy_placeholders(self) -> None:

@@ -1,0 +1,128 @@
+"""Values that a call computed nothing for: it was given them, and export named them anew.
+
+``x.to(x.dtype)`` and ``x.add_(1)`` return ``x`` itself. Export gives the tensor the name of the
+operator from then on, so that whoever reads ``x`` later seems to read what is computed inside the
+module: the residual around a norm, say. In eager it reads what it had all along, whatever module
+is called in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.unflatten.cut.preserved import Leaf
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor
+
+# They return their argument where there is nothing to convert.
+_CONVERSIONS = frozenset({"aten::to", "aten::contiguous", "aten::type_as"})
+
+
+def read_arguments_themselves(made: WorkingGraph) -> None:
+    """Let what is outside of a preserved call read the call's argument, not the call's name of it.
+
+    Results of the call stay what they are: a module in its place may return another value.
+
+    Args:
+        made: The whole working graph; changed.
+    """
+    frame_of = {node: frame for frame in made.tree.frames() for node in frame.nodes}
+    named_by: dict[Node, list[Frame]] = {}
+    for frame, call in made.preserved.items():
+        for leaf in call.nodes((*call.inputs, *call.outputs)):
+            named_by.setdefault(leaf, []).append(frame)
+    for node, inner in frame_of.items():
+        given = _given(node, inner, frame_of)
+        if given is None:
+            continue
+        for user in list(node.users):
+            if _only_hands_through(made, node, inner, frame_of.get(user, made.tree.root)):
+                user.replace_input_with(node, given)
+        _rename_leaves(made, node, inner, given, named_by)
+
+
+def _given(node: Node, inner: Frame, frame_of: dict[Node, Frame]) -> Node | None:
+    """Return the tensor from outside of ``inner`` that ``node`` returns, None if there is none."""
+    found = node
+    while _returns_argument(found) and isinstance(found.args[0], Node):
+        found = found.args[0]
+        if found.op == "get_attr":
+            # State, which each module reads by a name of its own.
+            return None
+        if frame_of.get(found) is not inner:
+            return found
+    return None
+
+
+def _returns_argument(node: Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or not node.args:
+        return False
+    schema = schema_of(node.target)
+    if schema.is_mutable:
+        returned, first = schema.returns, schema.arguments[0]
+        return (
+            len(returned) == 1
+            and first.alias_info is not None
+            and first.alias_info.is_write
+            and returned[0].alias_info is not None
+        )
+    return schema.name in _CONVERSIONS and _is_alike(node, node.args[0])
+
+
+def _is_alike(node: Node, source: object) -> bool:
+    one = node.meta.get("val")
+    other = source.meta.get("val") if isinstance(source, Node) else None
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    # As text: comparing symbolic sizes would note that they are equal.
+    told = [(t.dtype, t.device, t.layout, str(t.shape), str(t.stride())) for t in (one, other)]
+    return told[0] == told[1] and not _copies(node)
+
+
+def _copies(node: Node) -> bool:
+    names = [argument.name for argument in schema_of(node.target).arguments]  # type: ignore[arg-type]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return given.get("copy") is True
+
+
+def _only_hands_through(made: WorkingGraph, node: Node, inner: Frame, reader: Frame) -> bool:
+    """Return whether ``reader`` is outside of a preserved call of which ``node`` is no result."""
+    calls = [
+        made.preserved[frame]
+        for frame in _left(inner, common_ancestor(inner, reader))
+        if frame in made.preserved
+    ]
+    return bool(calls) and not any(node in call.outputs for call in calls)
+
+
+def _left(inner: Frame, outer: Frame) -> Iterator[Frame]:
+    """Yield the calls that a value leaves on its way from ``inner`` to ``outer``."""
+    frame: Frame | None = inner
+    while frame is not None and frame is not outer:
+        yield frame
+        frame = frame.parent
+
+
+def _rename_leaves(
+    made: WorkingGraph, node: Node, inner: Frame, given: Node, named_by: dict[Node, list[Frame]]
+) -> None:
+    """Let the arguments and results of other preserved calls be the argument itself too."""
+    for frame in named_by.get(node, ()):
+        call = made.preserved[frame]
+        inputs, outputs = call.inputs, call.outputs
+        caller = frame.parent if frame.parent is not None else frame
+        if _only_hands_through(made, node, inner, caller):
+            inputs = _renamed(inputs, node, given)
+        if _only_hands_through(made, node, inner, frame):
+            outputs = _renamed(outputs, node, given)
+        made.preserved[frame] = replace(call, inputs=inputs, outputs=outputs)
+        named_by.setdefault(given, []).append(frame)
+
+
+def _renamed(leaves: Iterable[Leaf], node: Node, given: Node) -> tuple[Leaf, ...]:
+    return tuple(given if leaf is node else leaf for leaf in leaves)

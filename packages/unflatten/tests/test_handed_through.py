@@ -1,0 +1,154 @@
+"""Modules that only hand a value through can be replaced: others read what they had all along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowerdeck.unflatten import unflatten
+
+
+class Norm(nn.Module):
+    # As in LLaMA: the conversion returns its argument, which is the residual of the caller.
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32).contiguous()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        normed: Tensor = self.weight * (wide * scale).to(x.dtype)
+        return normed
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Norm()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.work(self.norm(x))
+
+
+class HandsOn(nn.Module):
+    # The argument is given to another module, and returned by the caller and by the whole.
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Residual()
+        self.norm = Norm()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.inner(x)
+        z = self.norm(y)
+        return z, self.work(y), y, x
+
+
+class Increase(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.sum(-1)
+
+
+class Changes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.increase = Increase()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        total = self.increase(y)
+        return total, self.work(y), y + 1
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = nn.Sequential(nn.Sequential(Norm()), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        added: Tensor = self.outer(y) + y
+        return added
+
+
+class Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.float32)
+
+
+class ReturnsIt(nn.Module):
+    # What the child returns is its argument: whoever reads it may mean either.
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = Same()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.same(x * 2)
+        worked: Tensor = self.work(y)
+        return worked
+
+
+MODELS: tuple[Callable[[], nn.Module], ...] = (
+    *(Residual, HandsOn, Changes, Deep, ReturnsIt),
+    lambda: nn.Sequential(HandsOn().inner, Residual(), Residual()),
+)
+
+
+def swaps(eager: nn.Module, args: tuple[Any, ...]) -> dict[str, tuple[nn.Module, nn.Module]]:
+    """Return for each child the unflattened module in which it is eager's, and eager."""
+    paths = [name for name, _ in eager.named_modules() if name]
+    program = torch.export.export(eager, args, preserve_module_call_signature=tuple(paths))
+    found: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for path in paths:
+        made = unflatten(program)
+        made.set_submodule(path, eager.get_submodule(path))
+        found[path] = (made, eager)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_child_can_be_replaced_by_eagers(model: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 4)
+    for path, (made, eager) in swaps(model().eval(), (x,)).items():
+        for found, want in zip(made(x.clone()), eager(x.clone()), strict=True):
+            torch.testing.assert_close(found, want, msg=path)
+
+
+def test_residual_is_not_what_a_replacement_returns() -> None:
+    eager, x = Residual().eval(), torch.rand(2, 4)
+    program = torch.export.export(eager, (x,), preserve_module_call_signature=("norm",))
+    made = unflatten(program)
+    made.norm = nn.Tanh()
+    torch.testing.assert_close(made(x), x + eager.work(torch.tanh(x)))
+
+
+def test_result_that_is_the_argument_is_what_a_replacement_returns() -> None:
+    eager, x = ReturnsIt().eval(), torch.rand(2, 4)
+    program = torch.export.export(eager, (x,), preserve_module_call_signature=("same",))
+    made = unflatten(program)
+    made.same = nn.Tanh()
+    torch.testing.assert_close(made(x), eager.work(torch.tanh(x * 2)))
+
+
+def test_argument_is_not_changed_where_a_replacement_does_not() -> None:
+    class Total(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum(-1)
+
+    eager, x = Changes().eval(), torch.rand(2, 4)
+    program = torch.export.export(eager, (x,), preserve_module_call_signature=("increase",))
+    made = unflatten(program)
+    made.increase = Total()
+    total, worked, more = made(x)
+    torch.testing.assert_close(total, (x * 2).sum(-1))
+    torch.testing.assert_close(worked, eager.work(x * 2))
+    torch.testing.assert_close(more, x * 2 + 1)
