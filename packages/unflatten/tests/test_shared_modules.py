@@ -191,3 +191,32 @@ def _both(program: ExportedProgram) -> tuple[ExportedProgram, ExportedProgram]:
         # torch's own passes warn of torch's own deprecations.
         warnings.simplefilter("ignore")
         return program, program.run_decompositions()
+
+
+class Tied(Model):
+    """As in T5: the embedding has a name by which nobody calls it, and the head has its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(5, 3)
+        self.encoder = Model()
+        self.encoder.embed = self.shared
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.shared.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded: Tensor = nn.functional.embedding(x, self.encoder.embed.weight)
+        headed: Tensor = self.head(self.encoder.embed(x) + embedded)
+        return headed
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_tied_modules_of_two_types_are_two(strict: bool) -> None:
+    eager, ids = Tied(), torch.tensor([1, 3])
+    made: Any = unflatten(export(eager, (ids,), strict=strict))
+    torch.testing.assert_close(made(ids), eager(ids))
+    assert made.head is not made.shared
+    assert made.head.weight is made.shared.weight
+    assert made.encoder.embed.type_name().endswith("Embedding")
+    assert made.head.type_name().endswith("Linear")
+    assert list(made.state_dict()) == list(eager.state_dict())

@@ -20,6 +20,7 @@ from lowerdeck.unflatten._torch_private import (
 )
 from lowerdeck.unflatten.calls.carrying import UNSURE_MODE
 from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
+from lowerdeck.unflatten.cut.own_sizes import compute_own_sizes
 from lowerdeck.unflatten.cut.preserved_frames import find_preserved_calls, forbid_replacing
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node
@@ -83,6 +84,7 @@ class ProgramCopier:
         self._copy_output()
         if self.made.preserved:
             read_arguments_themselves(self.made)
+            compute_own_sizes(self.made)
         return self.made
 
     def _copy_placeholders(self) -> None:

@@ -67,22 +67,25 @@ def _note_equal_state(
     paths: ModulePaths, calls: _Calls, held: Mapping[str, tuple[object, ...]]
 ) -> None:
     types, identities = calls.types, calls.identities
-    by_state: dict[tuple[object, ...], str] = {}
-    for path in list(paths.order):
+    by_state: dict[tuple[object, ...], dict[object, str]] = {}
+    # What is called has a type, and comes first: a tied Linear and Embedding are two modules, and
+    # a name that is never called is one of them.
+    number = {path: index for index, path in enumerate(paths.order)}
+    for path in sorted(number, key=lambda path: path not in types):
         tensors = held.get(path)
         if not tensors:
             continue
-        other = by_state.setdefault(tensors, path)
+        alike = by_state.setdefault(tensors, {})
+        kind = types[path] if path in types else next(iter(alike), None)
+        other = alike.setdefault(kind, path)
         if other == path:
             continue
         one, two = identities.get(other), identities.get(path)
         if one is not None and two is not None and one != two:
             continue
-        # A module that is never called has no known type: then its state alone must do.
-        if types.get(path, types.get(other)) == types.get(other, types.get(path)):
-            paths.alias(other, path)
-            if two is not None:
-                identities[other] = two
+        paths.alias(*sorted((other, path), key=number.__getitem__))
+        if two is not None:
+            identities[other] = two
 
 
 def _note_foreign_calls(

@@ -1,0 +1,132 @@
+"""A preserved call asks its own arguments for sizes: it can be called alone, and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowerdeck.unflatten import unflatten
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        split = self.project(x).view(batch, length, 2, 4).transpose(1, 2)
+        joined: Tensor = split.transpose(1, 2).flatten(2)
+        return joined + torch.arange(batch * length).sum()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = Heads()
+        self.more = Heads()
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = x + self.heads(x)
+        more: Tensor = added + self.more(added)
+        return more
+
+
+class Blocks(nn.Module):
+    # The first asks for sizes that all the others read.
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = Block()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.second(self.first(x))
+        return y, torch.ones(x.shape[0] * x.shape[1]), torch.ones(x.shape[0])
+
+
+class Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[0] * x.shape[1] + 1
+        return torch.arange(count) + x.sum()
+
+
+class Doubled(nn.Module):
+    # The arguments have two rows for one of the whole's.
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0] // 2, 2, -1).sum(1)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counts()
+        self.doubled = Doubled()
+        self.again = Counts()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.doubled(torch.cat([x, x]).flatten(1))
+        return self.counts(x), y, self.again(x), torch.ones(x.shape[0] * x.shape[1])
+
+
+MODELS: tuple[Callable[[], nn.Module], ...] = (Blocks, Twice, Block)
+
+
+def exported(eager: nn.Module) -> torch.export.ExportedProgram:
+    paths = tuple(name for name, _ in eager.named_modules() if name)
+    sizes = {
+        0: torch.export.Dim("rows", min=2, max=9),
+        1: torch.export.Dim("length", min=2, max=9),
+    }
+    return torch.export.export(
+        eager,
+        (torch.rand(3, 5, 8),),
+        dynamic_shapes=(sizes,),
+        preserve_module_call_signature=paths,
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_child_can_be_replaced_by_eagers(model: Callable[[], nn.Module]) -> None:
+    eager = model().eval()
+    program = exported(eager)
+    for path in [name for name, _ in eager.named_modules() if name]:
+        made = unflatten(program)
+        made.set_submodule(path, eager.get_submodule(path))
+        for shape in ((3, 5, 8), (2, 4, 8), (7, 2, 8)):
+            x = torch.rand(shape)
+            for found, want in zip(made(x), eager(x), strict=True):
+                torch.testing.assert_close(found, want, msg=path)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_child_can_be_called_alone(model: Callable[[], nn.Module]) -> None:
+    eager = model().eval()
+    made = unflatten(exported(eager))
+    calls: list[tuple[str, Any, Any]] = []
+    for name, child in eager.named_modules():
+        if name:
+            child.register_forward_hook(
+                lambda _, args, result, name=name: calls.append((name, args, result))
+            )
+    for shape in ((3, 5, 8), (2, 4, 8), (7, 2, 8)):
+        eager(torch.rand(shape))
+    for name, args, result in list(calls):
+        torch.testing.assert_close(made.get_submodule(name)(*args), result, msg=name)
+
+
+def test_no_hidden_argument_shows() -> None:
+    made = unflatten(exported(Blocks().eval()))
+    seen: list[dict[str, Any]] = []
+    for child in made.modules():
+        assert "_carried" not in getattr(child, "code", "")
+        child.register_forward_pre_hook(
+            lambda _, __, kwargs: seen.append(kwargs),
+            with_kwargs=True,
+        )
+    made(torch.rand(3, 5, 8))
+    assert seen
+    assert not any(seen)
