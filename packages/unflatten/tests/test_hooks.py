@@ -14,7 +14,7 @@ from torch.nn.modules import module as registries
 from torch.utils import _pytree as pytree
 from unflatten_comparison import FORMS, assert_equal, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import InterpreterModuleDispatcher, UnflattenError, unflatten
+from lowerdeck.unflatten import InterpreterModuleDispatcher, unflatten
 
 if TYPE_CHECKING:
 
@@ -253,28 +253,3 @@ def test_a_failed_call_leaves_no_form_chosen() -> None:
             module(X)
         handle.remove()
         assert_equal(step(X), wanted)
-
-
-@pytest.mark.parametrize("preserved", [(), ("step",)])
-def test_a_module_put_around_several_forms_is_refused(preserved: tuple[str, ...]) -> None:
-    eager = Net()
-    options = {"forms": ("non-strict",), "preserve_module_call_signature": preserved}
-    module: Any = unflatten(programs(eager, (X,), **options)["non-strict"])
-    inner = module.step
-
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.ModuleList([inner])
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.inner[0](*args, **kwargs)
-
-    module.step = Around()
-    with pytest.raises(UnflattenError, match=r"Around is around .* several forms"):
-        module(X)
-    module.step = inner
-    assert_equal(module(X), eager(X))
-    if preserved:
-        module.step = eager.step
-        assert_equal(module(X), eager(X))

@@ -28,6 +28,7 @@ from lowerdeck.unflatten.modules.assembly import (
 from lowerdeck.unflatten.modules.bodies import BodyMaker
 from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children, restore
 from lowerdeck.unflatten.modules.generated_module import Body, shadow_own_names
+from lowerdeck.unflatten.modules.swap_table import NOT_REPLACEABLE
 from lowerdeck.unflatten.modules.unflattened_module import UnflattenedModule
 from lowerdeck.unflatten.trace.call_tree import release
 from lowerdeck.unflatten.trace.mutations import Mutations
@@ -113,7 +114,7 @@ def _built(
         range_constraints=dict(program.range_constraints),
         flat_args_adapter=flat_args_adapter,
         check_input_constraints=True,
-        meta=dict(program.graph_module.meta),
+        meta={**program.graph_module.meta, NOT_REPLACEABLE: working.forbidden},
     )
     modules = build_hierarchy(root, forms, trace.paths)
     install_state(modules, trace.state, trace.paths)

@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 
+from lowerdeck.unflatten.calls.chosen_forms import call_around
 from lowerdeck.unflatten.errors import UnflattenError
 
 CARRIED = "_carried"
 """Keyword by which a caller hands over values that are no arguments."""
+
+PRIVATE = "_lowerdeck"
+"""The one attribute that generated modules have beside those of ``torch.nn.Module``."""
 
 CARRIES = "carries"
 """Meta of a call that returns a pair: its result, and values read elsewhere that are no result."""
@@ -75,26 +79,32 @@ def must_be_generated(module: object, name: str, why: str) -> None:
         raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
 
 
-def form_of(module: torch.nn.Module, form: str) -> Callable[..., Any]:
+def form_of(module: torch.nn.Module, form: str, name: str) -> Callable[..., Any]:
     """Return what runs a further form of a call.
 
     Args:
-        module: What is where the forms were; another module has one ``forward`` for all.
+        module: What is where the forms were; another module has one ``forward`` for all. One
+            that was put around them lets them run this form, however deep in it they are.
         form: The attribute of the form.
+        name: The caller's name for the module of several forms.
 
     Raises:
-        UnflattenError: The module was put around the forms, and would run the first one.
+        UnflattenError: The module was put around another module of several forms.
     """
     if isinstance(module, Generated):
         found: Callable[..., Any] = getattr(module, form, module)
         return found
-    for inner in module.modules():
-        if isinstance(inner, Generated) and hasattr(inner, form):
-            raise UnflattenError(
-                f"A {type(module).__name__} is around a module that is called in several "
-                "forms, and cannot tell it which one is meant. Register hooks on that module "
-                "itself, or put a module that computes every form in its place, such as eager's."
-            )
+    inside = [inner for inner in module.modules() if isinstance(inner, Generated)]
+    around = [inner for inner in inside if hasattr(type(inner), form)]
+    meant = [inner for inner in around if name in inner.__dict__[PRIVATE].names]
+    if meant:
+        return partial(call_around, module, meant, int(form.rpartition("_")[2]))
+    if around:
+        raise UnflattenError(
+            f"A {type(module).__name__} is where {name!r} was, which is called in several forms, "
+            "and is around another module of several forms: nothing tells which of its forms is "
+            "meant. Put in its place a module that computes every form, such as eager's."
+        )
     return module
 
 

@@ -23,6 +23,7 @@ OWN_NAMES = frozenset(
         "print_readable",
         "call_modules",
         "tree_summary",
+        "swappable",
         "meta",
         "input_placeholders",
         "graph_signature",

@@ -295,7 +295,8 @@ class _Writer:
         # A module put in the dispatcher's place has one forward for all calls.
         if variant is None:
             return module
-        return f"{self.object_name(form_of)}({module}, {variant!r})"
+        name = path.rpartition(".")[2]
+        return f"{self.object_name(form_of)}({module}, {variant!r}, {name!r})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""

@@ -69,6 +69,7 @@ def find_preserved_calls(
 
 def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) -> None:
     """Let ``caller`` check before a call that its module is still the generated one."""
+    made.forbidden[frame.path] = why
     first = first_node(frame)
     if first is None:
         return

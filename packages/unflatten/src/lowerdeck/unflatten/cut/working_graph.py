@@ -31,6 +31,7 @@ class WorkingGraph:
         reads: The placeholder of the state that each other ``get_attr`` node reads.
         local: Where the graph is the program's own: for the name of a module and a placeholder of
             state the attribute by which calls of that module read it.
+        forbidden: Modules in whose place no other one would be right, and why.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class WorkingGraph:
     attributes: dict[str, torch.nn.Module] = field(default_factory=dict)
     reads: dict[Node, str] = field(default_factory=dict)
     local: Mapping[tuple[str, Node], str] = field(default_factory=dict)
+    forbidden: dict[str, str] = field(default_factory=dict)
 
 
 def enter_node(node: Node, frame: Frame, origin: Node | None = None) -> Node:

@@ -14,6 +14,7 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
     unsaved_buffers_of,
 )
+from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.code.call_targets import call_target
 from lowerdeck.unflatten.code.code import Source
 from lowerdeck.unflatten.modules.bodies import BodyMaker
@@ -117,7 +118,11 @@ def build_hierarchy(
     for name in paths.order:
         if name:
             outer, _, last = name.rpartition(".")
-            children_of(made[paths.canonical(outer)]).setdefault(last, made[paths.canonical(name)])
+            module = made[paths.canonical(name)]
+            children_of(made[paths.canonical(outer)]).setdefault(last, module)
+            if isinstance(module, InterpreterModuleDispatcher):
+                body: Body = module.__dict__[PRIVATE]
+                body.names = (*body.names, last)
     return made
 
 

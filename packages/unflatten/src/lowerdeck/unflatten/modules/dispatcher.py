@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.modules.generated_module import (
     FUNCTIONS,
-    PRIVATE,
     Body,
     Function,
     class_with,

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import torch
 
 from lowerdeck.unflatten._torch_private import children_of
-from lowerdeck.unflatten.modules.generated_module import PRIVATE, GeneratedModule, give_eager_type
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
 """Returns what a name gets in place of the module that was made for it."""

@@ -19,20 +19,17 @@ from lowerdeck.unflatten._torch_private import (
     module_state,
     parameters_of,
 )
-from lowerdeck.unflatten.calls.carrying import Generated
+from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
+from lowerdeck.unflatten.calls.chosen_forms import call_in_form, forward_of
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.call_targets import OWN_NAMES, form_name, lookup
 from lowerdeck.unflatten.code.code import Source, write_source
-from lowerdeck.unflatten.modules.chosen_forms import call_in_form, forward_of
 from lowerdeck.unflatten.modules.graph_record import (
     GraphRecord,
     ModuleRecord,
     record_graph,
     record_module,
 )
-
-PRIVATE = "_lowerdeck"
-"""The one attribute that generated modules have beside those of ``torch.nn.Module``."""
 
 Function = Callable[..., Any]
 
@@ -51,6 +48,7 @@ class Body:
         others: The bodies of further forms of the module's call.
         shadowed: Names of ours that the model gave to a child or to state.
         eager_type: The class that the module should be an instance of too.
+        names: The names that callers have for a module of several forms.
     """
 
     made: Graph | DeferredGraph
@@ -61,6 +59,7 @@ class Body:
     others: list[Body] = field(default_factory=list)
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -94,14 +93,14 @@ class Body:
         others = [other.record() for other in self.others]
         # What is built for a record is not kept.
         graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
-        names = (self.type_name, self.shadowed, self.eager_type)
+        names = (self.type_name, self.shadowed, self.eager_type, self.names)
         held = {name: record_module(module) for name, module in self.attributes.items()}
         return (graph, self.signature, held, others, names)
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
     """Return the body that ``Body.record`` recorded."""
-    graph, signature, attributes, others, (type_name, shadowed, eager_type) = record
+    graph, signature, attributes, others, (type_name, shadowed, eager_type, names) = record
     if not isinstance(graph, GraphRecord):
         raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
     held = {
@@ -109,7 +108,7 @@ def body_of(record: tuple[Any, ...]) -> Body:
         for name, value in attributes.items()
     }
     made = Body(graph.graph(), signature, held, type_name)
-    made.shadowed, made.eager_type = shadowed, eager_type
+    made.shadowed, made.eager_type, made.names = shadowed, eager_type, names
     made.others = [body_of(other) for other in others]
     return made
 

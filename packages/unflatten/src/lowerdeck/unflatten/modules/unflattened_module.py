@@ -10,6 +10,7 @@ from torch.fx import Node
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule
 from lowerdeck.unflatten.modules.readable import print_readable, tree_summary
+from lowerdeck.unflatten.modules.swap_table import SwapTable, swap_table
 
 
 class UnflattenedModule(GeneratedModule):
@@ -52,6 +53,19 @@ class UnflattenedModule(GeneratedModule):
             colored: Accepted for torch's sake; the text is plain.
         """
         return print_readable(self, "UnflattenedModule", print_output)
+
+    def swappable(self) -> SwapTable:
+        """Return which modules can be replaced and called alone, and why others cannot.
+
+        Example:
+            >>> import torch
+            >>> from lowerdeck.unflatten import export_preserving, unflatten
+            >>> eager = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+            >>> print(unflatten(export_preserving(eager, (torch.ones(1, 2),))).swappable())
+            0  replace  call
+            1  replace  call
+        """
+        return swap_table(self, self.__dict__["meta"])
 
     def tree_summary(self) -> str:
         """Return one line for each module: its name, eager's type and the size of its state."""

@@ -1,6 +1,6 @@
-"""Which form of a submodule a call is, where hooks are between the caller and the form.
+"""Which form of a submodule a call is, where hooks or a wrapper are between caller and form.
 
-torch runs hooks around ``forward`` alone, so that ``forward`` must learn which form is meant. The
+Both know one ``forward`` alone, so that ``forward`` must learn which form is meant. The
 caller's context tells it: each thread and each task has its own, and it ends with the call.
 """
 
@@ -28,7 +28,25 @@ def _call_in_form(
 
 
 _disable: Any = torch.compiler.disable
+
+
+def _call_around(
+    module: torch.nn.Module,
+    inside: Sequence[torch.nn.Module],
+    number: int,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call ``module`` and let the modules ``inside`` of it run one form."""
+    token = _CHOSEN.set({**_CHOSEN.get({}), **{id(inner): number for inner in inside}})
+    try:
+        return module(*args, **kwargs)
+    finally:
+        _CHOSEN.reset(token)
+
+
 call_in_form: Callable[..., Any] = _disable(_call_in_form)
+call_around: Callable[..., Any] = _disable(_call_around)
 """Uncompiled: a compiler would follow ``forward`` without the context, into another form."""
 
 

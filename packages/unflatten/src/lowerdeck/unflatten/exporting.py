@@ -1,0 +1,119 @@
+"""Export a model so that each of its modules can be taken out and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, export
+
+from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.modules.swap_table import NOT_RECORDED
+
+
+def export_preserving(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> ExportedProgram:
+    """Return ``model`` exported with the signature of each module that it calls.
+
+    The modules of ``unflatten(program)`` are then called as eager's: each can be called alone,
+    hooked, wrapped, and replaced by an eager module. A module that is called with what export
+    cannot record (a size that varies, text, an object of an unknown class) is exported without its
+    signature; ``swappable`` of the unflattened module says which and why.
+
+    Args:
+        model: The model; as for ``torch.export.export``.
+        args: Example arguments.
+        kwargs: Example keyword arguments.
+        dynamic_shapes: Which sizes vary.
+        **options: Further options of ``torch.export.export``.
+
+    Returns:
+        The program. It costs one export; three where some signature cannot be recorded.
+
+    Raises:
+        UnsupportedProgramError: ``preserve_module_call_signature`` is among the options.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.unflatten import export_preserving, unflatten
+        >>> eager = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> module = unflatten(export_preserving(eager, (torch.ones(1, 2),)))
+        >>> module.set_submodule("1", torch.nn.Tanh())
+        >>> bool((module(torch.ones(1, 2)) == torch.tanh(eager[0](torch.ones(1, 2)))).all())
+        True
+    """
+    if "preserve_module_call_signature" in options:
+        raise UnsupportedProgramError(
+            "found preserve_module_call_signature among the options; export_preserving records "
+            "the signature of every module: leave it out, or call torch.export.export."
+        )
+    paths = [path for path, _ in model.named_modules() if path]
+
+    def exported(recorded: Sequence[str]) -> ExportedProgram:
+        given = {"dynamic_shapes": dynamic_shapes, **options}
+        taken = dict(kwargs) if kwargs is not None else None
+        names = tuple(recorded)
+        return export(model, args, taken, preserve_module_call_signature=names, **given)
+
+    try:
+        return exported(paths)
+    except Exception:
+        # Which module it was is found by exporting without: torch's error does not say.
+        with _watched(model, paths) as found:
+            exported(())
+        if not found:
+            raise
+    program = exported([path for path in paths if path not in found])
+    program.graph_module.meta[NOT_RECORDED] = dict(found)
+    return program
+
+
+@contextmanager
+def _watched(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Note which modules are called with, or return, what export cannot record, and what."""
+    found: dict[str, str] = {}
+    structures: dict[str, object] = {}
+    with ExitStack() as stack:
+        for path in paths:
+
+            def watch(
+                _: torch.nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                result: Any,
+                path: str = path,
+            ) -> None:
+                taken, in_spec = pytree.tree_flatten((args, kwargs))
+                returned, out_spec = pytree.tree_flatten(result)
+                for what, leaves in (("takes", taken), ("returns", returned)):
+                    stranger = next((leaf for leaf in leaves if not _is_recordable(leaf)), None)
+                    if stranger is not None:
+                        found.setdefault(path, f"{what} {_described(stranger)}")
+                if structures.setdefault(path, (in_spec, out_spec)) != (in_spec, out_spec):
+                    found.setdefault(path, "is called with arguments of several structures")
+
+            module = model.get_submodule(path)
+            handle = module.register_forward_hook(watch, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield found
+
+
+def _is_recordable(leaf: object) -> bool:
+    return leaf is None or isinstance(leaf, (torch.Tensor, bool, int, float))
+
+
+def _described(leaf: object) -> str:
+    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return "a number that varies"
+    if isinstance(leaf, str):
+        return f"the text {leaf!r}"
+    return f"an object of class {type(leaf).__name__}, which is no pytree node"

@@ -1,0 +1,118 @@
+"""Which modules of an unflattened program can be replaced and called alone, and why others not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.python_names import on_one_line
+from lowerdeck.unflatten.modules.container import Container
+from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
+
+NOT_RECORDED = "lowerdeck_not_recorded"
+"""Where the meta of a graph module has the modules whose signatures export could not record."""
+
+NOT_REPLACEABLE = "lowerdeck_not_replaceable"
+"""Where the meta of the outermost module has those in whose place no other one would be right."""
+
+_FLAT = (
+    "takes and returns flat values: the program does not tell its signature; export the model "
+    "with export_preserving"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What can be done with one module.
+
+    Attributes:
+        path: Its name.
+        replaceable: Whether an eager module of the same signature may be put in its place.
+        callable_alone: Whether it computes everything from its arguments and its own state.
+        reason: Why one of these is not so; "" where both are.
+    """
+
+    path: str
+    replaceable: bool
+    callable_alone: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapTable(Sequence[Swap]):
+    """A row for each module that the program calls, outer ones first; prints as a table.
+
+    Attributes:
+        rows: The rows.
+    """
+
+    rows: tuple[Swap, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Swap: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Swap, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Swap | tuple[Swap, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        width = max((len(on_one_line(row.path)) for row in self.rows), default=0)
+        return "\n".join(
+            f"{on_one_line(row.path):<{width}}  {_mark(row.replaceable, 'replace')}  "
+            f"{_mark(row.callable_alone, 'call')}  {on_one_line(row.reason)}".rstrip()
+            for row in self.rows
+        )
+
+
+def _mark(can: bool, what: str) -> str:
+    return what if can else "-" * len(what)
+
+
+def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
+    """Return what can be done with each module under ``root``.
+
+    Args:
+        root: The outermost module.
+        meta: Its metadata, which has the modules that are known not to be replaceable.
+    """
+    not_recorded, forbidden = meta.get(NOT_RECORDED, {}), meta.get(NOT_REPLACEABLE, {})
+    return SwapTable(tuple(_rows(root, not_recorded, forbidden)))
+
+
+def _rows(
+    root: torch.nn.Module, not_recorded: Mapping[str, str], forbidden: Mapping[str, str]
+) -> Iterator[Swap]:
+    for path, module in root.named_modules():
+        if not path or isinstance(module, Container):
+            continue
+        if not isinstance(module, GeneratedModule):
+            yield Swap(path, replaceable=True, callable_alone=True)
+            continue
+        body: Body = module.__dict__[PRIVATE]
+        signatures = [form.signature for form in (body, *body.others)]
+        known = [signature for signature in signatures if signature is not None]
+        carries = max((signature.carries for signature in known), default=0)
+        carried = max((signature.carried for signature in known), default=0)
+        if path in forbidden:
+            yield Swap(path, False, not carried, forbidden[path])
+        elif len(known) < len(signatures):
+            told = not_recorded.get(path)
+            why = f"{told}, which export cannot record" if told else _FLAT
+            yield Swap(path, False, True, why)
+        elif carries:
+            why = f"computes {carries} values that other modules read without being given them"
+            yield Swap(path, False, not carried, why)
+        elif carried:
+            why = f"reads {carried} values that other modules compute and that are no arguments"
+            yield Swap(path, True, False, why)
+        else:
+            yield Swap(path, True, True)
