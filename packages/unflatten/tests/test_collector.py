@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import Region
 from lowerdeck.unflatten import InterpreterModule, unflatten
-from lowerdeck.unflatten.modules.generated_module import PRIVATE
+from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.flat_items import Item, Scope
 

@@ -20,9 +20,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.float32).contiguous()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        normed: Tensor = self.weight * (wide * scale).to(x.dtype)
-        return normed
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return torch.mul(self.weight, scaled.to(x.dtype))
 
 
 class Residual(nn.Module):
