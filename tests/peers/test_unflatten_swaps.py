@@ -92,3 +92,15 @@ def test_every_module_can_be_replaced_by_eagers(item: Configured) -> None:
     assert not found["alone, wrong"]
     assert found["refused"] <= REFUSED
     assert len(reasons) == found["refused"]
+
+
+@pytest.mark.parametrize("item", CHOSEN)
+def test_every_module_of_a_plain_export_can_be_called_alone(item: Configured) -> None:
+    torch.manual_seed(0)
+    eager, args = item.build(transformers), item.calls()[0]
+    with torch.no_grad():
+        made = unflatten(torch.export.export(eager, args), preserve="all")
+        assert is_same(made(*args), eager(*args))
+        for path, (given, named, result) in recorded(made, args).items():
+            assert all(isinstance(leaf, torch.Tensor) for leaf in given) or not path, path
+            assert is_same(made.get_submodule(path)(*given, **named), result), path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -42,6 +42,7 @@ def unflatten(
     flat_args_adapter: FlatArgsAdapter | None = None,
     *,
     inplace: bool = True,
+    preserve: Literal["all"] | None = None,
     restore_types: bool | torch.nn.Module = False,
     module_factory: ModuleFactory | None = None,
 ) -> UnflattenedModule:
@@ -56,6 +57,9 @@ def unflatten(
         inplace: Write mutated buffers and inputs in the modules that own them, as eager does.
             Otherwise the graphs of a functional program stay functional, and the outermost code
             writes at its end.
+        preserve: With ``"all"`` every child can be called alone: as eager's if the program tells
+            its signature, otherwise with the tensors that it reads, in the order of their first
+            use. Sizes are computed from these.
         restore_types: Make each child an instance of its eager class too, where that class is
             loaded; given the eager module, also copy the plain attributes of its children.
         module_factory: Called with the name and the module of each child; what it returns takes
@@ -84,10 +88,15 @@ def unflatten(
             "expected a program without a backward signature; found one that computes gradients "
             "in its own graph. Export the forward pass alone."
         )
+    if preserve not in (None, "all"):
+        raise UnsupportedProgramError(
+            f"expected preserve='all' or None; found {preserve!r}. To preserve the signatures of "
+            "some modules, export with preserve_module_call_signature."
+        )
     with collector_held():
         program = without_effect_tokens(module)
         mend_program(program)
-        made, modules = _built(program, flat_args_adapter, inplace)
+        made, modules = _built(program, flat_args_adapter, inplace, preserve == "all")
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
         restore(modules, eager)
@@ -97,11 +106,15 @@ def unflatten(
 
 
 def _built(
-    program: ExportedProgram, flat_args_adapter: FlatArgsAdapter | None, inplace: bool
+    program: ExportedProgram,
+    flat_args_adapter: FlatArgsAdapter | None,
+    inplace: bool,
+    preserve_all: bool,
 ) -> tuple[UnflattenedModule, Mapping[str, torch.nn.Module]]:
     trace = Trace.of(program, inplace=inplace)
     # Most programs for inference are cut as they are; a copy is for what must be changed first.
-    working = direct_graph(trace) or ProgramCopier(trace).build()
+    direct = None if preserve_all else direct_graph(trace)
+    working = direct or ProgramCopier(trace, preserve_all=preserve_all).build()
     maker = BodyMaker(working, *cut(working))
     forms = share(in_call_order(trace.tree.root), maker, trace.paths)
     graph, attributes = maker.root_graph()

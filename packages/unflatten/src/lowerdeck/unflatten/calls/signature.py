@@ -38,6 +38,7 @@ class CallSignature:
         carries: Number of values returned beside the result.
         updates: What the first outputs of the graph are to overwrite after it has run: the
             attribute path of some state, or None and the number of an argument's leaf.
+        flat: Whether this is no signature of eager's: tensors are taken as they are used.
     """
 
     in_spec: pytree.TreeSpec
@@ -49,6 +50,7 @@ class CallSignature:
     carried: int = 0
     carries: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
+    flat: bool = False
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

@@ -19,6 +19,11 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
 )
 from lowerdeck.unflatten.calls.carrying import UNSURE_MODE
+from lowerdeck.unflatten.cut.flat_calls import (
+    flat_call,
+    frames_without_signature,
+    result_alone,
+)
 from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
 from lowerdeck.unflatten.cut.own_sizes import compute_own_sizes
 from lowerdeck.unflatten.cut.preserved_frames import find_preserved_calls, forbid_replacing
@@ -38,10 +43,12 @@ class ProgramCopier:
 
     Args:
         trace: The program; it stays as it is.
+        preserve_all: Whether calls without a recorded signature get one of flat tensors.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, preserve_all: bool = False) -> None:
         self.trace: Trace = trace
+        self.preserve_all: bool = preserve_all
         self.program: ExportedProgram = trace.program
         self.items: Sequence[Item] = trace.items
         self.state: ProgramState = trace.state
@@ -82,10 +89,18 @@ class ProgramCopier:
                 forbid_replacing(self.made, frame, frame.parent, UNSURE_MODE)
         find_preserved_calls(self.trace, self.made, self.reads, self._values)
         self._copy_output()
-        if self.made.preserved:
-            read_arguments_themselves(self.made)
-            compute_own_sizes(self.made)
+        self._part_calls()
         return self.made
+
+    def _part_calls(self) -> None:
+        """Let preserved calls depend on their arguments alone, as far as these tell."""
+        flat = frames_without_signature(self.made) if self.preserve_all else []
+        self.made.preserved.update((frame, result_alone(frame)) for frame in flat)
+        if not self.made.preserved:
+            return
+        read_arguments_themselves(self.made)
+        self.made.preserved.update((frame, flat_call(frame)) for frame in flat)
+        compute_own_sizes(self.made)
 
     def _copy_placeholders(self) -> None:
         for node in self.program.graph.nodes:

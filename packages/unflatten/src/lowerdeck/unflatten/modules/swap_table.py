@@ -104,10 +104,10 @@ def _rows(
         carried = max((signature.carried for signature in known), default=0)
         if path in forbidden:
             yield Swap(path, False, not carried, forbidden[path])
-        elif len(known) < len(signatures):
+        elif len(known) < len(signatures) or any(signature.flat for signature in known):
             told = not_recorded.get(path)
             why = f"{told}, which export cannot record" if told else _FLAT
-            yield Swap(path, False, True, why)
+            yield Swap(path, False, not carried, why)
         elif carries:
             why = f"computes {carries} values that other modules read without being given them"
             yield Swap(path, False, not carried, why)
