@@ -9,9 +9,21 @@ import torch
 from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
 from torch._higher_order_ops import while_loop
+from torch.fx import Graph
+from torch.fx import traceback as fx_traceback
 
-from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
+from lowerdeck.decompose import (
+    DecomposeError,
+    DecompositionCache,
+    Rules,
+    can_keep,
+    decompose,
+    explain,
+    take_apart,
+)
 from lowerdeck.torch_base import explicit
+
+ATEN = torch.ops.aten
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -186,6 +198,8 @@ def test_what_may_return_its_argument_cannot_be_kept() -> None:
         decompose(program, keep=[torch.ops.aten.reshape.default])
     with pytest.raises(DecomposeError, match="no overload"):
         decompose(program, keep=[torch.ops.aten.linear])  # type: ignore[list-item]
+    asked = [ATEN.reshape.default, ATEN.linear, ATEN.linear.default, ATEN.relu.default]
+    assert list(map(can_keep, asked)) == [False, False, True, True]
 
 
 def test_rules_of_the_user_are_used() -> None:
@@ -303,3 +317,53 @@ def test_what_no_program_of_values_can_tell_is_refused() -> None:
     program = torch.export.export(Overlapping(), (torch.ones(4),))
     with pytest.raises(DecomposeError, match="overlap in memory"):
         decompose(program)
+
+
+def _targets(graph: Graph) -> list[Any]:
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+def test_rules_may_keep_one_call_and_take_the_next_apart() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.silu(x) + nn.functional.silu(x.double()).float()
+
+    def narrow(x: torch.Tensor) -> Any:
+        return x * torch.sigmoid(x) if x.dtype is torch.float32 else NotImplemented
+
+    program = torch.export.export(Twice(), (torch.ones(2, 3),))
+    parts = take_apart(program, Rules({ATEN.silu.default: narrow}, {}))
+    found = _targets(parts.graph_module.graph)
+    assert found.count(ATEN.sigmoid.default) == found.count(ATEN.silu.default) == 1
+
+
+def test_rules_that_look_at_the_result_are_asked_for_each_result() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def rule(x: torch.Tensor) -> Any:
+        held = fx_traceback.get_current_meta().get("val", x)
+        asked.append(held.stride())
+        return NotImplemented
+
+    program = torch.export.export(Blocks(3), (torch.ones(2, 8),))
+    gelus = program.graph.find_nodes(op="call_function", target=ATEN.gelu.default)
+    held = gelus[1].meta["val"]
+    # As where an operator before it was taken apart into another layout.
+    gelus[1].meta["val"] = held.t().contiguous().t()
+    take_apart(program, Rules({ATEN.gelu.default: rule}, {}, by_result=True))
+    assert asked == [(8, 1), (1, 2)]
+    asked.clear()
+    take_apart(program, Rules({ATEN.gelu.default: rule}, {}))
+    assert len(asked) == 1
+
+
+def test_a_program_that_cannot_be_told_call_by_call_has_parts_all_the_same() -> None:
+    class Narrowing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).squeeze_(0) + 1
+
+    program = torch.export.export(Narrowing(), (torch.ones(1, 3),))
+    assert explain(program).reason is not None
+    parts = take_apart(program, Rules({}, {}))
+    assert ATEN.add.Tensor in _targets(parts.graph_module.graph)
+    assert not any("squeeze_" in str(target) for target in _targets(parts.graph_module.graph))

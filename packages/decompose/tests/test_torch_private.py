@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node
+from torch.fx import traceback as fx_traceback
 
 from lowerdeck.decompose import _torch_private as private
 from lowerdeck.torch_base import FakeTensorMode, core_decompositions
@@ -168,6 +169,29 @@ def test_sizes_are_computed_once_and_checked() -> None:
 def test_a_program_is_assembled_around_a_graph() -> None:
     program = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
     signature = program.graph_signature
-    made = private.assemble(program, torch.nn.Module(), program.graph, signature)
+    made = private.assemble(program, program.graph_module, signature)
     torch.testing.assert_close(made.module()(torch.ones(1, 2)), program.module()(torch.ones(1, 2)))
     assert made.state_dict is program.state_dict
+
+
+def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:
+    program = export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+    rules = core_decompositions()
+    kept = private.retrace(program, rules, {ATEN.linear.default: lambda *_: NotImplemented})
+    gone = private.retrace(program, rules, {})
+    targets = [
+        [n.target for n in m.graph.nodes if n.op == "call_function"] for m, *_ in (kept, gone)
+    ]
+    assert targets[0] == [ATEN.linear.default]
+    assert ATEN.linear.default not in targets[1]
+    assert ATEN.addmm.default in targets[1]
+    assert kept[2].keys() == program.state_dict.keys()
+    assert kept[3] == {}
+
+
+def test_what_is_traced_can_see_the_node_that_it_stands_for() -> None:
+    program = export(torch.nn.ReLU(), (torch.ones(3, 2),))
+    (node,) = program.graph.find_nodes(op="call_function", target=ATEN.relu.default)
+    with fx_traceback.preserve_node_meta(), private.standing_for(node):
+        assert fx_traceback.get_current_meta()["val"] is node.meta["val"]
+    assert "val" not in fx_traceback.get_current_meta()

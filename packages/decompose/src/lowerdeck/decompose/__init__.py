@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.decomposing import Explanation, decompose, explain
+from lowerdeck.decompose.decomposing import Explanation, Parts, decompose, explain, take_apart
 from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.decompose.rules import Rules, can_keep
 
-__all__ = ["DecomposeError", "DecompositionCache", "Explanation", "decompose", "explain"]
+__all__ = [
+    "DecomposeError",
+    "DecompositionCache",
+    "Explanation",
+    "Parts",
+    "Rules",
+    "can_keep",
+    "decompose",
+    "explain",
+    "take_apart",
+]

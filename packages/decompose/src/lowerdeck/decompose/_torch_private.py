@@ -22,6 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.export import ExportedProgram
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 from torch.export.exported_program import (
+    _decompose_and_get_gm_with_new_signature_constants,
     _get_updated_module_call_graph,
     _get_updated_range_constraints,
     _override_composite_implicit_decomp,
@@ -70,7 +71,9 @@ __all__ = [
     "own_rule",
     "record",
     "replace_view",
+    "retrace",
     "split_table",
+    "standing_for",
     "tracing_lock",
 ]
 
@@ -229,6 +232,45 @@ class Recording:
     unbacked: bool
     tokens: bool
     reshaped: bool
+
+
+def standing_for(node: Node) -> AbstractContextManager[Any]:
+    """Return a context in which what is traced stands for ``node``, whose meta rules can see.
+
+    Args:
+        node: A node of the original program.
+    """
+    context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
+    return context
+
+
+def retrace(
+    program: ExportedProgram,
+    others: Mapping[OperatorBase, Callable[..., Any]],
+    composites: Mapping[OperatorBase, Callable[..., Any]],
+) -> tuple[GraphModule, ExportGraphSignature, dict[str, Any], dict[str, Any]]:
+    """Return what torch makes of a whole program: module, signature, state and constants.
+
+    ``ExportedProgram.run_decompositions`` does the same, but overrides each of the 500 composite
+    operators one by one, and verifies what comes out.
+
+    Args:
+        program: The program, which is not changed.
+        others: How operators are taken apart.
+        composites: How composite operators are.
+    """
+    with unset_fake_temporarily(), warnings.catch_warnings():
+        # torch copies its own pytree specs, which warns about how it is done.
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        module, signature, state, *more = _decompose_and_get_gm_with_new_signature_constants(
+            program,
+            cia_to_decomp=dict(composites),
+            python_decomp_table=dict(others),
+            joint_loss_index=None,
+            decompose_custom_triton_ops=False,
+        )
+    # From 2.14 on torch gives back the constants too: those that tracing lifted are among them.
+    return module, signature, state, more[0] if more else program.constants
 
 
 @contextmanager
@@ -448,41 +490,32 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
         _loaded("torch.export._trace")._replace_unbacked_bindings(graph_module)
 
 
-@dataclass(frozen=True, slots=True)
-class _GraphOnly:
-    """Stands for a graph module, which would be compiled, where only its graph is asked for."""
-
-    graph: Graph
-
-
 def assemble(
-    program: ExportedProgram, root: torch.nn.Module, graph: Graph, signature: ExportGraphSignature
+    program: ExportedProgram, graph_module: GraphModule, signature: ExportGraphSignature
 ) -> ExportedProgram:
     """Return a program like ``program``, with its tensors, around a graph that was made from it.
 
     Args:
         program: The program.
-        root: Holds what the graph refers to.
-        graph: The graph; its nodes know by ``from_node`` what they were made from.
+        graph_module: The graph; its nodes know by ``from_node`` what they were made from.
         signature: What describes it.
     """
-    only: Any = _GraphOnly(graph)
     with warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         calls = _get_updated_module_call_graph(
             program.graph_module,
             program.graph_signature,
-            only,
+            graph_module,
             signature,
             program.module_call_graph,
         )
     made = ExportedProgram(
-        root=root,
-        graph=graph,
+        root=graph_module,
+        graph=graph_module.graph,
         graph_signature=signature,
         state_dict=program.state_dict,
-        range_constraints=_get_updated_range_constraints(only, program.range_constraints),
+        range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
         module_call_graph=calls,
         example_inputs=program.example_inputs,
         constants=program.constants,

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.decompose._torch_private import (
     assemble,
     fake_mode_of,
     insert_assertions,
+    retrace,
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
@@ -37,6 +38,23 @@ from lowerdeck.torch_base import (
     is_traceable_wrapper_subclass,
     written_overlap,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A program taken apart, before an ``ExportedProgram`` is made of it.
+
+    Attributes:
+        graph_module: The functional graph, with those of its control flow inside.
+        graph_signature: What each input and output is.
+        state_dict: Parameters and persistent buffers.
+        constants: All other tensors.
+    """
+
+    graph_module: GraphModule
+    graph_signature: ExportGraphSignature
+    state_dict: Mapping[str, Any]
+    constants: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +101,35 @@ def decompose(
     rules = Rules.of(table, kept)
     said = _explicit(exported_program)
     try:
-        return _by_calls(said, rules, cache)[0]
+        parts, _ = _by_calls(said, rules, cache)
     except WholeProgramError:
         return _as_a_whole(said, table, kept)
+    return assemble(said, parts.graph_module, parts.graph_signature)
+
+
+def take_apart(
+    exported_program: ExportedProgram, rules: Rules, *, cache: DecompositionCache | None = None
+) -> Parts:
+    """Return what ``exported_program`` is made of when taken apart by ``rules``.
+
+    For a compiler that goes on with the graph: ``rules`` name only what differs from what torch
+    does by itself, one may keep a call and take the next apart, and no ``ExportedProgram`` is
+    made, whose verification refuses a right graph in which two buffers get the same new value.
+
+    Args:
+        exported_program: As for ``decompose``.
+        rules: How operators are taken apart.
+        cache: As for ``decompose``.
+
+    Raises:
+        DecomposeError: The program writes memory that no program of values can tell.
+    """
+    said = _explicit(exported_program)
+    try:
+        return _by_calls(said, rules, cache)[0]
+    except WholeProgramError:
+        with tracing_lock:
+            return Parts(*retrace(said, rules.others, rules.composites))
 
 
 def explain(
@@ -141,7 +185,7 @@ def _checked(program: Any, table: Any, keep: Any, cache: Any) -> frozenset[OpOve
 
 def _by_calls(
     program: ExportedProgram, rules: Rules, cache: DecompositionCache | None
-) -> tuple[ExportedProgram, Templates]:
+) -> tuple[Parts, Templates]:
     _check(program)
     graph_module = program.graph_module
     mode = fake_mode_of(graph_module)
@@ -169,9 +213,11 @@ def _by_calls(
         made = graph.output(nodes)
         made.meta.update(last.meta)
         graph.eliminate_dead_code()
+        made_module = GraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
-            insert_assertions(GraphModule(regions.root, graph))
-        return assemble(program, regions.root, graph, signature), templates
+            insert_assertions(made_module)
+        made_module.meta.update(graph_module.meta)
+        return Parts(made_module, signature, program.state_dict, program.constants), templates
 
 
 def _check(program: ExportedProgram) -> None:

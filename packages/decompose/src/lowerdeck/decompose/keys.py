@@ -123,6 +123,19 @@ def call_of(
     return Call(key, tuple(inputs), nodes, args, kwargs, known, differentiable)
 
 
+def result_key(value: Any) -> Any:
+    """Return what a rule may ask of the result of a call, for the key of the call.
+
+    Args:
+        value: What the call gave in the original program: a tree of fake tensors and others.
+    """
+    if isinstance(value, torch.Tensor):
+        return TensorFacts.of(value).key()
+    if isinstance(value, (tuple, list)):
+        return tuple(map(result_key, value))
+    return type(value)
+
+
 def fill(tree: Any, inputs: Any) -> Any:
     """Return arguments with inputs in their slots.
 

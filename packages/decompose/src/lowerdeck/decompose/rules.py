@@ -29,10 +29,14 @@ class Rules:
         others: By operator, for what torch keeps whole while it traces.
         composites: By composite operator, where torch would take it apart in another way than
             asked for; a rule that returns ``NotImplemented`` keeps it whole.
+        by_result: Whether rules look at what the call gave in the original program, which is
+            ``torch.fx.traceback.get_current_meta()["val"]`` where that is known: calls with other
+            results are then distinct.
     """
 
     others: Table
     composites: Table
+    by_result: bool = False
 
     @classmethod
     def of(cls, table: Table | None, keep: Iterable[OpOverload] = ()) -> Rules:
@@ -97,13 +101,26 @@ def _takes_apart_itself(rule: Callable[..., Any]) -> bool:
     return getattr(function, "__name__", "") == "_special_op_to_decompose_cia"
 
 
+def can_keep(operator: object) -> bool:
+    """Return whether ``keep`` may name ``operator``.
+
+    torch takes apart at once what may return its argument or a view of it, or writes.
+
+    Args:
+        operator: An overload of an operator; anything else cannot be kept.
+    """
+    if not isinstance(operator, OpOverload):
+        return False
+    return not is_taken_apart(operator) or is_preservable(operator)
+
+
 def _check_kept(operator: Any) -> None:
     if not isinstance(operator, OpOverload):
         raise DecomposeError(
             f"keep names {operator!r}, which is no overload of an operator: give overloads, such "
             "as torch.ops.aten.linear.default"
         )
-    if is_taken_apart(operator) and not is_preservable(operator):
+    if not can_keep(operator):
         raise DecomposeError(
             f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
             "and torch takes it apart before it can tell; leave it out of keep"

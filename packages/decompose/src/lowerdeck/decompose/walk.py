@@ -10,11 +10,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from lowerdeck.decompose._torch_private import as_dispatched, base_name, is_taken_apart
+from lowerdeck.decompose._torch_private import (
+    as_dispatched,
+    base_name,
+    is_taken_apart,
+    standing_for,
+)
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.heritage import Heritage
-from lowerdeck.decompose.keys import Slot, call_of
+from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
@@ -170,7 +175,13 @@ class Walk:
         return self.base(made.memory, source)
 
     def call(
-        self, target: Any, args: Any, kwargs: Any, source: Node, unbacked: Node | None = None
+        self,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        source: Node,
+        unbacked: Node | None = None,
+        result: Node | None = None,
     ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
 
@@ -180,12 +191,16 @@ class Walk:
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
             unbacked: The same, where it gives sizes that are known only at run time.
+            result: The same, where it gives what is called.
 
         Raises:
             WholeProgramError: It does what cannot be told call by call.
         """
         state = tuple(key for key, _ in self.state)
         contexts = tuple(enter for _, enter in self.state)
+        if self.templates.rules.by_result and result is not None:
+            state = (*state, result_key(result.meta.get("val")))
+            contexts = (*contexts, lambda: standing_for(result))
         call = call_of(
             target, args, kwargs, lambda v: self.current(v, source), self.writer.facts, state
         )
@@ -226,7 +241,7 @@ class Walk:
             raise WholeProgramError(f"{node.name!r} calls {target}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
-        return self.call(target, args, kwargs, node)
+        return self.call(target, args, kwargs, node, result=node)
 
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a computation with numbers has become."""
@@ -243,7 +258,7 @@ class Walk:
             target = _ATEN._local_scalar_dense.default
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
             bound = node if "unbacked_bindings" in node.meta else None
-            return self.call(node.target, args, kwargs, node, unbacked=bound)
+            return self.call(node.target, args, kwargs, node, unbacked=bound, result=node)
         return self.as_it_is(node, args, kwargs, target)
 
     def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
