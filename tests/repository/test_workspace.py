@@ -25,9 +25,8 @@ def test_packages_are_the_folders_and_lowest_layers_come_first():
         seen.add(package)
 
 
-def test_the_top_package_needs_every_other_but_what_takes_programs_apart():
+def test_the_top_package_needs_every_other_but_what_gives_modules_back():
     assert workspace.siblings("demo-backends") == set(workspace.PACKAGES) - {
-        "decompose",
         "demo-backends",
         "unflatten",
     }

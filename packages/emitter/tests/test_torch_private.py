@@ -10,10 +10,10 @@ import torch
 from torch.export import Dim, export
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lowerdeck.decompose import Rules, take_apart
 from lowerdeck.emitter import _torch_private as private
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS
 from lowerdeck.emitter.ir.overloads import copying_name, out_variant
-from lowerdeck.torch_base import core_decompositions
 
 ATEN = torch.ops.aten
 
@@ -75,17 +75,6 @@ def test_the_least_size_is_what_the_user_said(least: int) -> None:
 def test_no_bound_is_none() -> None:
     exported = export(torch.nn.ReLU(), (torch.ones(4),), dynamic_shapes=({0: Dim("rows")},))
     assert private.upper_bound(next(iter(exported.graph.nodes)).meta["val"].shape[0]) is None
-
-
-def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:
-    exported = export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
-    rules = core_decompositions()
-    kept = private.retrace(exported, rules, {ATEN.linear.default: lambda *_: NotImplemented})
-    gone = private.retrace(exported, rules, {})
-    targets = [[n.target for n in e.graph.nodes if n.op == "call_function"] for e in (kept, gone)]
-    assert targets[0] == [ATEN.linear.default]
-    assert ATEN.linear.default not in targets[1]
-    assert ATEN.addmm.default in targets[1]
 
 
 def test_references_take_operators_apart() -> None:
@@ -155,7 +144,7 @@ def test_a_rule_can_ask_what_the_node_gave_before() -> None:
         return NotImplemented
 
     exported = export(torch.nn.ReLU(), (torch.ones(3, 2),))
-    private.retrace(exported, {ATEN.relu.default: rule}, {})
+    take_apart(exported, Rules({ATEN.relu.default: rule}, {}, by_result=True))
     assert asked == [(3, 2)]
     assert private.current_result() is None
 

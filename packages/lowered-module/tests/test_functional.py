@@ -218,7 +218,7 @@ def test_what_torch_cannot_make_functional_is_refused_with_both_nodes(
 
     program = exported(Cache())
     before = str(program.graph)
-    monkeypatch.setattr(ExportedProgram, "run_decompositions", fail)
+    monkeypatch.setattr("lowerdeck.lowered_module.program.functional.decompose", fail)
     with pytest.raises(AliasingError, match=r"'select.*'copy_'.*RuntimeError: no way"):
         to_backend(program, Takes(calls(aten.select.int)))
     assert str(program.graph) == before

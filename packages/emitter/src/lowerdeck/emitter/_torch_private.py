@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from threading import RLock
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
-from torch.export import ExportedProgram
-from torch.export.exported_program import _decompose_and_get_gm_with_new_signature_constants
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.utils._thunk import Thunk
 
-from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import (
-    OperatorBase,
-    OpOverload,
-    OpOverloadPacket,
-    executorch_call_delegate,
-    unset_fake_temporarily,
-)
+from lowerdeck.torch_base import OperatorBase, OpOverload, OpOverloadPacket
 
 __all__ = [
     "current_result",
@@ -35,7 +22,6 @@ __all__ = [
     "operator_schemas",
     "overload_packet",
     "reference_decompositions",
-    "retrace",
     "untraced",
     "upper_bound",
 ]
@@ -136,62 +122,3 @@ def reference_decompositions(
     """Return torch's own decompositions of operators, from its reference implementations."""
     found: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
     return found
-
-
-# torch's tracing changes what operators do for the whole process: two at once fail.
-_TRACING = RLock()
-
-
-def retrace(
-    exported: ExportedProgram,
-    rules: Mapping[OperatorBase, Callable[..., Any]],
-    composites: Mapping[OperatorBase, Callable[..., Any]],
-) -> TracedProgram:
-    """Return ``exported`` traced again with operators taken apart.
-
-    ``ExportedProgram.run_decompositions`` does the same, but overrides each of the 500 composite
-    operators one by one, which takes half of its time; here only those that differ are.
-
-    Args:
-        exported: The program, which is not changed.
-        rules: How operators are taken apart.
-        composites: How composite operators are; a rule that returns ``NotImplemented`` keeps one.
-    """
-    with _TRACING, unset_fake_temporarily(), _delegates_take_numbers(), warnings.catch_warnings():
-        # torch copies its own pytree specs, which warns about how it is done.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        parts = _decompose_and_get_gm_with_new_signature_constants(
-            exported,
-            cia_to_decomp=dict(composites),
-            python_decomp_table=dict(rules),
-            joint_loss_index=None,
-            decompose_custom_triton_ops=False,
-        )
-    module, signature, state, *more = parts
-    # From 2.14 on torch gives back the constants too: those that tracing lifted are among them.
-    constants = more[0] if more else exported.constants
-    ranges = exported.range_constraints
-    return TracedProgram(module, signature, state, constants, exported.call_spec, ranges)
-
-
-@contextmanager
-def _delegates_take_numbers() -> Iterator[None]:
-    """Let a delegate with a symbolic number among its arguments be traced.
-
-    torch looks the proxy of such a number up as if it were that of a tensor, and finds a thunk.
-    """
-    # The operator and its module have one name, and the package shows the operator.
-    module: Any = sys.modules[type(executorch_call_delegate).__module__]
-    found = module.get_proxy_slot
-
-    def look_up(value: Any, tracer: Any, default: Any, transform: Callable[[Any], Any]) -> Any:
-        def proxy_of(slot: Any) -> Any:
-            return slot.force() if isinstance(slot, Thunk) else transform(slot)
-
-        return found(value, tracer, default, proxy_of)
-
-    module.get_proxy_slot = look_up
-    try:
-        yield
-    finally:
-        module.get_proxy_slot = found

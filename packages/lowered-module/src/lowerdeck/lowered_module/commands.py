@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from lowerdeck.decompose import DecomposeError, can_keep, decompose
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
@@ -337,7 +338,7 @@ def _shown_on(bar: Any) -> Callable[[int, int, str], None]:
 
 
 def _decomposed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
-    table: Any = torch.export.default_decompositions()
+    whole: set[Any] = set()
     for partitioner in partitioners:
         try:
             kept, wanted = partitioner.ops_to_not_decompose(program)
@@ -347,9 +348,12 @@ def _decomposed(program: ExportedProgram, partitioners: Sequence[Any]) -> Export
                 "expected a list of operators, and a predicate on nodes or None"
             ) from error
         if wanted is None:
-            for operator in kept:
-                table.pop(operator, None)
-    return cast("ExportedProgram", program.run_decompositions(table))
+            # What writes or returns a view is taken apart all the same, as exir does.
+            whole.update(operator for operator in kept if can_keep(operator))
+    try:
+        return decompose(program, keep=whole)
+    except DecomposeError as error:
+        raise LoweringError(f"the model cannot be decomposed: {error}") from error
 
 
 def _can_run(*, demanded: bool) -> bool:

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from lowerdeck.torch_base._torch_private import (
     HigherOrderOperator,
+    OperatorBase,
     OpOverload,
     composite_parts,
     schema_of,
@@ -64,7 +65,7 @@ def explicit(program: ExportedProgram) -> ExportedProgram:
     return with_graph_module(program, copied, signature)
 
 
-def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., object]]:
+def aliasing_parts(program: ExportedProgram) -> dict[OperatorBase, Callable[..., object]]:
     """Return how to take apart the composites of ``program`` whose schemas hide what they do.
 
     For the table of ``run_decompositions``, which would keep them whole.
@@ -72,7 +73,7 @@ def aliasing_parts(program: ExportedProgram) -> dict[OpOverload, Callable[..., o
     Args:
         program: Any program.
     """
-    table: dict[OpOverload, Callable[..., object]] = {}
+    table: dict[OperatorBase, Callable[..., object]] = {}
     for gm in graphs_of(program.graph_module):
         for node in gm.graph.nodes:
             if hides_aliases(node.target) or hides_writes(node.target):

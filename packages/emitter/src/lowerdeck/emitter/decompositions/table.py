@@ -11,10 +11,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter._torch_private import (
-    reference_decompositions,
-    retrace,
-)
+from lowerdeck.decompose import DecomposeError, Rules, take_apart
+from lowerdeck.emitter._torch_private import reference_decompositions
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
@@ -43,14 +41,11 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OperatorBase,
     OpOverload,
-    RepeatedMemoryError,
     core_decompositions,
     detect_fake_mode,
-    explicit,
     is_composite,
     pytree,
     schema_of,
-    written_overlap,
 )
 
 _ATEN = torch.ops.aten
@@ -171,16 +166,12 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
     try:
-        said = explicit(exported)
-    except RepeatedMemoryError as error:
-        raise UnsupportedError(str(error)) from error
-    _refuse_overlaps(said)
-    try:
-        traced = retrace(said, found.rules, found.composites)
+        parts = take_apart(exported, Rules(found.rules, found.composites, by_result=True))
         _check_sizes(varying)
-        return traced
     except EmitterError:
         raise
+    except DecomposeError as error:
+        raise UnsupportedError(str(error)) from error
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise DecompositionError(
@@ -188,6 +179,14 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
             f"{type(error).__name__}: {reason}. The cause above names the line of the model; "
             "rewrite it, or decompose the program yourself before emitting"
         ) from error
+    return TracedProgram(
+        parts.graph_module,
+        parts.graph_signature,
+        parts.state_dict,
+        parts.constants,
+        exported.call_spec,
+        exported.range_constraints,
+    )
 
 
 def _varying_sizes(exported: ExportedProgram) -> list[tuple[str, int, torch.SymInt]]:
@@ -210,19 +209,6 @@ def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
                 f"{size.node.expr}, which was to vary: a decomposition asked for its value; "
                 "export without dynamic_shapes for it, or decompose the program yourself"
             )
-
-
-def _refuse_overlaps(exported: ExportedProgram) -> None:
-    """Raise where a write in place would change what another name shows a part of.
-
-    torch would fail on it, and say nothing of the names.
-    """
-    overlap = written_overlap(exported)
-    if overlap is not None:
-        raise UnsupportedError(
-            f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
-            "views of it where it is used"
-        )
 
 
 def needs_decomposition(

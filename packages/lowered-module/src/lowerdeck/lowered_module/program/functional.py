@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from lowerdeck.decompose import decompose
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.signature import MUTATIONS
@@ -95,7 +96,7 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
             "where it is used"
         )
     try:
-        done: ExportedProgram = plain.run_decompositions(aliasing_parts(plain))
+        return decompose(plain, aliasing_parts(plain))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise AliasingError(
@@ -103,7 +104,6 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
             f"({type(error).__name__}: {reason}): leave these nodes out of partitions, or write "
             "the model without the write in place"
         ) from error
-    return done
 
 
 def writes_anything(program: ExportedProgram) -> bool:

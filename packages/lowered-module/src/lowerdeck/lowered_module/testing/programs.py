@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.export import Dim, ExportedProgram
 
+from lowerdeck.decompose import decompose
+
 Values: TypeAlias = list[torch.Tensor]
 Step: TypeAlias = "Callable[[GeneratedModel, Values, tuple[int, int]], torch.Tensor]"
 
@@ -36,8 +38,7 @@ class Sample:
             exported = torch.export.export(
                 self.module, self.inputs, dynamic_shapes=self.dynamic_shapes, strict=False
             )
-            functional: ExportedProgram = exported.run_decompositions()
-        return functional
+            return decompose(exported)
 
 
 class GeneratedModel(torch.nn.Module):
