@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 
 from lowerdeck.decompose import _torch_private as private
-from lowerdeck.torch_base import FakeTensorMode, core_decompositions
+from lowerdeck.torch_base import FakeTensorMode, OpOverloadPacket, core_decompositions
 
 ATEN = torch.ops.aten
 
@@ -195,3 +195,38 @@ def test_what_is_traced_can_see_the_node_that_it_stands_for() -> None:
     with fx_traceback.preserve_node_meta(), private.standing_for(node):
         assert fx_traceback.get_current_meta()["val"] is node.meta["val"]
     assert "val" not in fx_traceback.get_current_meta()
+
+
+def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
+    program = export(torch.nn.ReLU(), (torch.ones(3),))
+    made = private.lazy_graph_module(program.graph_module, program.graph)
+    assert isinstance(made, GraphModule)
+    assert made.graph.find_nodes(op="call_function", target=ATEN.relu.default)
+    assert "_code" not in vars(made)
+    torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))
+
+
+def test_what_tracing_tells_of_a_call_is_known() -> None:
+    mode, (x,) = _fakes((2, 3))
+    recording = private.record(ATEN.sin.default, [x], mode, {})
+    traced = recording.result.meta
+    told = private.traced_meta(ATEN.sin.default, traced["val"])
+    assert told.pop("val") is traced["val"]
+    # torch copies the operator for each node.
+    assert str(told.pop("original_aten")) == str(traced["original_aten"])
+    assert {key: traced[key] for key in told} == told
+
+
+def test_operators_of_core_aten_call_no_others() -> None:
+    # No kernel of their own for autograd or functionalisation, in which others could be called.
+    keys = ("Autograd", "CompositeImplicitAutograd", "Functionalize")
+    names = [name for name in dir(ATEN) if isinstance(getattr(ATEN, name), OpOverloadPacket)]
+    core = [
+        operator
+        for packet in (getattr(ATEN, name) for name in names)
+        for operator in (getattr(packet, overload) for overload in packet.overloads())
+        if torch.Tag.core in operator.tags and not private.is_taken_apart(operator)
+    ]
+    assert len(core) > 150
+    found = [op for op in core if any(key in str(k) for k in op.py_kernels for key in keys)]
+    assert found == []

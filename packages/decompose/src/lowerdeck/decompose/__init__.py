@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.decomposing import Explanation, Parts, decompose, explain, take_apart
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.decompose.rules import Rules, can_keep
+from lowerdeck.decompose.rules import Rules, can_keep, stay
 
 __all__ = [
     "DecomposeError",
@@ -16,5 +16,6 @@ __all__ = [
     "can_keep",
     "decompose",
     "explain",
+    "stay",
     "take_apart",
 ]

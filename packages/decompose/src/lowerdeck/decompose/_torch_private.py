@@ -31,6 +31,7 @@ from torch.export.exported_program import (
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
@@ -38,6 +39,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
 
 from lowerdeck.torch_base import (
@@ -66,6 +68,7 @@ __all__ = [
     "insert_assertions",
     "is_taken_apart",
     "is_preservable",
+    "lazy_graph_module",
     "node_source",
     "overriding",
     "own_rule",
@@ -74,6 +77,7 @@ __all__ = [
     "retrace",
     "split_table",
     "standing_for",
+    "traced_meta",
     "tracing_lock",
 ]
 
@@ -232,6 +236,17 @@ class Recording:
     unbacked: bool
     tokens: bool
     reshaped: bool
+
+
+def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
+    """Return the meta that tracing gives a node which calls ``target``.
+
+    Args:
+        target: An operator.
+        value: The fake tensor that it gives.
+    """
+    metadata = _extract_tensor_metadata(value)
+    return {"val": value, "tensor_meta": metadata, "original_aten": target}
 
 
 def standing_for(node: Node) -> AbstractContextManager[Any]:
@@ -461,6 +476,16 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
         slot: Any = get_proxy_slot(leaf, tracer)
         return slot.force().node
     return leaf
+
+
+def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """Return a module around ``graph``, which becomes code when it is called first.
+
+    Args:
+        root: Holds what the graph refers to.
+        graph: The graph.
+    """
+    return _LazyGraphModule(root, graph)
 
 
 def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None:

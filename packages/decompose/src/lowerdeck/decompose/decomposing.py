@@ -16,6 +16,7 @@ from lowerdeck.decompose._torch_private import (
     assemble,
     fake_mode_of,
     insert_assertions,
+    lazy_graph_module,
     retrace,
     tracing_lock,
 )
@@ -63,7 +64,7 @@ class Explanation:
 
     Attributes:
         reason: Why torch has to trace the whole program; None where each distinct call is traced.
-        traces: How many distinct calls were traced.
+        traces: How many distinct calls were traced; what comes out as it went in needs none.
         copies: How many calls became copies of one that was traced before.
     """
 
@@ -213,7 +214,7 @@ def _by_calls(
         made = graph.output(nodes)
         made.meta.update(last.meta)
         graph.eliminate_dead_code()
-        made_module = GraphModule(regions.root, graph)
+        made_module = lazy_graph_module(regions.root, graph)
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
         made_module.meta.update(graph_module.meta)

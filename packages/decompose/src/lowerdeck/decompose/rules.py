@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch.export.decomp_utils import CustomDecompTable
 
 from lowerdeck.decompose._torch_private import (
@@ -58,18 +59,34 @@ class Rules:
             return cls(others, composites)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
-            {**composites, **{op: _stay for op in kept if is_taken_apart(op)}},
+            {**composites, **{op: stay for op in kept if is_taken_apart(op)}},
         )
+
+    def leaves(self, operator: object) -> bool:
+        """Return whether tracing a call of ``operator`` is known to give the call itself.
+
+        Operators of core ATen have no kernels that would call others (a test holds it).
+
+        Args:
+            operator: What is called.
+        """
+        if not isinstance(operator, OpOverload) or operator in self.others:
+            return False
+        rule = self.composites.get(operator)
+        if rule is not None:
+            return rule is stay
+        return torch.Tag.core in operator.tags and not is_taken_apart(operator)
 
     def keeps(self, operator: OpOverload) -> bool:
         """Return whether torch would record a call of ``operator`` as it is."""
         if operator in self.others:
             return False
         rule = self.composites.get(operator)
-        return rule is _stay or (rule is None and not is_taken_apart(operator))
+        return rule is stay or (rule is None and not is_taken_apart(operator))
 
 
-def _stay(*_: Any, **__: Any) -> Any:
+def stay(*_: Any, **__: Any) -> Any:
+    """Keep a composite operator whole: a rule for ``Rules.composites``, which ``Rules`` knows."""
     return NotImplemented
 
 
@@ -79,7 +96,7 @@ def _default() -> tuple[Table, Table]:
     # overriding each of them takes half of the time of a retrace.
     composites = {op: rule for op, rule in core_decompositions().items() if is_preservable(op)}
     others = {op: rule for op, rule in core_decompositions().items() if op not in composites}
-    return others, {**dict.fromkeys(KEPT_COMPOSITES, _stay), **composites}
+    return others, {**dict.fromkeys(KEPT_COMPOSITES, stay), **composites}
 
 
 def _split(table: Table) -> tuple[Table, Table]:
@@ -89,7 +106,7 @@ def _split(table: Table) -> tuple[Table, Table]:
     said = {}
     for operator, rule in composites.items():
         if operator not in table:
-            said[operator] = _stay
+            said[operator] = stay
         elif not _takes_apart_itself(rule):
             said[operator] = rule
     return others, said

@@ -13,6 +13,7 @@ from lowerdeck.decompose._torch_private import overriding, own_rule, record, rep
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import TensorFacts
+from lowerdeck.decompose.identities import Before, recorded
 from lowerdeck.decompose.keys import Call, fill
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.template import Template
@@ -80,7 +81,13 @@ class Templates:
         """Let torch be as it was."""
         self._open.close()
 
-    def find(self, call: Call, contexts: Contexts = (), unbacked: Node | None = None) -> Template:
+    def find(
+        self,
+        call: Call,
+        contexts: Contexts = (),
+        unbacked: Node | None = None,
+        before: Before | None = None,
+    ) -> Template:
         """Return the template of a call, traced if it is the first of its kind.
 
         Args:
@@ -88,13 +95,18 @@ class Templates:
             contexts: What makes the contexts that it runs in.
             unbacked: The node that it stands for, where that gives sizes that are known only at
                 run time: then it is one of its kind.
+            before: The call in the original program, where that may tell what it gives.
 
         Raises:
             WholeProgramError: It has none.
         """
         if unbacked is not None:
             return self._trace(call, (call.key, unbacked), contexts, unbacked=unbacked)
-        found = self._look_up(call, call.key) or self._trace(call, call.key, contexts)
+        found = (
+            self._look_up(call, call.key)
+            or self._as_before(call, before)
+            or self._trace(call, call.key, contexts)
+        )
         if found.by_offset and call.offsets:
             key = (call.key, call.offsets)
             found = self._look_up(call, key) or self._trace(call, key, contexts, with_offset=True)
@@ -108,6 +120,18 @@ class Templates:
                 self._own[key] = found
         self.reused += found is not None
         return found
+
+    def _as_before(self, call: Call, before: Before | None) -> Template | None:
+        if before is None or not self.rules.leaves(call.key[0]):
+            return None
+        recording = recorded(call, before)
+        return None if recording is None else self._keep(call, call.key, Template.of(recording))
+
+    def _keep(self, call: Call, key: Any, made: Template) -> Template:
+        self._own[key] = made
+        if call.is_static and made.is_static:
+            self._shared.put(key, made)
+        return made
 
     def _trace(
         self,
@@ -141,10 +165,7 @@ class Templates:
             raise WholeProgramError(
                 f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
             ) from error
-        self._own[key] = made
-        if call.is_static and made.is_static:
-            self._shared.put(key, made)
-        return made
+        return self._keep(call, key, made)
 
     def _record(
         self,

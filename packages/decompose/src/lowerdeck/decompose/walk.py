@@ -19,6 +19,7 @@ from lowerdeck.decompose._torch_private import (
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.heritage import Heritage
+from lowerdeck.decompose.identities import Before
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
@@ -181,7 +182,7 @@ class Walk:
         kwargs: Any,
         source: Node,
         unbacked: Node | None = None,
-        result: Node | None = None,
+        before: Before | None = None,
     ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
 
@@ -191,20 +192,22 @@ class Walk:
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
             unbacked: The same, where it gives sizes that are known only at run time.
-            result: The same, where it gives what is called.
+            before: The same, with what its inputs were, where it is this call.
 
         Raises:
             WholeProgramError: It does what cannot be told call by call.
         """
         state = tuple(key for key, _ in self.state)
         contexts = tuple(enter for _, enter in self.state)
-        if self.templates.rules.by_result and result is not None:
-            state = (*state, result_key(result.meta.get("val")))
-            contexts = (*contexts, lambda: standing_for(result))
+        # What a region's context changes only tracing tells.
+        alike = None if contexts else before
+        if self.templates.rules.by_result and before is not None:
+            state = (*state, result_key(before.node.meta.get("val")))
+            contexts = (*contexts, lambda: standing_for(before.node))
         call = call_of(
             target, args, kwargs, lambda v: self.current(v, source), self.writer.facts, state
         )
-        template = self.templates.find(call, contexts, unbacked)
+        template = self.templates.find(call, contexts, unbacked, alike)
         became = self.writer.splice(template, call, self.heritage(source))
         self._write(target, template, call.inputs, became)
         return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
@@ -241,7 +244,7 @@ class Walk:
             raise WholeProgramError(f"{node.name!r} calls {target}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
-        return self.call(target, args, kwargs, node, result=node)
+        return self.call(target, args, kwargs, node, before=Before(node, env))
 
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a computation with numbers has become."""
@@ -258,7 +261,8 @@ class Walk:
             target = _ATEN._local_scalar_dense.default
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
             bound = node if "unbacked_bindings" in node.meta else None
-            return self.call(node.target, args, kwargs, node, unbacked=bound, result=node)
+            before = Before(node, {})
+            return self.call(node.target, args, kwargs, node, unbacked=bound, before=before)
         return self.as_it_is(node, args, kwargs, target)
 
     def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lowerdeck.decompose import DecomposeError, Rules, take_apart
+from lowerdeck.decompose import DecomposeError, Rules, stay, take_apart
 from lowerdeck.emitter._torch_private import reference_decompositions
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
@@ -139,7 +139,7 @@ def decompositions(
     for target in _KEPT:
         rules.pop(target, None)
         if is_composite(target):
-            composites[target] = _keep
+            composites[target] = stay
     for target, rule in {**special, _ATTENTION: attention}.items():
         (composites if is_composite(target) else rules)[target] = keeping_layouts(rule)
     for target, rule in extra.items():
@@ -271,7 +271,3 @@ def _first_of(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[.
         return other(*args, **kwargs) if found is NotImplemented else found
 
     return tried
-
-
-def _keep(*_: Any, **__: Any) -> Any:
-    return NotImplemented
