@@ -197,15 +197,6 @@ def test_what_is_traced_can_see_the_node_that_it_stands_for() -> None:
     assert "val" not in fx_traceback.get_current_meta()
 
 
-def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
-    program = export(torch.nn.ReLU(), (torch.ones(3),))
-    made = private.lazy_graph_module(program.graph_module, program.graph)
-    assert isinstance(made, GraphModule)
-    assert made.graph.find_nodes(op="call_function", target=ATEN.relu.default)
-    assert "_code" not in vars(made)
-    torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))
-
-
 def test_what_tracing_tells_of_a_call_is_known() -> None:
     mode, (x,) = _fakes((2, 3))
     recording = private.record(ATEN.sin.default, [x], mode, {})

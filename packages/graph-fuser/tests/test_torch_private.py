@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from lowerdeck.graph_fuser import _torch_private as private
+from lowerdeck.torch_base import LazyGraphModule
 
 
 def test_replace_hooks_are_found() -> None:
@@ -62,7 +62,7 @@ def test_deferred_code_is_fresh_wherever_it_is_read() -> None:
 
 def test_torchs_own_lazy_module_keeps_its_ways() -> None:
     gm = symbolic_trace(lambda x: x.sin())
-    lazy = _LazyGraphModule.from_graphmodule(gm)
+    lazy = LazyGraphModule(gm, gm.graph)
     lazy(torch.ones(1))
     next(n for n in lazy.graph.nodes if n.op == "call_method").target = "cos"
     private.defer_code(lazy)

@@ -348,3 +348,10 @@ def test_trees_come_apart_and_together() -> None:
     assert [child.type for child in spec.children()] == [tuple, dict]
     assert private.pytree.treespec_tuple(spec.children()) == spec
     assert json.loads(private.pytree.treespec_dumps(spec))[1]["type"] == "builtins.tuple"
+
+
+def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(3),))
+    made = private.LazyGraphModule(program.graph_module, program.graph)
+    assert "_code" not in vars(made)
+    torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))

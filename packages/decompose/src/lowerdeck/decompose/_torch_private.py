@@ -31,7 +31,6 @@ from torch.export.exported_program import (
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
@@ -68,7 +67,6 @@ __all__ = [
     "insert_assertions",
     "is_taken_apart",
     "is_preservable",
-    "lazy_graph_module",
     "node_source",
     "overriding",
     "own_rule",
@@ -476,16 +474,6 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
         slot: Any = get_proxy_slot(leaf, tracer)
         return slot.force().node
     return leaf
-
-
-def lazy_graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
-    """Return a module around ``graph``, which becomes code when it is called first.
-
-    Args:
-        root: Holds what the graph refers to.
-        graph: The graph.
-    """
-    return _LazyGraphModule(root, graph)
 
 
 def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None:

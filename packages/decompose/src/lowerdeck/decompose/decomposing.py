@@ -16,7 +16,6 @@ from lowerdeck.decompose._torch_private import (
     assemble,
     fake_mode_of,
     insert_assertions,
-    lazy_graph_module,
     retrace,
     tracing_lock,
 )
@@ -29,6 +28,7 @@ from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import (
+    LazyGraphModule,
     MemoryUse,
     OperatorBase,
     OpOverload,
@@ -214,7 +214,7 @@ def _by_calls(
         made = graph.output(nodes)
         made.meta.update(last.meta)
         graph.eliminate_dead_code()
-        made_module = lazy_graph_module(regions.root, graph)
+        made_module = LazyGraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
         made_module.meta.update(graph_module.meta)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule
-from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from lowerdeck.torch_base import LazyGraphModule
 
 __all__ = [
     "defer_code",
@@ -65,7 +66,7 @@ def defer_code(module: GraphModule) -> None:
     Args:
         module: A graph module whose graph was edited.
     """
-    if isinstance(module, _LazyGraphModule):
+    if isinstance(module, LazyGraphModule):
         module.recompile()
         return
     own = type(module)
@@ -122,7 +123,7 @@ def defer_code(module: GraphModule) -> None:
 def generate_code(module: torch.nn.Module) -> None:
     """Generate the code of ``module`` and of every graph module in it, where that is still due."""
     for inner in module.modules():
-        if isinstance(inner, _LazyGraphModule):
-            inner.real_recompile()
+        if isinstance(inner, LazyGraphModule):
+            inner.real_recompile()  # type: ignore[operator]
         elif isinstance(inner, GraphModule) and "recompile" in vars(type(inner)):
             inner.recompile()

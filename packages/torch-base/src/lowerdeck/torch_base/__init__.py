@@ -10,6 +10,7 @@ from lowerdeck.torch_base._torch_private import (
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
+    LazyGraphModule,
     OperatorBase,
     OpOverload,
     OpOverloadPacket,
@@ -88,6 +89,7 @@ __all__ = [
     "view_tensor",
     # Operators, their schemas and kinds, and what they are taken apart into
     "HigherOrderOperator",
+    "LazyGraphModule",
     "OperatorBase",
     "OpOverload",
     "OpOverloadPacket",

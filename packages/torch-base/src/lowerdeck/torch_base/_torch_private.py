@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _illegal_names
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
@@ -30,6 +31,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "LazyGraphModule",
     "NormBase",
     "OpOverload",
     "OpOverloadPacket",
@@ -67,6 +69,9 @@ _LARGEST = 2**31 - 1
 
 NormBase: type[torch.nn.Module] = _NormBase
 """What batch and instance norms of all dimensions are made from."""
+
+LazyGraphModule: type[GraphModule] = _LazyGraphModule
+"""A graph module that becomes code when it is called first."""
 
 # The same object, with a type that checkers need not infer.
 executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
