@@ -24,10 +24,9 @@ class Norm(nn.Module):
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return torch.mul(self.weight, scaled.to(x.dtype))
 =======
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        normed: Tensor = self.weight * (wide * scale).to(x.dtype)
-        return normed
->>>>>>> 9ada70b (Let callers read their own values and not a replaced module's name of them)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return torch.mul(self.weight, scaled.to(x.dtype))
+>>>>>>> eff702c (Type the tests of handed-through values)
 
 
 class Residual(nn.Module):
@@ -37,11 +36,7 @@ class Residual(nn.Module):
         self.work = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-<<<<<<< HEAD
         return torch.add(x, self.work(self.norm(x)))
-=======
-        return x + self.work(self.norm(x))
->>>>>>> 9ada70b (Let callers read their own values and not a replaced module's name of them)
 
 
 class HandsOn(nn.Module):
