@@ -413,7 +413,23 @@ def conformance(session: nox.Session) -> None:
     _borrow_torch(session)
     session.install(*TEST_TOOLS, "expecttest", *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
-    session.run("pytest", "-m", "heavy or not heavy", "tests/conformance", *session.posargs)
+    session.run(
+        *("pytest", "-m", "heavy or not heavy", "tests/conformance", "tests/retraced"),
+        *session.posargs,
+    )
+
+
+@nox.session(requires=["torch"], default=False)
+def retraced(session: nox.Session) -> None:
+    """Take programs apart as torch does, by the thousand: ``-- raw zoo models operators``.
+
+    What came of each is kept in ``out/retraced.jsonl`` and not run again; ``--shard 1/4`` takes a
+    part. torchvision's compiled part may be for another build of torch: nothing calls it.
+    """
+    _borrow_torch(session)
+    session.install(*TEST_TOOLS, "expecttest", "transformers", *EDITABLE, *DEV)
+    session.install("--no-deps", "torchvision", "timm", "pillow")
+    session.run("python", "tests/retraced/run.py", *(session.posargs or ("zoo", "models", "raw")))
 
 
 @nox.session(default=False)

@@ -236,6 +236,32 @@ def test_where_nothing_is_to_be_said_the_program_itself_comes_back() -> None:
     assert aliasing_parts(program) == {}
 
 
+def test_a_dropout_is_an_alias_only_where_something_is_written_through_it() -> None:
+    class Idle(nn.Module):
+        def __init__(self, write: str) -> None:
+            super().__init__()
+            self.write = write
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            if self.write == "before":
+                y.add_(1)
+            y = nn.functional.dropout(y, training=False)
+            return y.add_(1) if self.write == "after" else y + 1
+
+    for write in ("never", "before", "after"):
+        program = exported(Idle(write))
+        targets = [node.target for node in explicit(program).graph.nodes]
+        assert (aten.alias.default in targets) is (write == "after")
+        assert (explicit(program) is program) is (write != "after")
+
+
+def test_copies_are_left_to_whom_makes_programs_functional_otherwise() -> None:
+    program = exported(Converts())
+    assert explicit(program) is not program
+    assert explicit(program, copies=False) is program
+
+
 def test_values_of_what_is_added_are_those_of_the_write() -> None:
     program = explicit(exported(Converts()))
     for node in program.graph.nodes:

@@ -164,10 +164,12 @@ def base_name(graph: Graph, target: Any) -> str:
 
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
     """Return the mode of the fake tensors of a graph; a new one where it has none."""
-    values = (node.meta.get("val") for node in graph_module.graph.nodes)
-    found = detect_fake_mode([value for value in values if value is not None])
-    if found is not None:
-        return found
+    for node in graph_module.graph.nodes:
+        # One at a time: the first tensor has it, and torch would look at all.
+        value = node.meta.get("val")
+        found = None if value is None else detect_fake_mode([value])
+        if found is not None:
+            return found
     environment = _loaded("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return FakeTensorMode(shape_env=environment, export=True)
 

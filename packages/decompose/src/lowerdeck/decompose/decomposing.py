@@ -149,9 +149,9 @@ def explain(
         cache: Likewise.
     """
     kept = _checked(exported_program, table, keep, cache)
-    said = _explicit(exported_program)
+    said, writes = _explicit(exported_program)
     try:
-        _, templates = _by_calls(said, Rules.of(table, kept), cache)
+        _, templates = _by_calls(said, Rules.of(table, kept), cache, writes=writes)
     except WholeProgramError as error:
         return Explanation(str(error), 0, 0)
     return Explanation(None, templates.traces, templates.reused)
@@ -192,9 +192,8 @@ def _by_calls(
     mode = fake_mode_of(graph_module)
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
-    writes = any(MemoryUse(gm.graph, gm).has_writes for gm in graphs_of(graph_module))
     templates = Templates(rules, mode, shared, writes=writes)
-    with tracing_lock, collector_held(), templates:
+    with tracing_lock, templates:
         regions = Regions()
         walk = Walk(Writer(graph, mode), templates, regions)
         placeholders = {
@@ -210,6 +209,7 @@ def _by_calls(
             outputs,
             lambda value: walk.current(value, last),
             lambda memory: walk.base(memory, last),
+            lambda node: walk.clone(node, last),
         )
         made = graph.output(nodes)
         made.meta.update(last.meta)
@@ -233,10 +233,12 @@ def _check(program: ExportedProgram) -> None:
             raise WholeProgramError(f"{name!r} is a {type(held).__name__}, a tensor subclass")
 
 
-def _explicit(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` with each memory that it writes under one name."""
+def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+    """Return ``program`` with each memory that it writes under one name; whether it writes any."""
+    if not any(MemoryUse(gm.graph, gm).has_writes for gm in graphs_of(program.graph_module)):
+        return program, False
     try:
-        said = explicit(program)
+        said = explicit(program, copies=False)
     except RepeatedMemoryError as error:
         raise DecomposeError(str(error)) from error
     overlap = written_overlap(said)
@@ -245,7 +247,7 @@ def _explicit(program: ExportedProgram) -> ExportedProgram:
             f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
             "views of it where it is used"
         )
-    return said
+    return said, True
 
 
 def _as_a_whole(
@@ -258,5 +260,5 @@ def _as_a_whole(
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        whole: ExportedProgram = program.run_decompositions(own)
+        whole: ExportedProgram = explicit(program).run_decompositions(own)
         return whole

@@ -38,6 +38,7 @@ def new_outputs(
     outputs: Any,
     read: Callable[[Value], Node],
     base: Callable[[Any], Node],
+    clone: Callable[[Node], Node],
 ) -> tuple[tuple[Any, ...], ExportGraphSignature]:
     """Return what the new graph returns, and the signature that tells it.
 
@@ -47,6 +48,7 @@ def new_outputs(
         outputs: What its output node returns, as values.
         read: Gives the node of a value, with all that was written.
         base: Gives the node of a memory, with all that was written.
+        clone: Writes a clone of a node.
 
     Raises:
         WholeProgramError: It writes what a signature cannot tell.
@@ -90,6 +92,7 @@ def new_outputs(
             source = gone[source]  # noqa: PLW2901
         gone[copied] = source
     nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
+    _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
         for (kind, target, _), node in zip(kept, nodes, strict=False)
@@ -97,6 +100,17 @@ def new_outputs(
     for (spec, _), node in zip(rest, nodes[len(kept) :], strict=True):
         specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
+
+
+def _give_each_its_own(
+    nodes: list[Any], kinds: list[OutputKind], clone: Callable[[Node], Node]
+) -> None:
+    """Let no two buffers become one node, in place: a signature finds a buffer by that."""
+    taken: set[tuple[OutputKind, Node]] = set()
+    for position, kind in enumerate(kinds):
+        if (kind, nodes[position]) in taken:
+            nodes[position] = clone(nodes[position])
+        taken.add((kind, nodes[position]))
 
 
 def _without_copy(node: Node) -> Node:

@@ -163,6 +163,16 @@ class Walk:
             memory.base = node
         return memory.base
 
+    def clone(self, node: Node, source: Node) -> Node:
+        """Write a clone of a node; return it.
+
+        Args:
+            node: The node.
+            source: The node of the original graph that it is written for.
+        """
+        made: Value = self.call(_ATEN.clone.default, (Value.fresh(node),), {}, source)
+        return made.node
+
     def _view(self, parent: Node, view: View) -> Node:
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         made = self.call(view.target, args, view.kwargs, view.source)

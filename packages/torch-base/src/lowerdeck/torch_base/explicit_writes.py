@@ -36,7 +36,7 @@ from lowerdeck.torch_base.repeated_writes import ONCE, repeated_dims, write_once
 _ATEN = torch.ops.aten
 
 
-def explicit(program: ExportedProgram) -> ExportedProgram:
+def explicit(program: ExportedProgram, *, copies: bool = True) -> ExportedProgram:
     """Return ``program`` with its aliases and conversions said by operators of their own.
 
     It computes the same. Give it to torch instead of the original wherever torch is to make it
@@ -44,6 +44,9 @@ def explicit(program: ExportedProgram) -> ExportedProgram:
 
     Args:
         program: Any program; not changed.
+        copies: Whether to say what a ``copy_`` converts and broadcasts, and to clone what it takes
+            from an input or from what was just written. torch takes the source for the copy, and
+            fails on one source of two buffers; who makes a program functional otherwise need not.
 
     Returns:
         The program itself where there is nothing to say; else a copy on the same tensors.
@@ -53,13 +56,18 @@ def explicit(program: ExportedProgram) -> ExportedProgram:
     """
     nodes = [node for gm in graphs_of(program.graph_module) for node in gm.graph.nodes]
     renamed = _second_names(program)
-    if not renamed and not any(map(_unsaid, nodes)):
+    if (
+        not renamed
+        and not any(_unsaid(n, copies) for n in nodes)
+        and not _aliasing_dropouts(program)
+    ):
         return program
     copied = copy_graph_module(program.graph_module)
     signature = _merged(program, copied, renamed) if renamed else program.graph_signature
     for gm in graphs_of(copied):
+        dropouts = _aliasing_dropouts_of(gm)
         for node in list(gm.graph.nodes):
-            say = _unsaid(node)
+            say = _alias if node in dropouts else _unsaid(node, copies)
             if say is not None:
                 say(node)
     return with_graph_module(program, copied, signature)
@@ -123,6 +131,8 @@ def _second_names(program: ExportedProgram) -> dict[str, _Name]:
             ),
         )
         for node in others:
+            if not node.users:
+                continue  # Nobody asks by this name: the signature stays as it is.
             if kinds[node.name] != kinds[first.name] == InputKind.CONSTANT_TENSOR:
                 continue  # A constant cannot take what a buffer does.
             name = _name(first, held[first], held[node], extents[first], extents[node])
@@ -155,7 +165,7 @@ def _merged(
     begin = placeholders[-1].next
     for name, known in renamed.items():
         value = by_name[known.first]
-        if known.offset is not None and by_name[name].users:
+        if known.offset is not None:
             count = by_name[name].meta["val"].numel()
             value = add_call(begin, _ATEN.view.default, (value, [-1]))
             bounds = (0, known.offset, known.offset + count)
@@ -168,36 +178,62 @@ def _merged(
     return ExportGraphSignature(kept, list(signature.output_specs))
 
 
-def _unsaid(node: Node) -> Callable[[Node], None] | None:
+def _unsaid(node: Node, copies: bool) -> Callable[[Node], None] | None:
     """Return what says explicitly what ``node`` does, or None where it does."""
     if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
         return None
-    if node.target is _ATEN.copy_.default:
+    if node.target is _ATEN.copy_.default and copies:
         source, own = node.args[1], node.args[0]
         alike = isinstance(source, Node) and isinstance(own, Node) and _alike(source, own)
-        return None if alike and not _is_written(source) else _convert
+        return None if alike and not _may_have_a_name(source) else _convert
     if node.target in ONCE and repeated_dims(node.args[0]):
         return write_once
-    if hides_aliases(node.target) and "dropout" in str(node.target):
-        # Not in training: eager returns the argument, torch's decomposition clones it.
-        return _alias if False in (*node.args, *node.kwargs.values()) else None
     return None
 
 
-def _is_written(source: object) -> bool:
-    """Return whether a value is what a write in place returns, perhaps the memory of an input.
+def _aliasing_dropouts(program: ExportedProgram) -> bool:
+    return any(map(_aliasing_dropouts_of, graphs_of(program.graph_module)))
+
+
+def _aliasing_dropouts_of(gm: GraphModule) -> frozenset[Node]:
+    """Return the dropouts whose result is their argument, and which is written afterwards.
+
+    Not in training, eager returns the argument, and torch's decomposition a clone of it. Where
+    nothing is written later that is the same, so the operators are left as torch has them.
+    """
+    found = [node for node in gm.graph.nodes if _is_idle_dropout(node)]
+    if not found:
+        return frozenset()
+    memory = MemoryUse(gm.graph, gm)
+    position = {node: number for number, node in enumerate(gm.graph.nodes)}
+
+    def is_written_later(node: Node) -> bool:
+        writers = memory.writers(node)
+        return bool(writers) and position[writers[-1]] > position[node]
+
+    return frozenset(filter(is_written_later, found))
+
+
+def _is_idle_dropout(node: Node) -> bool:
+    if node.op != "call_function" or not hides_aliases(node.target):
+        return False
+    return "dropout" in str(node.target) and False in (*node.args, *node.kwargs.values())
+
+
+def _may_have_a_name(source: Node) -> bool:
+    """Return whether a value is an input, or what a write returns: perhaps the memory of one.
 
     One value that two inputs take would be one output of two names, on which torch fails.
     """
-    target = source.target if isinstance(source, Node) else None
-    return isinstance(target, OpOverload) and schema_of(target).is_mutable
+    if source.op == "placeholder":
+        return True
+    return isinstance(source.target, OpOverload) and schema_of(source.target).is_mutable
 
 
 def _alike(source: Node, own: Node) -> bool:
     value, held = source.meta.get("val"), own.meta.get("val")
     return (
-        source.op != "placeholder"
-        and isinstance(value, torch.Tensor)
+        isinstance(value, torch.Tensor)
         and isinstance(held, torch.Tensor)
         and value.dtype is held.dtype
         and value.shape == held.shape
@@ -243,7 +279,7 @@ def _convert(node: Node) -> None:
             for dim, size in enumerate(held.shape)
         ]
         source = add_call(node, _ATEN.expand.default, (source, sizes))
-    if source.op == "placeholder" or _is_written(source):
+    if _may_have_a_name(source):
         source = add_call(node, _ATEN.clone.default, (source,))
     node.args = (own, source, *node.args[2:])
 

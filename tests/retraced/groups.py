@@ -1,0 +1,91 @@
+"""The programs that are taken apart, in groups that each run in a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from tests.interop.zoo import MODELS, Model
+from tests.retraced.judge import Finding, judge
+from tests.retraced.models import NAMED, build
+from tests.soak.raw_programs import raw_program
+
+SEEDS = 2000
+
+
+def groups(kind: str) -> list[str]:
+    """Return the names of all groups of one kind.
+
+    Args:
+        kind: ``raw``, ``zoo``, ``models`` or ``operators``.
+    """
+    if kind == "raw":
+        return [f"raw/{seed}" for seed in range(SEEDS)]
+    if kind == "zoo":
+        return [f"zoo/{model.name}" for model in MODELS]
+    if kind == "models":
+        return list(NAMED)
+    return [f"operators/{name}" for name in _operators()]
+
+
+def findings(group: str) -> Iterator[Finding]:
+    """Yield what came of the programs of a group.
+
+    Args:
+        group: Its name.
+    """
+    kind, _, name = group.partition("/")
+    if kind == "raw":
+        yield from _raw(group, int(name))
+    elif kind == "zoo":
+        model = next(model for model in MODELS if model.name == name)
+        yield judge(group, name, lambda: model.export()[1], partial(_eager, model))
+    elif kind == "operators":
+        yield from _samples(group, *_operators()[name])
+    else:
+        yield judge(group, name, partial(_export, group))
+
+
+def _eager(model: Model) -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
+    return model.build().eval(), model.calls()[0]
+
+
+def _export(name: str) -> torch.export.ExportedProgram:
+    module, args = build(name)
+    with torch.no_grad():
+        return torch.export.export(module, args)
+
+
+def _raw(group: str, seed: int) -> Iterator[Finding]:
+    made = raw_program(seed)
+
+    def export(name: str) -> torch.export.ExportedProgram:
+        return torch.export.export(
+            made.models()[name], made.example(name), dynamic_shapes=made.dynamic_shapes()
+        )
+
+    def eager(name: str) -> Any:
+        return made.models()[name], made.example(name)
+
+    for name in made.methods:
+        yield judge(group, name, partial(export, name), partial(eager, name))
+
+
+@cache
+def _operators() -> dict[str, tuple[Any, torch.dtype]]:
+    # It loads torch's own tests, which takes seconds.
+    from tests.conformance.samples import ALL_DTYPES, operators
+
+    return {name: (info, dtype) for name, info, dtype in operators(ALL_DTYPES)}
+
+
+def _samples(group: str, info: Any, dtype: torch.dtype) -> Iterator[Finding]:
+    from tests.conformance.samples import samples
+
+    for index, sample in enumerate(samples(info, dtype)):
+        export: Callable[[], Any] = partial(torch.export.export, sample.module, sample.inputs)
+        yield judge(group, str(index), export)

@@ -1,0 +1,165 @@
+"""Take one program apart in our way and in torch's, and say in what the results differ.
+
+Only what torch itself cannot do is left out, and that is counted. The judge is torch's result of
+the program itself. Where that differs from ours, eager is: torch's functionalisation loses a
+conversion or a broadcast of some writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
+from lowerdeck.torch_base import explicit
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
+from program_likeness import differences
+
+WELL = frozenset({"same", "lost by torch", "said", "beyond torch", "torch", "no export"})
+"""Outcomes that are no fault of ours."""
+LEFT_OUT = frozenset({"torch", "no export"})
+"""Outcomes that compare nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one program.
+
+    Attributes:
+        group: What was asked for: ``raw/17``, ``zoo/lstm``.
+        program: Which of the group's programs.
+        outcome: ``same``; ``lost by torch`` if our result has eager's numbers, and torch's has not
+            or gives a buffer another shape; ``said`` if ours is torch's result of the program with
+            its aliases said: what eager's dropout returns, what is written through an expanded
+            tensor;
+            ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
+            apart and torch cannot, ``torch`` if neither can, ``no export`` if there is no program;
+            ``refused``, ``differs``, ``wrong`` or ``failed``.
+        detail: What differs, or the message.
+        whole: Why it went torch's way; empty if it did not.
+    """
+
+    group: str
+    program: str
+    outcome: str
+    detail: str = ""
+    whole: str = ""
+
+
+def judge(
+    group: str,
+    name: str,
+    export: Callable[[], ExportedProgram],
+    eager: Callable[[], tuple[torch.nn.Module, Sequence[Any]]] | None = None,
+) -> Finding:
+    """Return what came of one program.
+
+    Args:
+        group: As in ``Finding``.
+        name: Likewise.
+        export: Makes the program, anew each time.
+        eager: Makes the module and its inputs anew, where numbers may have to tell.
+    """
+    try:
+        program = export()
+        # Tracing tells a program's sizes apart, for whoever traces it next.
+        own = export() if program.range_constraints else program
+    except Exception as error:  # noqa: BLE001, RUF100  (what torch cannot export is not ours)
+        return Finding(group, name, "no export", _told(error))
+    cache = DecompositionCache()
+    try:
+        reason = explain(program, cache=cache).reason or ""
+        found = decompose(program, cache=cache)
+    except Exception as error:  # noqa: BLE001, RUF100  (an untyped error is what is sought)
+        ours, found, reason = _told(error), None, ""
+    try:
+        expected = own.run_decompositions()
+    except Exception as error:  # noqa: BLE001, RUF100  (nor what torch cannot take apart)
+        theirs = _told(error)
+        if found is None:
+            return Finding(group, name, "torch", f"{theirs}; ours: {ours}")
+        right = eager is None or _numbers(found, eager)
+        return Finding(group, name, "beyond torch" if right else "wrong", theirs, reason)
+    if found is None:
+        outcome = "refused" if ours.startswith(DecomposeError.__name__) else "failed"
+        return Finding(group, name, outcome, ours)
+    unlike = differences(found, expected)
+    said = "; ".join(unlike)[:1000]
+    right = eager is None or _numbers(found, eager)
+    if not right:
+        wrong = f"wrong numbers; {said or 'as torch has them'}"
+        return Finding(group, name, "wrong" if unlike else "wrong in torch", wrong, reason)
+    if not unlike:
+        return Finding(group, name, "same", "", reason)
+    if _misshapes(expected) or (eager is not None and not _numbers(expected, eager)):
+        return Finding(group, name, "lost by torch", said, reason)
+    if eager is not None and not differences(found, _said_by_torch(export())):
+        return Finding(group, name, "said", said, reason)
+    return Finding(group, name, "differs", said, reason)
+
+
+def _misshapes(program: ExportedProgram) -> bool:
+    """Return whether a program gives a buffer the wrong shape or dtype: torch lost a copy."""
+    held = {**program.state_dict, **program.constants}
+    nodes = program.graph.output_node().args[0]
+    return any(
+        "MUTATION" in spec.kind.name
+        and spec.target in held
+        and (node.meta["val"].shape, node.meta["val"].dtype)
+        != (held[spec.target].shape, held[spec.target].dtype)
+        for spec, node in zip(program.graph_signature.output_specs, nodes, strict=True)
+    )
+
+
+def _said_by_torch(program: ExportedProgram) -> ExportedProgram:
+    return explicit(program, copies=False).run_decompositions()
+
+
+def _numbers(
+    program: ExportedProgram, eager: Callable[[], tuple[torch.nn.Module, Sequence[Any]]]
+) -> bool:
+    """Return whether a program computes what eager does, and leaves the same behind, twice."""
+    module, inputs = eager()
+    # Modules of one program share its state.
+    own = copy.deepcopy(program).module()
+    given = [pytree.tree_map_only(torch.Tensor, torch.clone, inputs) for _ in range(2)]
+    for _ in range(2):
+        with torch.no_grad():
+            expected = pytree.tree_leaves(module(*given[0]))
+            try:
+                found = pytree.tree_leaves(own(*given[1]))
+            except RuntimeError:
+                return False
+        left = [pytree.tree_leaves(each) for each in given]
+        if not _alike((*found, *left[1]), (*expected, *left[0])):
+            return False
+    buffers = dict(own.named_buffers())
+    pairs = [(buffers[name], one) for name, one in module.named_buffers() if name in buffers]
+    return _alike([one for one, _ in pairs], [other for _, other in pairs])
+
+
+def _alike(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(found) == len(expected) and all(map(_equal, found, expected))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(other, torch.Tensor):
+        return bool(one == other)
+    if one.shape != other.shape or one.dtype is not other.dtype:
+        return False
+    if other.is_complex() or not other.is_floating_point():
+        return bool(torch.allclose(one, other, equal_nan=True))
+    return torch.allclose(one.double(), other.double(), atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

@@ -1,0 +1,134 @@
+"""Take programs apart by the thousand beside torch: sharded, resumable, each group in a fork.
+
+    nox -s retraced -- raw zoo models operators [--shard 1/4] [--records FILE] [--seconds N]
+
+What is recorded is not run again; the summary counts all records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from tests.interop.forks import read_until
+from tests.retraced.groups import findings, groups
+from tests.retraced.judge import WELL, Finding
+
+SECONDS = 600
+"""Of CPU time a group."""
+_WAITS = 10
+
+
+def warm_up() -> None:
+    """Take one program apart here: what torch imports and fills is then there in each fork."""
+    torch.set_num_threads(1)
+    list(findings("raw/1"))
+
+
+def run_group(group: str, *, seconds: int = SECONDS) -> list[Finding]:
+    """Return what came of one group, run in a fork of this process.
+
+    Args:
+        group: Its name.
+        seconds: CPU time after which the fork ends.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        _run_here(group, writer)
+    os.close(writer)
+    data, ended = read_until(reader, time.monotonic() + _WAITS * seconds)
+    os.close(reader)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    found = [Finding(**json.loads(line)) for line in data.decode().splitlines()]
+    if status or not ended:
+        found.append(Finding(group, "", "failed", f"signal or status {status}"))
+    return found
+
+
+def _run_here(group: str, writer: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with os.fdopen(writer, "w") as out:
+        for one in findings(group):
+            print(json.dumps(asdict(one)), file=out, flush=True)
+    # Past Python's own end, which would run what the parent registered.
+    os._exit(0)
+
+
+def summary(found: Iterable[Finding]) -> str:
+    """Return the figures of many findings in words.
+
+    Args:
+        found: Findings of any number of groups.
+    """
+    lines = []
+    rows = list(found)
+    for kind in sorted({row.group.partition("/")[0] for row in rows}):
+        own = [row for row in rows if row.group.partition("/")[0] == kind]
+        outcomes = Counter(row.outcome for row in own)
+        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        whole = sum(bool(row.whole) for row in own)
+        count = len({row.group for row in own})
+        lines.append(f"{kind}: {count} groups, {len(own)} programs: {told}; {whole} torch's way")
+    reasons = Counter(row.whole for row in rows if row.whole)
+    lines += [f"{count:6} torch's way: {reason}" for reason, count in reasons.most_common()]
+    bad = [row for row in rows if row.outcome not in WELL]
+    lines += [f"{row.group} {row.program}: {row.outcome}: {row.detail[:300]}" for row in bad]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the groups that the command line names; return 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+", help="kinds of groups, or groups")
+    parser.add_argument("--shard", default="1/1", help="N/M: the Nth of M parts of the groups")
+    parser.add_argument("--records", type=Path, default=Path("out/retraced.jsonl"))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    args = parser.parse_args()
+    number, of = map(int, args.shard.split("/"))
+    args.records.parent.mkdir(parents=True, exist_ok=True)
+    known: list[Finding] = []
+    if args.records.exists():
+        known = [Finding(**json.loads(line)) for line in args.records.open()]
+    done = {row.group for row in known}
+    end = time.monotonic() + args.seconds
+    wanted = [g for name in args.names for g in ([name] if "/" in name else groups(name))]
+    warm_up()
+    with args.records.open("a") as records:
+        for group in wanted[number - 1 :: of]:
+            if group in done:
+                continue
+            if time.monotonic() > end:
+                break
+            for one in run_group(group):
+                records.write(json.dumps(asdict(one)) + "\n")
+                known.append(one)
+            records.flush()
+    print(summary(known))
+    return int(any(row.outcome not in WELL for row in known))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

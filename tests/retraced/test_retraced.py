@@ -1,0 +1,51 @@
+"""A part of what ``nox -s retraced`` takes apart by the thousand, beside torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.interop.zoo import MODELS
+from tests.retraced.groups import findings
+from tests.retraced.judge import LEFT_OUT, WELL, Finding
+from tests.retraced.run import run_group, summary, warm_up
+
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
+
+SEEDS, BLOCK = 400, 20
+"""Raw programs of the soak's generator."""
+MOST_LEFT_OUT = 0.25
+"""Of a block of raw programs, the share that torch may fail to export: it refuses many dynamic
+sizes that eager takes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    warm_up()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_models_of_the_zoo_come_out_as_torch_gives_them(model) -> None:
+    (found,) = run_group(f"zoo/{model.name}")
+    assert found.outcome == "same", found
+    assert not found.whole, found
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, BLOCK))
+def test_raw_programs_come_out_as_torch_gives_them(start: int) -> None:
+    found: list[Finding] = []
+    for seed in range(start, start + BLOCK):
+        found += run_group(f"raw/{seed}")
+    assert all(one.outcome in WELL for one in found), summary(found)
+    left_out = [one for one in found if one.outcome in LEFT_OUT]
+    assert len(left_out) <= MOST_LEFT_OUT * len(found), summary(found)
+
+
+def test_a_difference_is_found() -> None:
+    # A buffer that a scalar is written to becomes a scalar in torch's result.
+    (found,) = findings("raw/202")
+    assert found.outcome == "lost by torch", found
