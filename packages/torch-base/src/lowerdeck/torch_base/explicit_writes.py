@@ -184,8 +184,9 @@ def _unsaid(node: Node, copies: bool) -> Callable[[Node], None] | None:
         return None
     if node.target is _ATEN.copy_.default and copies:
         source, own = node.args[1], node.args[0]
-        alike = isinstance(source, Node) and isinstance(own, Node) and _alike(source, own)
-        return None if alike and not _may_have_a_name(source) else _convert
+        if not isinstance(source, Node) or not isinstance(own, Node):
+            return _convert
+        return None if _alike(source, own) and not _may_have_a_name(source) else _convert
     if node.target in ONCE and repeated_dims(node.args[0]):
         return write_once
     return None
