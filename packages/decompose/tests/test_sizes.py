@@ -1,0 +1,190 @@
+"""Sizes that vary: what ``decompose`` asks of a program's ``ShapeEnv`` is what torch asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from program_likeness import differences  # type: ignore[import-not-found]
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from lowerdeck.decompose import decompose, explain
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning"),
+]
+
+
+class Halving(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        rows, columns = x.shape
+        half = x[: rows // 2]
+        tall = torch.cat([half, x.new_zeros(rows - rows // 2, columns)])
+        return tall.reshape(-1, 2).sum(0), nn.functional.gelu(x.repeat(2, 1)).flatten()
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril().logical_not()
+        made: torch.Tensor = self.layer(x, src_mask=mask)
+        return made + torch.arange(x.shape[1])[None, :, None]
+
+
+class Finding(nn.Module):
+    """Sizes that only numbers tell, twice by one call."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first, second = torch.nonzero(x), torch.nonzero(x)
+        count = x.long().sum().item()
+        torch._check(0 <= count)
+        torch._check(count <= 100)
+        return first * 2, second + 1, x[x > 0].sum(), torch.zeros(count) + 1
+
+
+class Writing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(16, 8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        cache: Any = self.cache
+        cache[: x.shape[0]] = x
+        x[1:].add_(1)
+        return cache[: x.shape[0]] * 2
+
+
+def _programs() -> dict[str, Callable[[], ExportedProgram]]:
+    n, even = Dim("n", min=3, max=16), 2 * Dim("half", min=2, max=8)
+
+    def of(model: nn.Module, x: torch.Tensor, dims: Any) -> Callable[[], ExportedProgram]:
+        return lambda: torch.export.export(model, (x,), dynamic_shapes=dims)
+
+    return {
+        "halving": of(Halving(), torch.ones(6, 8), ({0: even},)),
+        "halving in both": of(Halving(), torch.ones(6, 8), ({0: even, 1: 2 * Dim("w", max=9)},)),
+        "attending": of(Attending(), torch.randn(4, 5, 8), ({0: n, 1: Dim("m", max=99)},)),
+        "finding": of(Finding(), torch.ones(5, 4), None),
+        "finding in any": of(Finding(), torch.ones(5, 4), ({0: n},)),
+        "writing": of(Writing(), torch.ones(5, 8), ({0: n},)),
+    }
+
+
+def _environment(program: ExportedProgram) -> ShapeEnv:
+    for node in program.graph.nodes:
+        for value in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                environment: Any = value.fake_mode.shape_env  # type: ignore[attr-defined]
+                return environment  # type: ignore[no-any-return]
+    raise AssertionError("a program without tensors")
+
+
+def _asked(program: ExportedProgram) -> dict[str, set[str]]:
+    known = _environment(program)
+    return {
+        "guards": {str(guard.expr) for guard in known.guards},
+        "replaced": {
+            f"{old}: {new}"
+            for old, new in known.replacements.items()
+            if not str(old).startswith(("u", "zu"))
+        },
+        "ranges": {
+            f"{symbol}: {bounds}"
+            for symbol, bounds in known.var_to_range.items()
+            if not str(symbol).startswith(("u", "zu"))
+        },
+        "divisible": set(map(str, known.divisible)),
+    }
+
+
+@pytest.mark.parametrize("name", _programs())
+def test_nothing_is_asked_that_torch_would_not_ask(name: str) -> None:
+    export = _programs()[name]
+    ours, theirs = export(), export()
+    before = _asked(ours)
+    assert explain(ours).reason is None
+    found, expected = decompose(ours), theirs.run_decompositions()
+    for kind, said in _asked(ours).items():
+        assert said <= _asked(theirs)[kind] | before[kind], kind
+    assert not _environment(ours).pending_fresh_unbacked_symbols
+    assert found.range_constraints == expected.range_constraints
+    assert set(found._guards_code) <= set(expected._guards_code)
+    assert not differences(found, expected)
+
+
+@pytest.mark.parametrize("name", ["finding", "finding in any"])
+def test_each_unbacked_symbol_is_bound_once(name: str) -> None:
+    found = decompose(_programs()[name]())
+    bound = [
+        str(symbol)
+        for node in found.graph.nodes
+        for symbol in node.meta.get("unbacked_bindings", {})
+    ]
+    assert len(set(bound)) >= 3
+    assert len(bound) == len(set(bound))
+    used = {
+        str(symbol)
+        for node in found.graph.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor)
+        for size in node.meta["val"].shape
+        if isinstance(size, torch.SymInt)
+        for symbol in size.node.expr.free_symbols
+        if str(symbol).startswith("u")
+    }
+    assert used <= set(bound)
+
+
+def test_ranges_outlive_it_and_the_program_runs_at_other_sizes() -> None:
+    module = decompose(_programs()["attending"]()).module()
+    for rows, length in ((3, 5), (4, 7), (16, 2)):
+        x = torch.randn(rows, length, 8)
+        assert module(x).shape == x.shape
+    with pytest.raises(AssertionError, match="Guard failed"):
+        module(torch.randn(17, 5, 8))
+
+
+class Convolving(nn.Module):
+    """``depth`` convolutions; with a stride, each has sizes whose expressions are longer."""
+
+    def __init__(self, depth: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Conv1d(2, 2, 3, stride, 1) for _ in range(depth)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layers(x)
+        return made
+
+
+def _questions(work: Callable[[ExportedProgram], Any], depth: int, stride: int) -> int:
+    """Return how often ``work`` asks what an expression of sizes comes to."""
+    dims = ({2: Dim("n", min=600, max=4000)},)
+    x = torch.ones(1, 2, 1000)
+    program = torch.export.export(Convolving(depth, stride), (x,), dynamic_shapes=dims)
+    environment = type(_environment(program))
+    plain, count = environment.evaluate_expr, 0
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return plain(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(environment, "evaluate_expr", counting)
+        work(program)
+    return count
+
+
+def test_copies_ask_little_of_sizes_and_long_expressions_no_more_than_torch() -> None:
+    one, eight = _questions(decompose, 1, 1), _questions(decompose, 8, 1)
+    assert eight <= one + 7 * 4, (one, eight)
+    ours = _questions(decompose, 6, 2)
+    theirs = _questions(lambda program: program.run_decompositions(), 6, 2)
+    assert ours <= 1.1 * theirs, (ours, theirs)
