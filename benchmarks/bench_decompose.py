@@ -11,8 +11,8 @@ from torch import nn
 from torch.export import ExportedProgram, export
 
 from benchmarks.emitter_models import MODELS
-from benchmarks.harness import Row, cpu_seconds, growth_exponent, paired
-from lowerdeck.decompose import decompose, explain
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
+from lowerdeck.decompose import DecompositionCache, decompose, explain
 
 PACKAGE = "decompose"
 PEER = "ExportedProgram.run_decompositions"
@@ -29,6 +29,8 @@ def rows(quick: bool) -> Iterator[Row]:
         warnings.simplefilter("ignore")
         yield from _models(quick)
         yield from _growth(quick)
+        yield from _families(quick)
+        yield from _memory(quick)
 
 
 class Blocks(nn.Module):
@@ -51,8 +53,69 @@ def _program(model: nn.Module, *args: torch.Tensor) -> ExportedProgram:
         return export(model.eval(), args)
 
 
+class Attention(nn.Module):
+    """One layer of a llama: norms, grouped heads, a gated feed-forward net."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, width // 2, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        y = self.before(x)
+        size = width // self.heads
+        q = self.q(y).view(batch, length, -1, size).transpose(1, 2)
+        k, v = (
+            part(y).view(batch, length, -1, size).transpose(1, 2).repeat_interleave(2, 1)
+            for part in (self.k, self.v)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        y = self.after(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def _llama(layers: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(1000, 64), *(Attention(64, 4) for _ in range(layers)))
+
+
+def _tokens() -> tuple[torch.Tensor, ...]:
+    return (torch.randint(0, 1000, (1, 16)),)
+
+
+_OWN = {
+    "llama-like, 16 layers": (lambda: _llama(16), _tokens),
+    "1,024 blocks of linear, gelu, layer norm": (
+        lambda: Blocks(1024),
+        lambda: (torch.randn(2, 16),),
+    ),
+    "transformer encoder, 12 layers": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128), 12),
+        lambda: (torch.randn(16, 2, 64),),
+    ),
+    "encoder and decoder, 6 layers each": (
+        lambda: nn.Transformer(64, 4, 6, 6, 128),
+        lambda: (torch.randn(16, 2, 64), torch.randn(8, 2, 64)),
+    ),
+    "convolutions, 100 layers": (
+        lambda: nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.BatchNorm2d(8),
+                                              nn.SiLU()) for _ in range(100))),
+        lambda: (torch.randn(1, 8, 16, 16),),
+    ),
+}  # fmt: skip
+"""Beside the models of the emitter's benchmarks."""
+
+
 def _models(quick: bool) -> Iterator[Row]:
-    for name, (build, inputs) in list(MODELS.items())[: 2 if quick else None]:
+    every = {**MODELS, **_OWN}
+    chosen = list(every)[1::5] if quick else list(every)
+    for name in chosen:
+        build, inputs = every[name]
         program = _program(build(), *inputs())
         mine, theirs = paired(
             partial(decompose, program), program.run_decompositions, repeat=1 if quick else 3
@@ -71,13 +134,13 @@ def _models(quick: bool) -> Iterator[Row]:
 
 
 def _growth(quick: bool) -> Iterator[Row]:
-    sizes = (64, 128, 256) if quick else (256, 512, 1024, 2048, 4096)
+    sizes = (64, 128, 256) if quick else (390, 780, 1560, 3120, 6250)
     series: list[tuple[float, float, float | None]] = []
     for count in sizes:
         program = _program(Blocks(count), torch.randn(2, 16))
         mine = cpu_seconds(partial(decompose, program), repeat=3)
         theirs = None
-        if count <= 256:
+        if count <= 390:
             theirs = cpu_seconds(program.run_decompositions, repeat=1)
         series.append((len(program.graph.nodes), mine, theirs))
     exponent = growth_exponent((nodes, mine) for nodes, mine, _ in series)
@@ -90,4 +153,50 @@ def _growth(quick: bool) -> Iterator[Row]:
         met=exponent <= 1.05,
         series=tuple(series),
         axes=("nodes", "CPU time (s)"),
+    )
+
+
+def _families(quick: bool) -> Iterator[Row]:
+    """Yield what a second model of a family costs where templates are kept."""
+    layers = 4 if quick else 16
+    cache = DecompositionCache()
+    decompose(_program(_llama(layers // 2), *_tokens()), cache=cache)
+    program = _program(_llama(layers), *_tokens())
+    kept, alone = paired(partial(decompose, program, cache=cache), partial(decompose, program))
+    told = explain(program, cache=cache)
+    yield Row(
+        PACKAGE,
+        f"llama-like, {layers} layers, after one of half as many: {told}",
+        kept,
+        alone,
+        "s",
+        "<= 1x",
+        kept <= alone,
+        "peer: without the kept templates",
+    )
+
+
+_PEAK = """
+import sys
+import torch
+from torch.export import export
+from benchmarks.bench_decompose import Blocks
+from lowerdeck.decompose import decompose
+program = export(Blocks(int(sys.argv[2])).eval(), (torch.randn(2, 16),))
+{"decompose": decompose, "torch": lambda p: p.run_decompositions()}[sys.argv[1]](program)
+"""
+
+
+def _memory(quick: bool) -> Iterator[Row]:
+    count = "32" if quick else "512"
+    mine, theirs = (fresh_process(_PEAK, way, count)["peak_mb"] for way in ("decompose", "torch"))
+    yield Row(
+        PACKAGE,
+        f"peak memory of a process that exports {count} blocks and takes them apart",
+        mine,
+        theirs,
+        "MB",
+        "no more than the peer",
+        mine <= theirs,
+        f"peer: {PEER}",
     )
