@@ -119,6 +119,7 @@ def _build_released(session: nox.Session, package: str, version: str, folder: Pa
     return next(folder.glob(f"lowerdeck_{import_name(package)}-{version}-*.whl"))
 
 
+OTHER_TOOLS = "docs/how-to/decompose-for-other-tools.md"
 CONV_RELU_TAN = "lowerdeck.demo_backends:BackendWithDelegateMappingDemo.get_test_model_and_inputs"
 
 
@@ -214,7 +215,20 @@ def docs(session: nox.Session) -> None:
     session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *EDITABLE, *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
-    session.run("pytest", "-p", "tools.run_code_blocks", *pages, env={"PYTHONPATH": str(ROOT)})
+    session.run(
+        *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}", *pages),
+        env={"PYTHONPATH": str(ROOT)},
+    )
+
+
+@nox.session(name="docs-other-tools", requires=["torch"], default=False)
+def docs_other_tools(session: nox.Session) -> None:
+    """Run the page on other people's tools, which take 200 MB."""
+    _borrow_torch(session)
+    session.install("sybil", "pytest", "onnx", "onnxscript", "openvino", *EDITABLE, *DEV)
+    session.run(
+        *("pytest", "-p", "tools.run_code_blocks", OTHER_TOOLS), env={"PYTHONPATH": str(ROOT)}
+    )
 
 
 @nox.session(default=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import torch
 from torch.export import ExportedProgram
@@ -76,9 +76,11 @@ def judge(
         own = export() if program.range_constraints else program
     except Exception as error:  # noqa: BLE001, RUF100  (what torch cannot export is not ours)
         return Finding(group, name, "no export", _told(error))
-    whole = Mock(side_effect=ExportedProgram.run_decompositions)
+    torchs = ExportedProgram.run_decompositions
     try:
-        with patch.object(ExportedProgram, "run_decompositions", lambda *args: whole(*args)):
+        with patch.object(
+            ExportedProgram, "run_decompositions", autospec=True, side_effect=torchs
+        ) as whole:
             found = decompose(program)
         reason = (explain(program).reason or "not said") if whole.called else ""
     except Exception as error:  # noqa: BLE001, RUF100  (an untyped error is what is sought)

@@ -40,7 +40,7 @@ _TIMM = (
     *("tresnet_m", "twins_svt_small", "visformer_tiny", "vit_tiny_patch16_224", "volo_d1_224"),
     *("xception41", "xcit_nano_12_p16_224", "caformer_s18", "nf_resnet50", "legacy_xception"),
 )
-_VIDEO = frozenset({"mc3_18", "r2plus1d_18", "r3d_18", "s3d", "swin3d_t"})
+_VIDEO = frozenset({"mc3_18", "r2plus1d_18", "r3d_18", "swin3d_t"})
 
 NAMED: tuple[str, ...] = (
     *(f"transformers/{number}-{one.model}" for number, one in enumerate(CONFIGURED)),
@@ -82,7 +82,7 @@ def _of_torchvision(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
         return model, tuple(torch.randn(1, 3, 128, 128) for _ in range(2))
     if name in _VIDEO:
         return model, (torch.randn(1, 3, 16, 112, 112),)
-    if name.startswith("mvit"):
+    if name.startswith("mvit") or name == "s3d":
         return model, (torch.randn(1, 3, 16, 224, 224),)
     return model, (torch.randn(1, 3, 299 if name == "inception_v3" else 224, 224),)
 

@@ -20,7 +20,7 @@ from lowerdeck.decompose._torch_private import (
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
+from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import new_outputs
@@ -66,11 +66,14 @@ class Explanation:
         reason: Why torch has to trace the whole program; None where each distinct call is traced.
         traces: How many distinct calls were traced; what comes out as it went in needs none.
         copies: How many calls became copies of one that was traced before.
+        failed: Whether that reason is an error that a call raised where it was traced by itself:
+            a fault of its decomposition, or of ours.
     """
 
     reason: str | None
     traces: int
     copies: int
+    failed: bool = False
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -153,7 +156,7 @@ def explain(
     try:
         _, templates = _by_calls(said, Rules.of(table, kept), cache, writes=writes)
     except WholeProgramError as error:
-        return Explanation(str(error), 0, 0)
+        return Explanation(str(error), 0, 0, isinstance(error, TemplateError))
     return Explanation(None, templates.traces, templates.reused)
 
 

@@ -12,3 +12,7 @@ class WholeProgramError(DecomposeError):
 
     ``decompose`` catches it and goes torch's own way; ``explain`` tells the reason.
     """
+
+
+class TemplateError(WholeProgramError):
+    """A call that fails where it is traced by itself: torch may fail on it too."""

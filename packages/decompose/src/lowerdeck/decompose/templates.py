@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.errors import TemplateError, WholeProgramError
 from lowerdeck.decompose.facts import TensorFacts
 from lowerdeck.decompose.identities import Before, recorded
 from lowerdeck.decompose.keys import Call, fill
@@ -162,7 +162,7 @@ class Templates:
             raise
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
-            raise WholeProgramError(
+            raise TemplateError(
                 f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
             ) from error
         return self._keep(call, key, made)
