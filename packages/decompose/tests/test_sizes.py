@@ -187,4 +187,4 @@ def test_copies_ask_little_of_sizes_and_long_expressions_no_more_than_torch() ->
     assert eight <= one + 7 * 4, (one, eight)
     ours = _questions(decompose, 6, 2)
     theirs = _questions(lambda program: program.run_decompositions(), 6, 2)
-    assert ours <= 1.1 * theirs, (ours, theirs)
+    assert ours <= 1.2 * theirs, (ours, theirs)

@@ -40,6 +40,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
+from torch.torch_version import TorchVersion
 
 from lowerdeck.torch_base import (
     FakeTensor,
@@ -57,6 +58,7 @@ from lowerdeck.torch_base import (
 __all__ = [
     "COPIED_META",
     "KEPT_COMPOSITES",
+    "MAKES_VIEWS_ALONE",
     "Recording",
     "as_dispatched",
     "assemble",
@@ -86,6 +88,9 @@ COPIED_META: Sequence[str] = tuple(
 
 KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch's default table leaves whole."""
+
+MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= (2, 15)
+"""Whether functionalisation makes one of several views anew by an operator that gives it alone."""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()

@@ -9,10 +9,13 @@ functionalisation gives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch.fx import Node
+
+_ATEN = torch.ops.aten
 
 PARENT = object()
 """Stands, among the arguments of a view, for what is viewed."""
@@ -35,6 +38,34 @@ class View:
     kwargs: Mapping[str, Any]
     index: int | None
     source: Node
+
+    def alone(self) -> View:
+        """Return the same view by an operator that gives it by itself, where there is one.
+
+        From torch 2.15 on, that is how one of several views is made anew.
+        """
+        if self.index is None or self.kwargs or not _are_numbers(self.args[1:]):
+            return self
+        parent, *rest = self.args
+        args: tuple[Any, ...]
+        if self.target is _ATEN.unbind.int:
+            args = (parent, rest[0] if rest else 0, self.index)
+            return replace(self, target=_ATEN.select.int, args=args, index=None)
+        if self.target is _ATEN.split.Tensor:
+            bounds = self.index * rest[0], (self.index + 1) * rest[0]
+        elif self.target is _ATEN.split_with_sizes.default:
+            start = sum(rest[0][: self.index])
+            bounds = start, start + rest[0][self.index]
+        else:
+            return self
+        args = (parent, rest[1] if len(rest) > 1 else 0, *bounds)
+        return replace(self, target=_ATEN.slice.Tensor, args=args, index=None)
+
+
+def _are_numbers(tree: Any) -> bool:
+    if isinstance(tree, (tuple, list)):
+        return all(map(_are_numbers, tree))
+    return isinstance(tree, int)
 
 
 @dataclass(slots=True, eq=False)

@@ -174,6 +174,8 @@ class Walk:
         return made.node
 
     def _view(self, parent: Node, view: View) -> Node:
+        if MAKES_VIEWS_ALONE:
+            view = view.alone()
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         made = self.call(view.target, args, view.kwargs, view.source)
         chosen: Value = made if view.index is None else made[view.index]
