@@ -89,7 +89,7 @@ COPIED_META: Sequence[str] = tuple(
 KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch's default table leaves whole."""
 
-MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= (2, 15)
+MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
 """Whether functionalisation makes one of several views anew by an operator that gives it alone."""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
