@@ -92,7 +92,6 @@ def test_every_module_can_be_replaced_by_eagers(item: Configured) -> None:
     assert not found["alone, wrong"]
     assert found["refused"] <= REFUSED
     assert len(reasons) == found["refused"]
-<<<<<<< HEAD
 
 
 @pytest.mark.parametrize("item", CHOSEN)
@@ -105,5 +104,3 @@ def test_every_module_of_a_plain_export_can_be_called_alone(item: Configured) ->
         for path, (given, named, result) in recorded(made, args).items():
             assert all(isinstance(leaf, torch.Tensor) for leaf in given) or not path, path
             assert is_same(made.get_submodule(path)(*given, **named), result), path
-=======
->>>>>>> 0383662 (Export with every signature, tell what can be swapped, and let wrapped forms know which is meant)

@@ -20,13 +20,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.float32).contiguous()
-<<<<<<< HEAD
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return torch.mul(self.weight, scaled.to(x.dtype))
-=======
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return torch.mul(self.weight, scaled.to(x.dtype))
->>>>>>> eff702c (Type the tests of handed-through values)
 
 
 class Residual(nn.Module):

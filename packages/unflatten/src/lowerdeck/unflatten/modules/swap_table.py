@@ -104,17 +104,10 @@ def _rows(
         carried = max((signature.carried for signature in known), default=0)
         if path in forbidden:
             yield Swap(path, False, not carried, forbidden[path])
-<<<<<<< HEAD
         elif len(known) < len(signatures) or any(signature.flat for signature in known):
             told = not_recorded.get(path)
             why = f"{told}, which export cannot record" if told else _FLAT
             yield Swap(path, False, not carried, why)
-=======
-        elif len(known) < len(signatures):
-            told = not_recorded.get(path)
-            why = f"{told}, which export cannot record" if told else _FLAT
-            yield Swap(path, False, True, why)
->>>>>>> 0383662 (Export with every signature, tell what can be swapped, and let wrapped forms know which is meant)
         elif carries:
             why = f"computes {carries} values that other modules read without being given them"
             yield Swap(path, False, not carried, why)
