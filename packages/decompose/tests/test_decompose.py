@@ -21,7 +21,6 @@ from lowerdeck.decompose import (
     explain,
     take_apart,
 )
-from lowerdeck.torch_base import explicit
 
 ATEN = torch.ops.aten
 

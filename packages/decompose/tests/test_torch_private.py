@@ -221,3 +221,16 @@ def test_operators_of_core_aten_call_no_others() -> None:
     assert len(core) > 150
     found = [op for op in core if any(key in str(k) for k in op.py_kernels for key in keys)]
     assert found == []
+
+
+def test_whether_one_of_several_views_is_made_anew_alone() -> None:
+    class Each(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            for one in y.unbind(0):
+                one.clamp_(max=2)
+            return y
+
+    made = export(Each(), (torch.ones(2, 8),)).run_decompositions({})
+    anew = made.graph.find_nodes(op="call_function", target=ATEN.select.int)
+    assert bool(anew) is private.MAKES_VIEWS_ALONE

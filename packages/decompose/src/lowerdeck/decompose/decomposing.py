@@ -103,12 +103,14 @@ def decompose(
     """
     kept = _checked(exported_program, table, keep, cache)
     rules = Rules.of(table, kept)
-    said = _explicit(exported_program)
-    try:
-        parts, _ = _by_calls(said, rules, cache)
-    except WholeProgramError:
-        return _as_a_whole(said, table, kept)
-    return assemble(said, parts.graph_module, parts.graph_signature)
+    with collector_held():
+        said, writes = _explicit(exported_program)
+        try:
+            parts, _ = _by_calls(said, rules, cache, writes=writes)
+            return assemble(said, parts.graph_module, parts.graph_signature)
+        except WholeProgramError:
+            pass
+    return _as_a_whole(said, table, kept)
 
 
 def take_apart(
@@ -128,12 +130,14 @@ def take_apart(
     Raises:
         DecomposeError: The program writes memory that no program of values can tell.
     """
-    said = _explicit(exported_program)
-    try:
-        return _by_calls(said, rules, cache)[0]
-    except WholeProgramError:
-        with tracing_lock:
-            return Parts(*retrace(said, rules.others, rules.composites))
+    with collector_held():
+        said, writes = _explicit(exported_program)
+        try:
+            return _by_calls(said, rules, cache, writes=writes)[0]
+        except WholeProgramError:
+            pass
+    with tracing_lock:
+        return Parts(*retrace(explicit(said), rules.others, rules.composites))
 
 
 def explain(
@@ -188,7 +192,7 @@ def _checked(program: Any, table: Any, keep: Any, cache: Any) -> frozenset[OpOve
 
 
 def _by_calls(
-    program: ExportedProgram, rules: Rules, cache: DecompositionCache | None
+    program: ExportedProgram, rules: Rules, cache: DecompositionCache | None, *, writes: bool
 ) -> tuple[Parts, Templates]:
     _check(program)
     graph_module = program.graph_module

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
+    MAKES_VIEWS_ALONE,
     as_dispatched,
     base_name,
     is_taken_apart,
