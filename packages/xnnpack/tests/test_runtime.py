@@ -23,8 +23,8 @@ from lowerdeck.xnnpack import (
     XnnpackPartitioner,
     XnnpackRuntime,
 )
-from lowerdeck.xnnpack.encode import encode
-from lowerdeck.xnnpack.schema import (
+from lowerdeck.xnnpack.payload.encode import encode
+from lowerdeck.xnnpack.payload.schema import (
     EXTERNAL_OUTPUT,
     NONE,
     Constant,
@@ -260,7 +260,7 @@ def test_a_value_of_another_type_is_refused_by_its_name(
         builder.PrependUOffsetTRelativeSlot(1, table, 0)
         return int(builder.EndObject())
 
-    monkeypatch.setattr("lowerdeck.xnnpack.encode._value", stored)
+    monkeypatch.setattr("lowerdeck.xnnpack.payload.encode._value", stored)
     with pytest.raises(BlobError, match=message):
         RUNTIME.init(memoryview(encode(relu())), [], {})
 

@@ -18,10 +18,10 @@ from lowerdeck.xnnpack.errors import (
     UnsupportedNodeError,
     XnnpackError,
 )
-from lowerdeck.xnnpack.runtime import XnnpackRuntime
+from lowerdeck.xnnpack.runtime.runtime import XnnpackRuntime
 
 if TYPE_CHECKING:
-    from lowerdeck.xnnpack.ahead_of_time import XnnpackBackend, XnnpackPartitioner
+    from lowerdeck.xnnpack.compile.ahead_of_time import XnnpackBackend, XnnpackPartitioner
 
 __all__ = [
     # Ahead of time
@@ -45,4 +45,4 @@ def __getattr__(name: str) -> Any:
     """Return a part of the half that compiles, importing it at the first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.ahead_of_time"), name)
+    return getattr(importlib.import_module(f"{__name__}.compile.ahead_of_time"), name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.arguments import Call, shape_of
-from lowerdeck.xnnpack.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit.arguments import Call, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}

@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emission import Emission
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import TRANSPOSE_WEIGHTS, NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import TRANSPOSE_WEIGHTS, NodeKind
 
 _aten = torch.ops.aten
 

@@ -8,16 +8,16 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.arguments import Call
-from lowerdeck.xnnpack.emission import Emission
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
-from lowerdeck.xnnpack.schema import NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _SINGLE = {_aten.batch_norm.default}

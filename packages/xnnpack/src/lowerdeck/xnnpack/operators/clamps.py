@@ -8,10 +8,10 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.arguments import Call, fake
-from lowerdeck.xnnpack.emission import Emission, Range
+from lowerdeck.xnnpack.emit.arguments import Call, fake
+from lowerdeck.xnnpack.emit.emission import Emission, Range
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _LIMITS: dict[object, Range] = {

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lowerdeck.xnnpack.arguments import Call
-from lowerdeck.xnnpack.emission import Emission
+from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit.emission import Emission
 
 
 def accept(call: Call) -> str | None:  # noqa: ARG001  (the signature of a question)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed, pair, shape_of
-from lowerdeck.xnnpack.emission import Emission, Fields
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission, Fields
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
 

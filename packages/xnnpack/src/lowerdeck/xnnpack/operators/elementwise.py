@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.arguments import Call
-from lowerdeck.xnnpack.emission import Emission, Range, Tracked
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit.emission import Emission, Range, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 

@@ -6,12 +6,12 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.arguments import Call, shape_of
-from lowerdeck.xnnpack.emission import Emission
+from lowerdeck.xnnpack.emit.arguments import Call, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
+from lowerdeck.xnnpack.payload.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
 
 _aten = torch.ops.aten
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed
-from lowerdeck.xnnpack.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
-from lowerdeck.xnnpack.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
 

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emission import Emission, Fields, Tracked
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import CONCATENATE_KINDS, NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, NodeKind
 
 _aten = torch.ops.aten
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed, pair, shape_of
-from lowerdeck.xnnpack.emission import Emission
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
-from lowerdeck.xnnpack.schema import ALIGN_CORNERS, KEEP_DIMS, NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, KEEP_DIMS, NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST

@@ -6,16 +6,16 @@ import math
 
 import torch
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emission import Emission, Tracked
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
 from lowerdeck.xnnpack.operators.normalization import row_mean
-from lowerdeck.xnnpack.schema import KEEP_DIMS, NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NodeKind
 
 _aten = torch.ops.aten
 

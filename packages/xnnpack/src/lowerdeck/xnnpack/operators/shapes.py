@@ -8,11 +8,11 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.arguments import Call, is_fixed, is_one, shape_of
-from lowerdeck.xnnpack.emission import Emission
-from lowerdeck.xnnpack.layout import Layout
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.schema import NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
-from lowerdeck.xnnpack.arguments import Call
+from lowerdeck.xnnpack.emit.arguments import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
@@ -23,7 +23,7 @@ from lowerdeck.xnnpack.operators.pieces import PIECES
 from lowerdeck.xnnpack.operators.pooling import POOLING
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
-from lowerdeck.xnnpack.schema import MAX_RANK
+from lowerdeck.xnnpack.payload.schema import MAX_RANK
 
 OPERATORS: Table = {
     **ARITHMETIC,

@@ -20,12 +20,12 @@ from lowerdeck.serializer import (
     verify_payload,
 )
 from lowerdeck.torch_base import view_tensor
-from lowerdeck.xnnpack.encode import LAYOUT_MARK
 from lowerdeck.xnnpack.errors import BlobError, DelegateInputError, DelegateRunError
-from lowerdeck.xnnpack.image_order import images
-from lowerdeck.xnnpack.kernels import IGNORE_RANGE, KERNELS
-from lowerdeck.xnnpack.layout import Layout, conversion
-from lowerdeck.xnnpack.schema import EXTERNAL_INPUT, EXTERNAL_OUTPUT
+from lowerdeck.xnnpack.payload.encode import LAYOUT_MARK
+from lowerdeck.xnnpack.payload.layout import Layout, conversion
+from lowerdeck.xnnpack.payload.schema import EXTERNAL_INPUT, EXTERNAL_OUTPUT
+from lowerdeck.xnnpack.runtime.image_order import images
+from lowerdeck.xnnpack.runtime.kernels import IGNORE_RANGE, KERNELS
 
 _FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
 

@@ -18,12 +18,12 @@ from lowerdeck.lowered_module import (
     constant_tensors,
 )
 from lowerdeck.torch_base import arguments_of, describe_node
-from lowerdeck.xnnpack.arguments import Call, shape_of
-from lowerdeck.xnnpack.emission import Emission, Tracked
-from lowerdeck.xnnpack.encode import encode
+from lowerdeck.xnnpack.emit.arguments import Call, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.layout import layout_of
 from lowerdeck.xnnpack.operators.table import OPERATORS, SUPPORTED, refusal
+from lowerdeck.xnnpack.payload.encode import encode
+from lowerdeck.xnnpack.payload.layout import layout_of
 
 SIZES = (int, torch.SymInt)
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import flatbuffers
 
-from lowerdeck.xnnpack.schema import (
+from lowerdeck.xnnpack.payload.schema import (
     FLOAT32,
     Constant,
     Graph,

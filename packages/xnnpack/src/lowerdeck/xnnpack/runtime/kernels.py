@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
 from lowerdeck.xnnpack.errors import DelegateRunError
-from lowerdeck.xnnpack.schema import (
+from lowerdeck.xnnpack.payload.schema import (
     ALIGN_CORNERS,
     CONCATENATE_KINDS,
     KEEP_DIMS,

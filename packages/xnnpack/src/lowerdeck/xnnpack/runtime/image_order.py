@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lowerdeck.serializer import XnnGraph, XnnNode
-from lowerdeck.xnnpack.layout import Layout, conversion
-from lowerdeck.xnnpack.schema import NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout, conversion
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _MAKES_IMAGES = frozenset(
     {

@@ -14,10 +14,10 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
-from lowerdeck.xnnpack.arguments import is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.layout import Layout, conversion
-from lowerdeck.xnnpack.schema import (
+from lowerdeck.xnnpack.payload.layout import Layout, conversion
+from lowerdeck.xnnpack.payload.schema import (
     EXTERNAL_INPUT,
     EXTERNAL_OUTPUT,
     NONE,

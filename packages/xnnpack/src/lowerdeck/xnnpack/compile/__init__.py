@@ -1,0 +1,1 @@
+"""The half that compiles: which nodes go to XNNPACK, and their payload."""
