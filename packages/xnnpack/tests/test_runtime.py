@@ -206,8 +206,10 @@ def test_an_inconsistent_graph_is_refused_with_what_is_wrong(name: str) -> None:
 
 def test_a_node_that_this_runtime_does_not_compute_is_refused() -> None:
     graph = relu()
-    graph.nodes[0] = replace(graph.nodes[0], kind=NodeKind.CONVERT)
-    with pytest.raises(BlobError, match="does not compute Convert"):
+    graph.nodes[0] = replace(
+        graph.nodes[0], kind=NodeKind.ARG_MAX_POOLING_2D, fields={"input_id": 0}
+    )
+    with pytest.raises(BlobError, match="does not compute ArgMaxPooling2d"):
         RUNTIME.init(memoryview(encode(graph)), [], {})
 
 
@@ -231,9 +233,9 @@ def test_an_input_after_an_output_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "datatype", "message"),
     [
-        (2, 3, "value 0 is QINT8, quantised, which this runtime does not compute"),
+        (2, 4, "value 0 is QUINT8, quantised, which this runtime does not compute"),
         (2, 9, "value 0 is QDINT8, quantised, which"),
-        (1, 2, "value 0 is FP16, which"),
+        (1, 12, "value 0 is INT32, which"),
         (1, 77, "unknown datatype 77 of value 0"),
         (3, 1, "a value of the unknown kind 3"),
     ],

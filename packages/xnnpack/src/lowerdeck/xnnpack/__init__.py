@@ -1,4 +1,4 @@
-"""Compile float32 programs for the XNNPACK delegate of the official runtime, and run them here.
+"""Compile programs for the XNNPACK delegate of the official runtime, and run them here.
 
 Importing this package alone makes no backend known by its name: running a file needs its runtime
 half only, and another compiler's backend of the same id may be in use. The first use of the half
@@ -15,6 +15,7 @@ from lowerdeck.xnnpack.errors import (
     BlobError,
     DelegateInputError,
     DelegateRunError,
+    QuantizationError,
     UnsupportedNodeError,
     XnnpackError,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "DelegateInputError",
     "DelegateRunError",
     "UnsupportedNodeError",
+    "QuantizationError",
 ]
 
 

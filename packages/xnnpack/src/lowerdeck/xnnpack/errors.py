@@ -11,6 +11,10 @@ class UnsupportedNodeError(XnnpackError, UnsupportedOperatorError):
     """XNNPACK cannot compute a node as torch does; the message names op, node and source."""
 
 
+class QuantizationError(UnsupportedNodeError, ValueError):
+    """Scales or zero points of a program make no sense; the message names op, node and source."""
+
+
 class BlobError(XnnpackError, ValueError):
     """A delegate's payload is truncated, damaged, hostile or of another version."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Sequence
 from typing import ClassVar
@@ -18,45 +19,63 @@ from lowerdeck.lowered_module import (
     constant_tensors,
 )
 from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.xnnpack.compile.precision import precision_of
 from lowerdeck.xnnpack.emit.arguments import Call, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked, float_of
+from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.operators.table import OPERATORS, SUPPORTED, refusal
+from lowerdeck.xnnpack.operators.contract import FloatNeededError
+from lowerdeck.xnnpack.operators.quantization import (
+    DEQUANTIZE,
+    INNER_TENSOR,
+    QUANTIZATION,
+    name_of,
+    static_encoding,
+)
+from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
+from lowerdeck.xnnpack.operators.storage import storage_of
+from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
 from lowerdeck.xnnpack.payload.encode import encode
+from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import layout_of
 
+_EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT}
 SIZES = (int, torch.SymInt)
+_LOG = logging.getLogger("lowerdeck.xnnpack")
 
 
 class XnnpackBackend(BackendDetails):
-    """Compiles float32 partitions to what the official runtime's XNNPACK delegate executes.
+    """Compiles partitions to what the official runtime's XNNPACK delegate executes.
 
     Weights go into the file's named data under the hash of their bytes, so that equal weights are
     stored once; batch norms are folded into the convolution or linear layer before them, and
     clamps into the node before them.
     """
 
-    version = "1"
+    version = "2"
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
     @staticmethod
     def preprocess(
         edge_program: ExportedProgram,
-        compile_specs: list[CompileSpec],  # noqa: ARG004  (the runtime reads none)
+        compile_specs: list[CompileSpec],
     ) -> PreprocessResult:
         """Return the payload of one partition, its debug map, and its weights as named data.
 
         Args:
             edge_program: The partition, in training or in core ATen form.
-            compile_specs: Not needed.
+            compile_specs: ``precision`` as ``fp16`` or ``fp32``, if the partitioner was told so.
 
         Returns:
             The result; the debug identifiers are the numbers of the payload's nodes.
 
         Raises:
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
+            QuantizationError: Scales of a weight make no sense.
         """
-        emission = emit_partition(edge_program)
+        emission = emit_partition(edge_program, precision_of(compile_specs))
+        for name, reason in emission.in_float.items():
+            _LOG.info("%s is computed in float: %s", name, reason)
         debug_map = DelegateMappingBuilder()
         for number, nodes in enumerate(emission.sources):
             if any("debug_handle" in node.meta for node in nodes):
@@ -68,11 +87,13 @@ class XnnpackBackend(BackendDetails):
         )
 
 
-def emit_partition(program: ExportedProgram) -> Emission:
+def emit_partition(program: ExportedProgram, precision: str | None = None) -> Emission:
     """Return the payload of one partition before it is serialised.
 
     Args:
         program: The partition as a program of its own.
+        precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
+            in float32.
 
     Returns:
         The graph, its constants, and where its nodes came from.
@@ -80,7 +101,7 @@ def emit_partition(program: ExportedProgram) -> Emission:
     Raises:
         UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
     """
-    emission = Emission()
+    emission = Emission(half_weights=precision == "fp16")
     constants = constant_tensors(program)
     given = set(program.graph_signature.user_inputs)
     inputs = [one for one in program.graph.find_nodes(op="placeholder") if one.name in given]
@@ -92,15 +113,17 @@ def emit_partition(program: ExportedProgram) -> Emission:
         # Positions of arguments that are no tensors, such as sizes, have no value.
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            layout = layout_of(value)
-            emission.define(node, emission.external_input(shape_of(node), position, layout))
+            layout, encoding = layout_of(value), _input_encoding(node, value.dtype)
+            emission.define(
+                node, emission.external_input(shape_of(node), position, layout, encoding)
+            )
     absorbed: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node.op == "call_function" and not (node in emission or node in absorbed):
             if node.target is operator.getitem or isinstance(node.meta.get("val"), SIZES):
                 continue  # defined with what it reads from; sizes are read off at run time
             first = len(emission.sources)
-            _emit_node(emission, node, constants)
+            _emit_node(emission, node, constants, halves=precision != "fp32")
             chain = _chain(emission, node)
             absorbed.update(chain)
             emission.sources[first:] = [tuple(chain)] * (len(emission.sources) - first)
@@ -110,17 +133,73 @@ def emit_partition(program: ExportedProgram) -> Emission:
     return emission
 
 
-def _emit_node(emission: Emission, node: fx.Node, constants: dict[str, torch.Tensor]) -> None:
+def _input_encoding(node: fx.Node, dtype: torch.dtype) -> Encoding:
+    if dtype != torch.int8:
+        return _EXTERNAL.get(dtype, FLOAT)
+    # Integers come with the scale that whoever reads them says; all say the same.
+    readers = [user for user in node.users if name_of(user) == DEQUANTIZE]
+    if not readers:
+        raise UnsupportedNodeError(
+            f"XnnpackBackend cannot take the integers {node.name}, which nothing dequantises"
+        )
+    return static_encoding(readers[0])
+
+
+def _emit_node(
+    emission: Emission, node: fx.Node, constants: dict[str, torch.Tensor], *, halves: bool
+) -> None:
     reason = refusal(node, constants)
     if reason is not None:
         raise UnsupportedNodeError(
             f"XnnpackBackend cannot compile {describe_node(node)}: {reason}; leave it untagged"
         )
-    known = [emission.of(one).tensor for one in node.all_input_nodes if one in emission]
-    if None not in known and len(known) == len(node.all_input_nodes):
+    known = [emission.of(one).is_constant for one in node.all_input_nodes if one in emission]
+    if all(known) and len(known) == len(node.all_input_nodes):
         _fold(emission, node)
         return
-    OPERATORS[node.target].emit(emission, Call(node, arguments_of(node), constants))
+    entry = entry_of(node)
+    assert entry is not None
+    call = Call(node, arguments_of(node), constants)
+    if name_of(node) in QUANTIZATION:
+        entry.emit(emission, call)
+        return
+
+    def encoding_of(one: fx.Node) -> Encoding | None:
+        return _stored_as(emission.of(one))
+
+    storage = storage_of(call, entry, encoding_of, halves=halves)
+    if storage.in_float is not None:
+        emission.in_float[node.name] = storage.in_float
+    try:
+        with emission.stored(storage.reads, storage.writes):
+            entry.emit(emission, call)
+    except FloatNeededError as why:
+        emission.in_float[node.name] = str(why)
+        with emission.stored(FLOAT, FLOAT):
+            entry.emit(emission, call)
+    _pass_on_rounding(emission, node)
+
+
+def _stored_as(tracked: Tracked) -> Encoding | None:
+    """Return how a tensor is stored, None for constants that are not 8-bit integers."""
+    if not tracked.is_constant or tracked.encoding.is_int8:
+        return tracked.encoding
+    return None
+
+
+def _pass_on_rounding(emission: Emission, node: fx.Node) -> None:
+    """Keep in mind that rows are to be rounded, past what leaves the rows as they are."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not emission.is_rounded(source):
+        return
+    entry = entry_of(node)
+    if entry is not None and not entry.computes and isinstance(node.meta.get("val"), torch.Tensor):
+        before, after = shape_of(source), shape_of(node)
+        # A permutation of equal sizes would move rows; views and casts do not.
+        if before and after and before[-1] == after[-1] and "permute" not in str(node.target):
+            emission.mark_rounded(node)
+            return
+    emission.in_float.setdefault(node.name, "XNNPACK quantises at run time for layers only")
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
@@ -137,6 +216,15 @@ def _fold(emission: Emission, node: fx.Node) -> None:
     def data(one: fx.Node) -> torch.Tensor:
         return emission.constant(one)
 
+    if name_of(node) == INNER_TENSOR:
+        holder, name = node.args
+        tensor = getattr(emission.of(holder).data, str(name))  # type: ignore[arg-type]  # a node
+        emission.define(node, Tracked(tuple(tensor.shape), tensor.detach()))
+        return
+    quantized = _folded_integers(emission, node)
+    if quantized is not None:
+        emission.define(node, _integers(quantized))
+        return
     args, kwargs = fx.map_arg((node.args, node.kwargs), data)
     with torch.no_grad():
         result = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function
@@ -148,6 +236,23 @@ def _fold(emission: Emission, node: fx.Node) -> None:
         emission.define(user, Tracked(tuple(piece.shape), piece))
 
 
+def _folded_integers(emission: Emission, node: fx.Node) -> Quantized | None:
+    """Return constant integers that stay what they are, so that no float copy is made of them."""
+    source = node.all_input_nodes[0]
+    data = emission.of(source).data
+    if isinstance(data, Quantized):
+        return permuted_constant(node, data)
+    return dequantized_constant(node, emission.constant)  # type: ignore[arg-type]
+
+
+def _integers(quantized: Quantized) -> Tracked:
+    tracked = Tracked(tuple(quantized.data.shape), quantized)
+    if quantized.axis is None and not quantized.group:
+        scale, zero = float_of(float(quantized.scales)), int(quantized.zero_points)
+        tracked.encoding = int8(scale, zero)
+    return tracked
+
+
 def _emit_outputs(emission: Emission, outputs: Sequence[fx.Node | None], *, first: int) -> None:
     for position, node in enumerate(outputs, start=first):
         if not isinstance(node, fx.Node):
@@ -155,5 +260,7 @@ def _emit_outputs(emission: Emission, outputs: Sequence[fx.Node | None], *, firs
                 f"XnnpackBackend cannot return {node!r}: every output must be a tensor"
             )
         first_added = len(emission.sources)
-        emission.external_output(emission.of(node), position, layout_of(node.meta["val"]))
+        value = node.meta["val"]
+        encoding = None if value.dtype == torch.int8 else _EXTERNAL.get(value.dtype, FLOAT)
+        emission.external_output(emission.of(node), position, layout_of(value), encoding)
         emission.sources[first_added:] = [(node,)] * (len(emission.sources) - first_added)

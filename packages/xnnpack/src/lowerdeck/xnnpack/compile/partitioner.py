@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.export import ExportedProgram
@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
+    CompileSpec,
     DelegationSpec,
     Partitioner,
     PartitionResult,
@@ -17,45 +18,80 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.torch_base import OpOverload, schema_of
-from lowerdeck.xnnpack.operators.table import OPERATORS, refusal
+from lowerdeck.xnnpack.compile.forecast import computed_in_float
+from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
+from lowerdeck.xnnpack.errors import XnnpackError
+from lowerdeck.xnnpack.operators.quantization import (
+    INNER_TENSOR,
+    QUANTIZATION,
+    is_dynamic,
+    is_weight,
+    name_of,
+)
+from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
 
 NAME = "XnnpackBackend"
+Reasons = dict[Node, str | None]
 
 
 class XnnpackPartitioner(Partitioner):
     """Gives XNNPACK all that it computes as torch does, in as few partitions as can be.
 
     It takes programs straight from ``torch.export.export`` as well as decomposed ones. The first
-    is better: a layer norm or an attention in one piece costs less to find and to lower.
+    is better: a layer norm or an attention in one piece costs less to find and to lower. Programs
+    that PT2E or torchao quantised run on integers where XNNPACK does, in float elsewhere.
+
+    Args:
+        precision: ``"fp16"`` stores the filters of float32 layers as float16, in half the bytes,
+            and computes float32; ``"fp32"`` computes float16 programs in float32, for processors
+            that have no arithmetic of float16. By default a program is computed as it is written.
 
     Attributes:
         refused: For each node of the last program that is left out: why.
+        in_float: For each node of the last program that reads quantised tensors but computes
+            floats inside a delegate: why. What only the weights tell (scales too far apart, zero
+            points) is logged by ``lowerdeck.xnnpack`` instead.
+
+    Raises:
+        XnnpackError: No such precision.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str | None = None) -> None:
         super().__init__()
+        if precision not in (None, *PRECISIONS):
+            raise XnnpackError(
+                f"found the precision {precision!r}, expected None or one of "
+                f"{', '.join(map(repr, PRECISIONS))}"
+            )
+        self.precision: str | None = precision
         self.refused: dict[str, str] = {}
+        self.in_float: dict[str, str] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with a tag on each node that XNNPACK takes."""
+        """Return the program with a tag on each node that XNNPACK takes.
+
+        Raises:
+            QuantizationError: Scales or zero points make no sense.
+        """
         constants = constant_names(exported_program)
-        reasons = {
-            node: refusal(node, constants)
-            for node in exported_program.graph.nodes
-            if node.op == "call_function"
-        }
+        nodes = [node for node in exported_program.graph.nodes if node.op == "call_function"]
+        reasons: Reasons = {node: refusal(node, constants) for node in nodes}
+        _leave_unread(reasons, constants)
         self.refused = {node.name: reason for node, reason in reasons.items() if reason}
+        taken = [node for node, reason in reasons.items() if not reason]
+        self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
         partitions = propose_partitions(
             exported_program.graph_module,
             lambda node: node in reasons and reasons[node] is None,
-            groups=list(_inseparable(node for node, reason in reasons.items() if not reason)),
+            groups=list(_inseparable(taken, constants)),
         )
+        specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
-        for number, nodes in enumerate(partitions):
-            if any(_computes(node) for node in nodes):
+        for number, members in enumerate(partitions):
+            if any(_computes(node) for node in members):
                 tag = f"xnnpack_{number}"
-                tags[tag] = DelegationSpec(NAME, [])
-                for node in nodes:
+                tags[tag] = DelegationSpec(NAME, specs)
+                for node in members:
                     node.meta["delegation_tag"] = tag
         _take_sizes(exported_program)
         tag_constant_data(exported_program)
@@ -63,14 +99,19 @@ class XnnpackPartitioner(Partitioner):
 
     def ops_to_not_decompose(
         self,
-        ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
+        ep: ExportedProgram,
     ) -> tuple[list[OpOverload], None]:
         """Return the operators that XNNPACK takes whole."""
-        return [op for op in OPERATORS if isinstance(op, OpOverload)], None
+        known = [op for op in OPERATORS if isinstance(op, OpOverload)]
+        found = dict.fromkeys(node.target for node in ep.graph.nodes)
+        return [
+            *known,
+            *(op for op in found if isinstance(op, OpOverload) and str(op) in QUANTIZATION),
+        ], None
 
 
 def _computes(node: Node) -> bool:
-    entry = OPERATORS.get(node.target)
+    entry = entry_of(node)
     return entry is not None and entry.computes
 
 
@@ -84,15 +125,64 @@ def _take_sizes(program: ExportedProgram) -> None:
                 node.meta["delegation_tag"] = tag
 
 
-def _inseparable(nodes: Iterator[Node]) -> Iterator[Sequence[Node]]:
-    """Yield writes in place with what they overwrite: a partition must not change its inputs."""
-    chains: dict[Node, list[Node]] = {}
+def _serves(node: Node, constants: Collection[str]) -> bool:
+    """Return whether a node is nothing by itself: it prepares what a layer multiplies."""
+    if name_of(node) == INNER_TENSOR or is_weight(node, constants) or is_dynamic(node):
+        return True
+    source = node.args[0] if node.args else None
+    is_item = node.op == "call_function" and "getitem" in str(node.target)
+    return is_item and isinstance(source, Node) and is_dynamic(source)
+
+
+def _leave_unread(reasons: Reasons, constants: Collection[str]) -> None:
+    """Leave what prepares weights and inputs for a layer that is left, and the other way round."""
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(list(reasons)):
+            if reasons[node] is not None:
+                continue
+            left = _left_reader(node, reasons) if _serves(node, constants) else None
+            weight = _left_weight(node, reasons, constants)
+            if left is not None:
+                reasons[node] = f"{left.name}, which reads it, is left to other kernels"
+            elif weight is not None:
+                reasons[node] = f"its weight {weight.name} is left to other kernels"
+            changed = changed or reasons[node] is not None
+
+
+def _left_reader(node: Node, reasons: Reasons) -> Node | None:
+    return next((one for one in node.users if reasons.get(one, "not taken") is not None), None)
+
+
+def _left_weight(node: Node, reasons: Reasons, constants: Collection[str]) -> Node | None:
+    entry = entry_of(node)
+    if entry is None or not entry.packs:
+        return None
+    sources = (one for one in node.all_input_nodes if is_weight(one, constants))
+    return next((one for one in sources if reasons.get(one) is not None), None)
+
+
+def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:
+    """Return nodes that only one partition together can hold.
+
+    Writes in place belong with what they overwrite, since a partition must not change its inputs;
+    what prepares weights and inputs for a layer belongs with the layer.
+    """
+    groups: dict[Node, list[Node]] = {}
     for node in nodes:
         source = node.args[0]
-        if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
-            continue
-        if isinstance(source, Node):
-            chain = chains.setdefault(source, [source])
-            chain.append(node)
-            chains[node] = chain
-    yield from {id(chain): chain for chain in chains.values()}.values()
+        if isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable:
+            if isinstance(source, Node):
+                _join(groups, source, node)
+        elif _serves(node, constants):
+            for user in node.users:
+                _join(groups, node, user)
+    return {id(group): group for group in groups.values()}.values()
+
+
+def _join(groups: dict[Node, list[Node]], first: Node, second: Node) -> None:
+    one, other = groups.get(first, [first]), groups.get(second, [second])
+    if one is not other:
+        one = [*one, *other]
+        groups.update(dict.fromkeys(one, one))

@@ -10,6 +10,9 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+_DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
+"""How the names of operators begin that make real numbers of integers."""
+
 
 def fake(node: Node) -> torch.Tensor | None:
     """Return the example value of a node, where it is one tensor."""
@@ -62,11 +65,20 @@ class Call:
         return len(self.shape(name))
 
     def is_constant(self, name: str) -> bool:
-        """Return whether an argument is a placeholder for a constant, or None."""
+        """Return whether an argument is a constant, dequantised or as it is, or None."""
         value = self.args[name]
-        return value is None or (
-            isinstance(value, Node) and value.op == "placeholder" and value.name in self.constants
-        )
+        if not isinstance(value, Node):
+            return value is None
+        if value.op == "placeholder":
+            return value.name in self.constants
+        return str(value.target).startswith(_DEQUANTIZES) and self.is_weight(value)
+
+    def is_weight(self, node: Node) -> bool:
+        """Return whether a node's result depends on constants alone, dequantised ones too."""
+        if node.op == "placeholder":
+            return node.name in self.constants
+        sources = node.all_input_nodes
+        return bool(sources) and all(map(self.is_weight, sources))
 
     def axis(self, name: str = "dim", of: str = "self") -> int:
         """Return an argument that counts dimensions, counted from the front."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,7 +16,9 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
+from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
 from lowerdeck.xnnpack.payload.schema import (
     EXTERNAL_INPUT,
@@ -29,6 +32,9 @@ from lowerdeck.xnnpack.payload.schema import (
 )
 
 ALIGNMENT = 16
+MOST_RESCALED = 128
+"""How much coarser than its result the runtime lets the input of a Convert be."""
+_PLAIN = {FLOAT: torch.float32, HALF: torch.float16, BFLOAT: torch.bfloat16}
 Fields: TypeAlias = int | float | tuple[int, ...]
 Range: TypeAlias = tuple[float, float]
 
@@ -39,15 +45,33 @@ class Tracked:
 
     Attributes:
         shape: Sizes as torch counts the dimensions.
-        tensor: The data of a constant, else None.
+        data: The data of a constant, else None.
         preferred: The layout in which the tensor came to be.
-        ids: The values that hold it, by layout.
+        ids: The values that hold it as ``encoding`` says, by layout.
+        encoding: How the tensor came to be stored; exactly these numbers are its elements.
+        twins: The same tensor stored otherwise, made when first needed.
     """
 
     shape: tuple[Dim, ...]
-    tensor: torch.Tensor | None = None
+    data: torch.Tensor | Quantized | None = None
     preferred: Layout = Layout.PLAIN
     ids: dict[Layout, int] = field(default_factory=dict)
+    encoding: Encoding = FLOAT
+    twins: dict[Encoding, Tracked] = field(default_factory=dict)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the data are known ahead of time."""
+        return self.data is not None
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The data of a constant as real numbers, else None."""
+        if isinstance(self.data, Quantized):
+            return self.data.dequantized()
+        if self.data is not None and self.data.dtype in (torch.float16, torch.bfloat16):
+            return self.data.float()
+        return self.data
 
 
 class Emission:
@@ -57,13 +81,21 @@ class Emission:
     value is the result. Conversions between layouts appear at the first need and are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, half_weights: bool = False) -> None:
+        self.half_weights: bool = half_weights
+        """Whether filters are stored as float16 beside inputs of float32."""
         self.graph: Graph = Graph()
         self.named_data: NamedDataStore = NamedDataStore()
         self.sources: list[tuple[fx.Node, ...]] = []
         """The nodes that each node of the payload came from; its number is its debug handle."""
         self._tracked: dict[fx.Node, Tracked] = {}
-        self._constants: dict[tuple[str, tuple[int, ...], bool], int] = {}
+        self.in_float: dict[str, str] = {}
+        """Nodes of a quantised program that are computed in float, and why."""
+        self._constants: dict[tuple[str, tuple[int, ...], bool, Encoding], int] = {}
+        self._dynamic: dict[tuple[int, Encoding], int] = {}
+        self._rounded: set[fx.Node] = set()
+        self._reads: Encoding | None = FLOAT
+        self._writes: Encoding = FLOAT
         self._entries: dict[str, int] = {}
         self._scalars: dict[bytes, Tracked] = {}
 
@@ -79,7 +111,7 @@ class Emission:
         if node not in self._tracked:
             raise UnsupportedNodeError(
                 f"XnnpackBackend has no value for {describe_node(node)}, which is read: only "
-                "float32 tensors that the partition computes or is given can be used"
+                "tensors of floats that the partition computes or is given can be used"
             )
         return self._tracked[node]
 
@@ -89,7 +121,11 @@ class Emission:
 
     def define_value(self, node: fx.Node, value: int, layout: Layout = Layout.PLAIN) -> None:
         """Say which value holds a node's result, and in which layout."""
-        self._tracked[node] = Tracked(shape_of(node), None, layout, {layout: value})
+        self._tracked[node] = self.tracked(shape_of(node), value, layout)
+
+    def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
+        """Return what is known of a tensor that one value holds."""
+        return Tracked(tuple(shape), None, layout, {layout: value}, self.encoding_of(value))
 
     def constant(self, node: fx.Node) -> torch.Tensor:
         """Return the data of a node that must be constant."""
@@ -108,10 +144,80 @@ class Emission:
             self._scalars[key] = Tracked((), torch.tensor(number, dtype=torch.float32))
         return self._scalars[key]
 
+    # -- how elements are stored
+
+    @contextmanager
+    def stored(self, reads: Encoding | None, writes: Encoding) -> Iterator[None]:
+        """Let the nodes that are added read and make values of some encoding.
+
+        Args:
+            reads: How operands are read; None for each as it came to be.
+            writes: How results are made.
+        """
+        before = self._reads, self._writes
+        self._reads, self._writes = reads, writes
+        try:
+            yield
+        finally:
+            self._reads, self._writes = before
+
+    @property
+    def writes(self) -> Encoding:
+        """How results are made at present."""
+        return self._writes
+
+    def encoding_of(self, value: int) -> Encoding:
+        """Return how the elements of a value are stored."""
+        return self.graph.values[value].encoding
+
+    def mark_rounded(self, node: fx.Node) -> None:
+        """Note that a node's result is to be quantised row by row at run time."""
+        self._rounded.add(node)
+
+    def is_rounded(self, node: fx.Node) -> bool:
+        """Return whether a node's result is to be quantised row by row at run time."""
+        return node in self._rounded
+
+    def twin(self, tracked: Tracked, encoding: Encoding) -> Tracked:
+        """Return the same tensor stored otherwise; one node makes it for all who ask."""
+        if tracked.encoding == encoding:
+            return tracked
+        if encoding not in tracked.twins:
+            tracked.twins[encoding] = self._twin(tracked, encoding)
+        return tracked.twins[encoding]
+
+    def _twin(self, tracked: Tracked, encoding: Encoding) -> Tracked:
+        if tracked.is_constant:
+            return Tracked(tracked.shape, tracked.data, tracked.preferred, {}, encoding)
+        if not _converts(tracked.encoding, encoding):
+            tracked = self.twin(tracked, FLOAT)
+        ids = tracked.ids
+        layout = tracked.preferred if tracked.preferred in ids else next(iter(ids))
+        shape = tracked.shape
+        with self.stored(None, encoding):
+            value = self.add(NodeKind.CONVERT, shape, layout, input_id=ids[layout])
+        return Tracked(shape, None, layout, {layout: value}, encoding)
+
+    def dynamic(self, value: int, shape: Sequence[Dim], layout: Layout, encoding: Encoding) -> int:
+        """Return a value of floats as integers whose scales are found at run time.
+
+        Args:
+            value: The floats. All layers that read them share the result.
+            shape: Its sizes, as torch counts the dimensions.
+            layout: Its layout.
+            encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
+        """
+        known = self._dynamic.get((value, encoding))
+        if known is None:
+            with self.stored(None, encoding):
+                known = self.add(NodeKind.CONVERT, shape, layout, input_id=value)
+            self._dynamic[value, encoding] = known
+        return known
+
     # -- values
 
     def new_value(self, shape: Sequence[Dim], layout: Layout = Layout.PLAIN) -> int:
-        """Return the id of a new value.
+        """Return the id of a new value, stored as results are at present.
 
         Args:
             shape: Sizes as torch counts the dimensions.
@@ -121,18 +227,39 @@ class Emission:
             The id, without a producer yet.
         """
         dims = tuple(upper_bound(size) for size in layout.arrange(shape))
-        return self._append(dims).id
+        return self._append(dims, self._writes).id
 
-    def external_input(self, shape: Sequence[Dim], position: int, layout: Layout) -> Tracked:
+    def external_input(
+        self,
+        shape: Sequence[Dim],
+        position: int,
+        layout: Layout,
+        encoding: Encoding = FLOAT,
+    ) -> Tracked:
         """Return an argument of the delegate call as a tensor in the layout that it has there."""
-        value = self._append(tuple(upper_bound(size) for size in layout.arrange(shape)))
+        dims = tuple(upper_bound(size) for size in layout.arrange(shape))
+        value = self._append(dims, encoding)
         value.external_id, value.flags = position, EXTERNAL_INPUT
         self.graph.input_ids.append(value.id)
         self._note_layout(position, layout)
-        return Tracked(tuple(shape), None, layout, {layout: value.id})
+        return self.tracked(shape, value.id, layout)
 
-    def external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
-        """Make a tensor the output at ``position`` of the delegate call, in a layout."""
+    def external_output(
+        self, tracked: Tracked, position: int, layout: Layout, encoding: Encoding | None = FLOAT
+    ) -> None:
+        """Make a tensor the output at ``position`` of the delegate call.
+
+        Args:
+            tracked: The tensor.
+            position: Where the call returns it, inputs counted.
+            layout: How the program holds it.
+            encoding: What its elements are there; None for what they came to be.
+        """
+        wanted = tracked if encoding is None else self.twin(tracked, encoding)
+        with self.stored(None, wanted.encoding):
+            self._external_output(wanted, position, layout)
+
+    def _external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
         source = self.id_of(tracked, layout)
         value = self.graph.values[source]
         # The runtime keeps one role a value: whatever has one already is copied.
@@ -143,41 +270,83 @@ class Emission:
         self.graph.output_ids.append(source)
         self._note_layout(position, layout)
 
-    def constant_value(self, tensor: torch.Tensor, *, packed: bool = False) -> int:
+    def constant_value(
+        self, tensor: torch.Tensor, *, packed: bool = False, encoding: Encoding | None = None
+    ) -> int:
         """Return the id of a constant value.
 
         Args:
-            tensor: The data, its dimensions in the order of memory.
+            tensor: The data as real numbers, its dimensions in the order of memory.
             packed: Whether a convolution or a linear layer packs it. The runtime may free what it
                 packed, so a constant that is used both ways is two values.
+            encoding: How it is stored: as a float or, rounded, as an 8-bit integer; the results'
+                encoding by default.
 
         Returns:
             The id; the same for the same bytes, shape and use.
         """
-        data = bytes_of(tensor.to(torch.float32))
-        digest = hashlib.sha256(data).hexdigest()
-        shape = tuple(tensor.shape)
-        known = self._constants.get((digest, shape, packed))
+        chosen = encoding or (self._writes if self._writes in _PLAIN else FLOAT)
+        return self.stored_constant(_encoded(tensor, chosen), chosen, packed=packed)
+
+    def stored_constant(
+        self,
+        stored: torch.Tensor,
+        encoding: Encoding,
+        *,
+        packed: bool = False,
+        dims: Sequence[int] | None = None,
+    ) -> int:
+        """Return the id of a constant value whose bytes are given.
+
+        Args:
+            stored: The bytes, as a tensor of any dtype.
+            encoding: What they mean.
+            packed: As for ``constant_value``.
+            dims: Sizes of the value where ``stored`` has others, as bytes of two elements have.
+        """
+        digest = self._digest(stored)
+        shape = tuple(stored.shape if dims is None else dims)
+        known = self._constants.get((digest, shape, packed, encoding))
         if known is not None:
             return known
+        value = self._append(shape, encoding)
+        value.constant = self._entries[digest]
+        self._constants[digest, shape, packed, encoding] = value.id
+        return value.id
+
+    def data_constant(self, stored: torch.Tensor) -> int:
+        """Return the number of a constant that is no value, such as the scales of one."""
+        return self._entries[self._digest(stored)]
+
+    def _digest(self, stored: torch.Tensor) -> str:
+        """Return the key of bytes that are in the named data from now on."""
+        data = bytes_of(stored)
+        digest = hashlib.sha256(data).hexdigest()
         if digest not in self._entries:
             self.named_data.add_named_data(digest, data, alignment=ALIGNMENT)
             self._entries[digest] = len(self.graph.constants)
             self.graph.constants.append(Constant(digest, len(data)))
-        value = self._append(shape)
-        value.constant = self._entries[digest]
-        self._constants[digest, shape, packed] = value.id
-        return value.id
+        return digest
 
     def id_of(self, tracked: Tracked, layout: Layout = Layout.PLAIN) -> int:
         """Return the value that holds a tensor in a layout, converted if need be."""
-        rank = len(tracked.shape)
-        if rank < 3:
+        held = self._held(tracked)
+        if len(held.shape) < 3:
             layout = Layout.PLAIN
-        known = tracked.ids.get(layout)
+        known = held.ids.get(layout)
         if known is None:
-            known = tracked.ids[layout] = self._converted(tracked, layout)
+            known = held.ids[layout] = self._converted(held, layout)
         return known
+
+    def _held(self, tracked: Tracked) -> Tracked:
+        """Return a tensor as the nodes read it that are added at present."""
+        if self._reads is not None:
+            return self.twin(tracked, self._reads)
+        if self._writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
+            # A number beside integers: the largest of 8 bits stands for it, exactly.
+            largest = float(tracked.tensor.abs().max())
+            return self.twin(tracked, int8(largest / 127 if largest else 1.0))
+        return tracked
 
     def aligned(self, tracked: Tracked, rank: int, layout: Layout = Layout.PLAIN) -> int:
         """Return the value that holds an operand of a broadcast among tensors of ``rank``.
@@ -194,19 +363,20 @@ class Emission:
         if layout is Layout.PLAIN or not missing or not tracked.shape:
             return self.id_of(tracked, layout)
         shape = (*(1,) * missing, *tracked.shape)
-        if tracked.tensor is not None:
-            tensor = tracked.tensor.reshape(shape).permute(layout.permutation(rank))
-            return self.constant_value(tensor)
-        widened = Tracked(shape, None, Layout.PLAIN)
-        widened.ids[Layout.PLAIN] = self.reshaped(self.id_of(tracked), shape)
-        return self.id_of(widened, layout)
+        held = self._held(tracked)
+        if held.tensor is not None:
+            tensor = held.tensor.reshape(shape).permute(layout.permutation(rank))
+            return self.constant_value(tensor, encoding=held.encoding)
+        with self.stored(None, held.encoding):
+            widened = self.tracked(shape, self.reshaped(self.id_of(held), shape))
+            return self.id_of(widened, layout)
 
     def common_layout(self, *operands: Tracked, rank: int) -> Layout:
         """Return the layout in which operands should meet: channels last if one lies so."""
         for one in operands:
             symbols = sum(not is_fixed(size) for size in one.shape)
             # It would be widened by a reshape, which carries one symbolic size.
-            if len(one.shape) < rank and one.tensor is None and symbols > 1:
+            if len(one.shape) < rank and not one.is_constant and symbols > 1:
                 return Layout.PLAIN
         if rank >= 3 and any(
             one.preferred is Layout.CHANNELS_LAST and len(one.shape) == rank for one in operands
@@ -245,13 +415,14 @@ class Emission:
     def reshaped(self, value: int, shape: Sequence[Dim]) -> int:
         """Return ``value`` with other sizes; at most one of them is symbolic."""
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)
-        return self.add(
-            NodeKind.STATIC_RESHAPE,
-            shape,
-            num_dims=len(new_shape),
-            new_shape=new_shape,
-            input_id=value,
-        )
+        with self.stored(self._reads, self.encoding_of(value)):
+            return self.add(
+                NodeKind.STATIC_RESHAPE,
+                shape,
+                num_dims=len(new_shape),
+                new_shape=new_shape,
+                input_id=value,
+            )
 
     def permuted(self, value: int, permutation: Sequence[int], shape: Sequence[Dim]) -> int:
         """Return ``value`` with its dimensions of memory in another order.
@@ -266,19 +437,20 @@ class Emission:
         """
         if tuple(permutation) == tuple(range(len(permutation))):
             return value
-        return self.add(
-            NodeKind.STATIC_TRANSPOSE,
-            shape,
-            num_dims=len(permutation),
-            perm=tuple(permutation),
-            input_id=value,
-        )
+        with self.stored(self._reads, self.encoding_of(value)):
+            return self.add(
+                NodeKind.STATIC_TRANSPOSE,
+                shape,
+                num_dims=len(permutation),
+                perm=tuple(permutation),
+                input_id=value,
+            )
 
     def _converted(self, tracked: Tracked, layout: Layout) -> int:
-        if tracked.tensor is not None:
-            return self.constant_value(
-                tracked.tensor.permute(layout.permutation(tracked.tensor.dim()))
-            )
+        tensor = tracked.tensor
+        if tensor is not None:
+            permuted = tensor.permute(layout.permutation(tensor.dim()))
+            return self.constant_value(permuted, encoding=tracked.encoding)
         (source,) = tracked.ids.values()
         dims = layout.arrange(tracked.shape)
         spatial, channels = tracked.shape[2:], tracked.shape[1]
@@ -292,7 +464,28 @@ class Emission:
         if layout is Layout.CHANNELS_LAST:
             self.graph.channels_last.add(position)
 
-    def _append(self, dims: tuple[int, ...]) -> Value:
-        value = Value(len(self.graph.values), dims, 0, NONE, 0)
+    def _append(self, dims: tuple[int, ...], encoding: Encoding) -> Value:
+        value = Value(len(self.graph.values), dims, 0, NONE, 0, encoding)
         self.graph.values.append(value)
         return value
+
+
+def _converts(source: Encoding, target: Encoding) -> bool:
+    """Return whether one Convert node is right; otherwise two are, by way of float32."""
+    if source.is_int8 and target.is_int8:
+        # Beyond this ratio the runtime's result is garbage, without a word.
+        return source.scale / target.scale <= MOST_RESCALED
+    return source == FLOAT or target == FLOAT
+
+
+def _encoded(tensor: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+    """Return real numbers as a tensor of the bytes that the runtime wants."""
+    if not encoding.is_int8:
+        return tensor.to(_PLAIN[encoding])
+    scaled = (tensor.double() / float_of(encoding.scale)).round() + encoding.zero_point
+    return scaled.clamp(-128, 127).to(torch.int8)
+
+
+def float_of(number: float) -> float:
+    """Return a number as a payload holds it: rounded to float32."""
+    return float(torch.tensor(number, dtype=torch.float32))

@@ -8,10 +8,12 @@ from torch.fx import Node
 from lowerdeck.xnnpack.emit.arguments import Call, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
+_COARSEST = 2**11
+"""From here on the runtime loses a step of its sums."""
 _CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}
 
 
@@ -34,14 +36,29 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
         )
         emission.define_value(last, value, layout)
 
-    return Operator(emit, _refusal)
+    return Operator(
+        emit,
+        _refusal,
+        integers=Integers.CHOOSES,
+        scale_refusal=_scale_refusal,
+        clamps=kind in _CAN_CLAMP,
+    )
+
+
+def _scale_refusal(call: Call, scales: Scales) -> str | None:
+    if call.args.get("alpha", 1) != 1:
+        return "it has an alpha"
+    if scales.result.scale > _COARSEST * min(one.scale for one in scales.inputs):
+        return f"its result is more than {_COARSEST} times coarser than an input"
+    return None
 
 
 def _scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
     if factor == 1:
         return tracked
-    if tracked.tensor is not None:
-        return Tracked(tracked.shape, tracked.tensor * factor)
+    tensor = tracked.tensor
+    if tensor is not None:
+        return Tracked(tracked.shape, tensor * factor)
     layout = tracked.preferred
     value = emission.add(
         NodeKind.MULTIPLY,
@@ -50,7 +67,7 @@ def _scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
         input1_id=emission.id_of(tracked, layout),
         input2_id=emission.id_of(emission.scalar(float(factor))),
     )
-    return Tracked(tracked.shape, None, layout, {layout: value})
+    return emission.tracked(tracked.shape, value, layout)
 
 
 def _refusal(call: Call) -> str | None:

@@ -96,17 +96,19 @@ def _attention_refusal(call: Call) -> str | None:
     return None
 
 
-_SOFTMAX = Operator(_softmax, _softmax_refusal)
+_SOFTMAX = Operator(_softmax, _softmax_refusal, wide=True)
 
 
 def _softmax_int_refusal(call: Call) -> str | None:
-    if call.args["dtype"] not in (None, torch.float32):
+    if call.args["dtype"] not in (None, torch.float32, call.args["self"].meta["val"].dtype):
         return "it changes the dtype"
     return _softmax_refusal(call)
 
 
 ATTENTION: Table = {
     _aten._softmax.default: _SOFTMAX,
-    _aten.softmax.int: Operator(_softmax, _softmax_int_refusal),
-    _aten.scaled_dot_product_attention.default: Operator(_attention, _attention_refusal),
+    _aten.softmax.int: Operator(_softmax, _softmax_int_refusal, wide=True),
+    _aten.scaled_dot_product_attention.default: Operator(
+        _attention, _attention_refusal, wide=True
+    ),
 }

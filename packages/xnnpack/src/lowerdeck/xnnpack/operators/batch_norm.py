@@ -62,7 +62,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
         one = args[name]
         if one is None and name.startswith("running"):
             return None
-        if one is not None and (one not in emission or emission.of(one).tensor is None):
+        if one is not None and (one not in emission or not emission.of(one).is_constant):
             return None
     if args["input"] is not node:
         return None
@@ -121,4 +121,4 @@ def _refusal(call: Call) -> str | None:
     return first_result_refusal(call)
 
 
-BATCH_NORMS: Table = dict.fromkeys([*_SINGLE, *_TRIPLE], Operator(_emit, _refusal))
+BATCH_NORMS: Table = dict.fromkeys([*_SINGLE, *_TRIPLE], Operator(_emit, _refusal, wide=True))

@@ -10,7 +10,7 @@ from torch.fx import Node
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit.arguments import Call, fake
 from lowerdeck.xnnpack.emit.emission import Emission, Range
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
@@ -84,4 +84,6 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-CLAMPS: Table = dict.fromkeys([*_LIMITS, *_LIMIT_NAMES], Operator(_emit, _refusal))
+CLAMPS: Table = dict.fromkeys(
+    [*_LIMITS, *_LIMIT_NAMES], Operator(_emit, _refusal, integers=Integers.KEEPS)
+)

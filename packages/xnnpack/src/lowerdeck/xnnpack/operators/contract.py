@@ -4,15 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TypeAlias
 
 from lowerdeck.xnnpack.emit.arguments import Call
 from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.payload.encoding import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """How the integers of one call are stored.
+
+    Attributes:
+        inputs: Those that it reads, without its weights.
+        result: Those that it makes.
+    """
+
+    inputs: tuple[Encoding, ...]
+    result: Encoding
 
 
 def accept(call: Call) -> str | None:  # noqa: ARG001  (the signature of a question)
     """Return None: nothing speaks against the call."""
     return None
+
+
+def accept_scales(
+    call: Call,  # noqa: ARG001  (the signature of a question)
+    scales: Scales,  # noqa: ARG001
+) -> str | None:
+    """Return None: nothing speaks against these scales."""
+    return None
+
+
+class FloatNeededError(Exception):
+    """An emitter, before it added anything, finds that integers cannot hold the result."""
+
+
+class Integers(Enum):
+    """What an operator does with 8-bit integers whose scales are known ahead of time."""
+
+    NEVER = auto()
+    """It computes floats only."""
+    KEEPS = auto()
+    """Its result is stored as its input is."""
+    JOINS = auto()
+    """Its inputs are all stored as its result is."""
+    CHOOSES = auto()
+    """Its result may be stored with any scale, which must be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +62,26 @@ class Operator:
     Attributes:
         emit: Adds the nodes and defines the call's result.
         refusal: Returns why XNNPACK cannot take a call, or None where it can. That all tensors
-            are float32, not empty and of at most six dimensions has been seen to before.
+            are floats, not empty and of at most six dimensions has been seen to before.
         computes: Whether the operator is worth a delegate by itself, which moving data is not.
+        integers: What it does with 8-bit integers.
+        int8_refusal: Returns why a call cannot be computed on 8-bit integers, or None.
+        scale_refusal: Returns why it cannot with these scales, or None.
+        wide: Whether a call on float16 is computed in float32, as eager does: sums of squares
+            exceed float16 where the result does not.
+        clamps: Whether a clamp that follows is taken into the node.
+        packs: Names of the arguments that are weights, which need no scale of their own.
     """
 
     emit: Callable[[Emission, Call], None]
     refusal: Callable[[Call], str | None] = accept
     computes: bool = True
+    integers: Integers = Integers.NEVER
+    int8_refusal: Callable[[Call], str | None] = accept
+    scale_refusal: Callable[[Call, Scales], str | None] = accept_scales
+    wide: bool = False
+    clamps: bool = False
+    packs: tuple[str, ...] = ()
 
 
 Table: TypeAlias = Mapping[object, Operator]

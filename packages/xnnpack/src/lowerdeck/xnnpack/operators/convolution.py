@@ -6,17 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
+from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
+from lowerdeck.xnnpack.operators.quantized_weights import (
+    Filters,
+    output_scales,
+    store_channels,
+    store_static,
+    symmetric,
+)
+from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE, Encoding
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
+_LARGEST_HALF = float(torch.finfo(torch.float16).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +94,147 @@ def _named_padding(
 
 def _emit(emission: Emission, call: Call) -> None:
     settings = Convolution.of(call)
-    source = emission.of(call.args["input"])
+    stored = emission.of(call.args["weight"]).data
+    if isinstance(stored, Quantized):
+        if emission.writes.is_int8:
+            _emit_static(emission, call, settings, stored)
+            return
+        if emission.is_rounded(call.args["input"]):
+            try:
+                _emit_dynamic(emission, call, settings, stored)
+            except FloatNeededError as why:
+                emission.in_float[call.node.name] = str(why)
+            else:
+                return
+        else:
+            emission.in_float[call.node.name] = "XNNPACK convolves no floats with integer weights"
+    elif emission.writes.is_int8:
+        raise FloatNeededError("its weight is not quantised")
+    _emit_float(emission, call, settings)
+
+
+def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     weight = emission.constant(call.args["weight"])
     bias = None if call.args["bias"] is None else emission.constant(call.args["bias"])
     if weight.dim() == 3:
         weight = weight.unsqueeze(2)
     affine = following_batch_norm(call.node, emission)
-    last = call.node if affine is None else affine.last
-    last, limits = following_clamp(last)
+    last, limits = following_clamp(call.node if affine is None else affine.last)
     filters, bias = _filters(weight, bias, settings, affine)
-    shape = shape_of(last)
-    value = emission.id_of(source, Layout.CHANNELS_LAST)
-    if len(shape) == 3:
-        batch, channels, length = source.shape
-        value = emission.reshaped(value, (batch, 1, length, channels))
-        shape = (*shape[:2], 1, *shape[2:])
+    value, shape = _image(emission, call, last)
     if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
         value = _scaled_pixels(emission, value, shape, filters, bias, limits)
     else:
+        encoding = _filter_encoding(emission, call.args["weight"], affine, filters, bias)
         value = emission.add(
             _kind(settings, filters),
             shape,
             Layout.CHANNELS_LAST,
             limits,
             input1_id=value,
-            filter_id=emission.constant_value(filters, packed=True),
-            bias_id=NONE if bias is None else emission.constant_value(bias, packed=True),
+            filter_id=emission.constant_value(filters, packed=True, encoding=encoding),
+            bias_id=NONE
+            if bias is None
+            else emission.constant_value(bias, packed=True, encoding=encoding),
             **_fields(settings, weight),
         )
+    _define(emission, last, value, shape)
+
+
+def _filter_encoding(
+    emission: Emission,
+    weight: Node,
+    affine: Affine | None,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> Encoding:
+    """Return how filters and bias are stored: both alike, or the runtime's result is garbage."""
+    if emission.writes == HALF:
+        return FLOAT  # of halves the runtime refuses filters of halves
+    data = emission.of(weight).data
+    halves = affine is None and isinstance(data, torch.Tensor) and data.dtype == torch.float16
+    if not (halves or emission.half_weights):
+        return FLOAT
+    largest = max(float(one.abs().max()) for one in (filters, bias) if one is not None)
+    return HALF if largest <= _LARGEST_HALF else FLOAT
+
+
+def _image(emission: Emission, call: Call, last: Node) -> tuple[int, tuple[Dim, ...]]:
+    """Return the input as an image, and the sizes of the result as one."""
+    source, shape = emission.of(call.args["input"]), shape_of(last)
+    value = emission.id_of(source, Layout.CHANNELS_LAST)
+    if len(shape) == 3:
+        batch, channels, length = source.shape
+        value = emission.reshaped(value, (batch, 1, length, channels))
+        shape = (*shape[:2], 1, *shape[2:])
+    return value, shape
+
+
+def _define(emission: Emission, last: Node, value: int, shape: Sequence[Dim]) -> None:
     if len(shape_of(last)) == 3:
         batch, channels, _, length = shape
         value = emission.reshaped(value, (batch, length, channels))
     emission.define_value(last, value, Layout.CHANNELS_LAST)
+
+
+def _integer_filters(
+    weight: Quantized, settings: Convolution, *, depthwise: bool
+) -> tuple[Filters, torch.Tensor]:
+    """Return integer filters in XNNPACK's order, and the weight in torch's with two sizes."""
+    found = symmetric(weight)
+    transposed = settings.transposed
+    scales = output_scales(found, int(transposed), settings.groups if transposed else 1)
+    data = found.data.unsqueeze(2) if found.data.dim() == 3 else found.data
+    filters, _ = _filters(data, None, settings, None, depthwise=depthwise)
+    in_depth = depthwise and _is_depthwise(settings, filters)
+    return Filters(filters, scales, 3 if in_depth else 0), data
+
+
+def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: Quantized) -> None:
+    filters, data = _integer_filters(weight, settings, depthwise=True)
+    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"]).float()
+    encoding = emission.of(call.args["input"]).encoding
+    filter_id, bias_id = store_static(emission, filters, bias, encoding)
+    last, limits = following_clamp(call.node)
+    value, shape = _image(emission, call, last)
+    value = emission.add(
+        _kind(settings, filters.data),
+        shape,
+        Layout.CHANNELS_LAST,
+        limits,
+        input1_id=value,
+        filter_id=filter_id,
+        bias_id=bias_id,
+        **_fields(settings, data),
+    )
+    _define(emission, last, value, shape)
+
+
+def _emit_dynamic(
+    emission: Emission, call: Call, settings: Convolution, weight: Quantized
+) -> None:
+    # Beside integers whose scales are found at run time there is no depthwise convolution.
+    filters, data = _integer_filters(weight, settings, depthwise=False)
+    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"]).float()
+    filter_id = store_channels(emission, filters)
+    last, limits = following_clamp(call.node)
+    with emission.stored(FLOAT, FLOAT):
+        value, shape = _image(emission, call, last)
+        image = (shape[0], *emission.of(call.args["input"]).shape[1:2], *shape[2:])
+        value = emission.dynamic(value, image, Layout.CHANNELS_LAST, PER_IMAGE)
+        value = emission.add(
+            NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D,
+            shape,
+            Layout.CHANNELS_LAST,
+            limits,
+            input1_id=value,
+            filter_id=filter_id,
+            bias_id=NONE
+            if bias is None
+            else emission.constant_value(bias, packed=True, encoding=FLOAT),
+            **_fields(settings, data),
+        )
+        _define(emission, last, value, shape)
 
 
 _POINT = Convolution(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
@@ -152,7 +272,12 @@ def _is_depthwise(settings: Convolution, filters: torch.Tensor) -> bool:
 
 
 def _filters(
-    weight: torch.Tensor, bias: torch.Tensor | None, settings: Convolution, affine: Affine | None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    settings: Convolution,
+    affine: Affine | None,
+    *,
+    depthwise: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return filters in XNNPACK's order, and the bias, with a batch norm folded into both."""
     groups = settings.groups
@@ -160,14 +285,13 @@ def _filters(
         channels, per_group, height, width = weight.shape
         parts = weight.reshape(groups, channels // groups, per_group, height, width)
         filters = parts.permute(0, 2, 3, 4, 1).reshape(-1, height, width, channels // groups)
-    elif groups > 1 and weight.shape[1] == 1:
+    elif groups > 1 and weight.shape[1] == 1 and depthwise:
         filters = weight.permute(1, 2, 3, 0)
     else:
         filters = weight.permute(0, 2, 3, 1)
     if affine is None:
         return filters, bias
-    depthwise = _is_depthwise(settings, filters)
-    scale = affine.scale if depthwise else affine.scale.reshape(-1, 1, 1, 1)
+    scale = affine.scale if _is_depthwise(settings, filters) else affine.scale.reshape(-1, 1, 1, 1)
     filters = (filters.double() * scale).float()
     moved = affine.shift if bias is None else bias.double() * affine.scale + affine.shift
     return filters, moved.float()
@@ -212,7 +336,9 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-_CONVOLUTION = Operator(_emit, _refusal)
+_CONVOLUTION = Operator(
+    _emit, _refusal, integers=Integers.CHOOSES, clamps=True, packs=("weight", "bias")
+)
 CONVOLUTIONS: Table = {
     _aten.conv1d.default: _CONVOLUTION,
     _aten.conv1d.padding: _CONVOLUTION,

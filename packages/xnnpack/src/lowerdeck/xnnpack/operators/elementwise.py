@@ -9,8 +9,8 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.xnnpack.emit.arguments import Call
-from lowerdeck.xnnpack.emit.emission import Emission, Range, Tracked
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.emit.emission import MOST_RESCALED, Emission, Range, Tracked
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
@@ -47,7 +47,7 @@ class Elementwise:
 
 
 def _direct(kind: NodeKind) -> Operator:
-    return Operator(_composed(lambda x, _: x.unary(kind, x.input)))
+    return Operator(_composed(lambda x, _: x.unary(kind, x.input)), integers=Integers.CHOOSES)
 
 
 def _composed(build: Callable[[Elementwise, Call], int]) -> Callable[[Emission, Call], None]:
@@ -163,7 +163,7 @@ def _prelu(emission: Emission, call: Call) -> None:
     tracked, slope = emission.of(call.args["self"]), emission.of(call.args["weight"])
     rank = len(tracked.shape)
     layout = Layout.CHANNELS_LAST if rank == 4 else tracked.preferred
-    data = emission.constant(call.args["weight"]) if slope.tensor is not None else None
+    data = emission.constant(call.args["weight"]) if slope.is_constant else None
     if data is None:
         slope_id = emission.id_of(slope)
     elif data.numel() == 1 or rank < 2:
@@ -185,6 +185,21 @@ def _prelu_refusal(call: Call) -> str | None:
     return None if call.is_constant("weight") else "its slope is not constant"
 
 
+def _leaky_scale_refusal(call: Call, scales: Scales) -> str | None:
+    ratio = scales.inputs[0].scale / scales.result.scale
+    if ratio * max(1.0, abs(float(call.args["negative_slope"]))) > MOST_RESCALED:
+        return f"its input is more than {MOST_RESCALED} times coarser than its result"
+    return None
+
+
+def _gelu_int8_refusal(call: Call) -> str | None:
+    return None if call.args["approximate"] == "none" else "XNNPACK's gelu is the exact one"
+
+
+def _pow_int8_refusal(call: Call) -> str | None:
+    return None if call.args["exponent"] in (2, 0.5) else "it takes several nodes"
+
+
 _KINDS = {
     _aten.abs.default: NodeKind.ABS,
     _aten.ceil.default: NodeKind.CEILING,
@@ -203,26 +218,37 @@ _KINDS = {
     _aten.tanh.default: NodeKind.TANH,
     _aten.tanh_.default: NodeKind.TANH,
 }
-_LEAKY_RELU = Operator(_composed(_leaky_relu))
-_ELU = Operator(_composed(_elu), _elu_refusal)
+_LEAKY_RELU = Operator(
+    _composed(_leaky_relu), integers=Integers.CHOOSES, scale_refusal=_leaky_scale_refusal
+)
+_ELU = Operator(_composed(_elu), _elu_refusal, integers=Integers.CHOOSES)
 _SILU = Operator(_composed(_silu))
 _HARDSIGMOID = Operator(_composed(_hardsigmoid))
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},
     _aten.elu.default: _ELU,
     _aten.elu_.default: _ELU,
-    _aten.gelu.default: Operator(_composed(_gelu)),
+    _aten.gelu.default: Operator(
+        _composed(_gelu),
+        integers=Integers.CHOOSES,
+        int8_refusal=_gelu_int8_refusal,
+        wide=True,
+    ),
     _aten.hardsigmoid.default: _HARDSIGMOID,
     _aten.hardsigmoid_.default: _HARDSIGMOID,
     _aten.leaky_relu.default: _LEAKY_RELU,
     _aten.leaky_relu_.default: _LEAKY_RELU,
     _aten.pow.Tensor_Scalar: Operator(
-        _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x, call)), _pow_refusal
+        _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x, call)),
+        _pow_refusal,
+        integers=Integers.CHOOSES,
+        int8_refusal=_pow_int8_refusal,
+        wide=True,
     ),
     _aten.prelu.default: Operator(_prelu, _prelu_refusal),
     _aten._prelu_kernel.default: Operator(_prelu, _prelu_refusal),
     _aten.reciprocal.default: Operator(_reciprocal),
-    _aten.rsqrt.default: Operator(_composed(_rsqrt)),
+    _aten.rsqrt.default: Operator(_composed(_rsqrt), wide=True),
     _aten.silu.default: _SILU,
     _aten.silu_.default: _SILU,
 }

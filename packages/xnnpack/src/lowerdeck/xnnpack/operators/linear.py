@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit.arguments import Call, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
+from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
+from lowerdeck.xnnpack.payload.encoding import HALF, Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
 
 _aten = torch.ops.aten
+Emit: TypeAlias = Callable[[Emission, Call], None]
+Refusal: TypeAlias = Callable[[Call], str | None]
+_LARGEST_HALF = float(torch.finfo(torch.float16).max)
 
 
 def _fully_connected(
     emission: Emission, node: Node, source: Node, filters: Node, bias: Node | None, flags: int
 ) -> None:
     """Add ``source x filters + bias``; the filters are [N, K], or [K, N] with the flag."""
-    constants = [emission.of(one).tensor is not None for one in (filters, bias) if one is not None]
+    weight = _integers(emission, filters, flags)
+    if weight is not None and (bias is None or emission.of(bias).is_constant):
+        try:
+            quantized_linear(emission, node, source, weight, bias)
+        except FloatNeededError as why:
+            if emission.writes.is_int8:
+                raise
+            emission.in_float[node.name] = str(why)
+        else:
+            return
+    if emission.writes.is_int8:
+        raise FloatNeededError("its weight is not quantised, or its bias is not constant")
+    constants = [emission.of(one).is_constant for one in (filters, bias) if one is not None]
     affine = None
     if all(constants) and len(shape_of(node)) == 2:
         affine = following_batch_norm(node, emission)
@@ -50,29 +71,52 @@ def _fully_connected(
     emission.define_value(last, value)
 
 
+def _integers(emission: Emission, filters: Node, flags: int) -> Quantized | None:
+    """Return constant integer weights as rows of outputs, None where they are none."""
+    data = emission.of(filters).data
+    if not isinstance(data, Quantized):
+        return None
+    return data.permuted((1, 0)) if flags & TRANSPOSE_WEIGHTS else data
+
+
 def _weights(
     emission: Emission, filters: Node, bias: Node | None, flags: int, affine: Affine | None
 ) -> tuple[int, int]:
     if affine is None:
         bias_id = NONE if bias is None else _packed(emission, bias, flat=True)
-        return _packed(emission, filters), bias_id
+        return _packed(emission, filters, encoding=_filter_encoding(emission, filters)), bias_id
     scale = affine.scale if flags else affine.scale.unsqueeze(1)
     folded = (emission.constant(filters).double() * scale).float()
     shift = affine.shift
     if bias is not None:
         shift = shift + emission.constant(bias).reshape(-1).double() * affine.scale
     return (
-        emission.constant_value(folded, packed=True),
+        emission.constant_value(folded, packed=True, encoding=_filter_encoding(emission)),
         emission.constant_value(shift.float(), packed=True),
     )
 
 
-def _packed(emission: Emission, node: Node, *, flat: bool = False) -> int:
+def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encoding:
+    """Return how a float filter is stored: as the program has it, or as halves where asked."""
+    data = None if filters is None else emission.of(filters).data
+    if isinstance(data, torch.Tensor) and data.dtype == torch.float16:
+        return HALF
+    if filters is not None and (data is None or not emission.half_weights):
+        return emission.writes
+    tensor = None if filters is None else emission.of(filters).tensor
+    fits = tensor is None or float(tensor.abs().max()) <= _LARGEST_HALF
+    return HALF if fits and emission.half_weights else emission.writes
+
+
+def _packed(
+    emission: Emission, node: Node, *, flat: bool = False, encoding: Encoding | None = None
+) -> int:
     tracked = emission.of(node)
-    if tracked.tensor is None:
+    tensor = tracked.tensor
+    if tensor is None:
         return emission.id_of(tracked)
-    tensor = tracked.tensor.reshape(-1) if flat else tracked.tensor
-    return emission.constant_value(tensor, packed=True)
+    tensor = tensor.reshape(-1) if flat else tensor
+    return emission.constant_value(tensor, packed=True, encoding=encoding)
 
 
 def _linear(emission: Emission, call: Call) -> None:
@@ -109,7 +153,7 @@ def _addmm_refusal(call: Call) -> str | None:
 
 def _product(emission: Emission, call: Call) -> None:
     left, right = _factors(call.node)
-    if len(shape_of(right)) == 2 and emission.of(right).tensor is not None:
+    if len(shape_of(right)) == 2 and emission.of(right).is_constant:
         _fully_connected(emission, call.node, left, right, None, TRANSPOSE_WEIGHTS)
         return
     value = emission.add(
@@ -133,9 +177,31 @@ def _product_refusal(call: Call) -> str | None:
     return None
 
 
-_PRODUCT = Operator(_product, _product_refusal)
+def _layer(emit: Emit, refusal: Refusal, *packs: str, weight: str = "") -> Operator:
+    return Operator(
+        emit,
+        refusal,
+        integers=Integers.CHOOSES,
+        int8_refusal=_int8_refusal(weight or packs[0]),
+        clamps=True,
+        packs=packs,
+    )
+
+
+def _int8_refusal(weight: str) -> Refusal:
+    def refusal(call: Call) -> str | None:
+        """Return why a product of integers is computed in float."""
+        factor = call.args["mat2" if weight == "other" and "mat2" in call.args else weight]
+        if not call.is_weight(factor):
+            return "its weight is not constant"
+        return None if len(shape_of(factor)) == 2 else "its weight is no matrix"
+
+    return refusal
+
+
+_PRODUCT = _layer(_product, _product_refusal, "other", "mat2")
 LINEAR: Table = {
-    _aten.linear.default: Operator(_linear, _linear_refusal),
-    _aten.addmm.default: Operator(_addmm, _addmm_refusal),
+    _aten.linear.default: _layer(_linear, _linear_refusal, "weight", "bias"),
+    _aten.addmm.default: _layer(_addmm, _addmm_refusal, "mat2", "self"),
     **dict.fromkeys([_aten.mm.default, _aten.bmm.default, _aten.matmul.default], _PRODUCT),
 }

@@ -131,8 +131,8 @@ def _group_norm_refusal(call: Call) -> str | None:
     return first_result_refusal(call)
 
 
-_LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal)
-_GROUP_NORM = Operator(_group_norm, _group_norm_refusal)
+_LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal, wide=True)
+_GROUP_NORM = Operator(_group_norm, _group_norm_refusal, wide=True)
 NORMALIZATION: Table = {
     _aten.layer_norm.default: _LAYER_NORM,
     _aten.native_layer_norm.default: _LAYER_NORM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, NodeKind
 
@@ -33,7 +34,7 @@ def _stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: 
         sizes=tuple(size if one == at else 0 for one in range(rank)),
         input_id=emission.id_of(tracked, layout),
     )
-    return Tracked(shape, None, layout, {layout: value})
+    return emission.tracked(shape, value, layout)
 
 
 def _slice(emission: Emission, call: Call) -> None:
@@ -176,7 +177,7 @@ def _stack(emission: Emission, call: Call) -> None:
     single = (*shape[:axis], 1, *shape[axis + 1 :])
     operands = [emission.of(one) for one in call.args["tensors"]]
     parts = [
-        Tracked(single, None, Layout.PLAIN, {Layout.PLAIN: emission.reshaped(value, single)})
+        emission.tracked(single, emission.reshaped(value, single))
         for value in (emission.id_of(one) for one in operands)
     ]
     _join(emission, call.node, parts, axis, Layout.PLAIN)
@@ -215,14 +216,22 @@ def _pad_refusal(call: Call) -> str | None:
     return None
 
 
-_SPLIT = Operator(_split, _split_refusal, computes=False)
-_SELECT = Operator(_select, _select_refusal, computes=False)
-_SLICE = Operator(_slice, _slice_refusal, computes=False)
-_UNBIND = Operator(_unbind, _unbind_refusal, computes=False)
-_PAD = Operator(_pad, _pad_refusal)
+def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
+    number = float(call.args["value"] or 0)
+    steps = number / scales.result.scale + scales.result.zero_point
+    if not math.isfinite(steps) or steps != round(steps) or not -128 <= steps <= 127:
+        return f"its value {number} is none of its input's integers"
+    return None
+
+
+_SPLIT = Operator(_split, _split_refusal, computes=False, integers=Integers.KEEPS)
+_SELECT = Operator(_select, _select_refusal, computes=False, integers=Integers.KEEPS)
+_SLICE = Operator(_slice, _slice_refusal, computes=False, integers=Integers.KEEPS)
+_UNBIND = Operator(_unbind, _unbind_refusal, computes=False, integers=Integers.KEEPS)
+_PAD = Operator(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
 PIECES: Table = {
-    _aten.cat.default: Operator(_cat, _cat_refusal),
-    _aten.stack.default: Operator(_stack, _stack_refusal),
+    _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
+    _aten.stack.default: Operator(_stack, _stack_refusal, integers=Integers.JOINS),
     **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
     **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
     **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),

@@ -10,11 +10,12 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
+from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, KEEP_DIMS, NodeKind
 
@@ -207,9 +208,29 @@ def _resize_refusal(call: Call) -> str | None:
     return _needs_images(call, name)
 
 
-_MAX_POOL = Operator(_max_pool, _max_pool_refusal)
-_ADAPTIVE = Operator(_adaptive_pool, _adaptive_pool_refusal)
-_RESIZE = Operator(_resize, _resize_refusal)
+def _adaptive_int8_refusal(call: Call) -> str | None:
+    if pair(call.args["output_size"]) != (1, 1):
+        return "XNNPACK averages integers over whole images only"
+    return None
+
+
+def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
+    # The runtime rounds between pixels to the input's scale: right only if the program does too.
+    if rounded_after(call.node) != scales.result:
+        return "its result is not quantised with its input's scale"
+    return None
+
+
+_MAX_POOL = Operator(_max_pool, _max_pool_refusal, integers=Integers.KEEPS, clamps=True)
+_ADAPTIVE = Operator(
+    _adaptive_pool,
+    _adaptive_pool_refusal,
+    integers=Integers.CHOOSES,
+    int8_refusal=_adaptive_int8_refusal,
+)
+_RESIZE = Operator(
+    _resize, _resize_refusal, integers=Integers.KEEPS, scale_refusal=_resize_scale_refusal
+)
 POOLING: Table = {
     _aten.max_pool2d.default: _MAX_POOL,
     _aten.max_pool2d_with_indices.default: _MAX_POOL,

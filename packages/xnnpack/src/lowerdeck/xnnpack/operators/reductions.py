@@ -7,8 +7,8 @@ import math
 import torch
 
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
@@ -72,7 +72,7 @@ def _reduce(emission: Emission, call: Call, *, total: bool) -> None:
 
 
 def _refusal(call: Call) -> str | None:
-    if call.args["dtype"] not in (None, torch.float32):
+    if call.args["dtype"] not in (None, torch.float32, call.args["self"].meta["val"].dtype):
         return "it changes the dtype"
     shape = call.shape("self")
     if not shape:
@@ -107,7 +107,7 @@ def _maximum(emission: Emission, call: Call) -> None:
         dilation_width=1,
         input_id=emission.id_of(tracked, Layout.CHANNELS_LAST),
     )
-    whole = Tracked(tuple(pooled), None, Layout.CHANNELS_LAST, {Layout.CHANNELS_LAST: value})
+    whole = emission.tracked(pooled, value, Layout.CHANNELS_LAST)
     if keep:
         emission.define(result, whole)
         return
@@ -125,10 +125,28 @@ def _maximum_refusal(call: Call) -> str | None:
     return first_result_refusal(call)
 
 
+def _mean_int8_refusal(call: Call) -> str | None:
+    if call.rank("self") != 4 or _axes(call) != [2, 3]:
+        return "XNNPACK averages integers over whole images only"
+    return None
+
+
+_MAXIMUM = Operator(_maximum, _maximum_refusal, integers=Integers.KEEPS)
 _MEANS = {_aten.mean.dim, _aten.mean.default}
 REDUCTIONS: Table = {
-    _aten.amax.default: Operator(_maximum, _maximum_refusal),
-    _aten.max.dim: Operator(_maximum, _maximum_refusal),
-    **dict.fromkeys(_MEANS, Operator(_mean, _refusal)),
-    **dict.fromkeys([_aten.sum.dim_IntList, _aten.sum.default], Operator(_sum, _refusal)),
+    _aten.amax.default: _MAXIMUM,
+    _aten.max.dim: _MAXIMUM,
+    **dict.fromkeys(
+        _MEANS,
+        Operator(
+            _mean,
+            _refusal,
+            integers=Integers.CHOOSES,
+            int8_refusal=_mean_int8_refusal,
+            wide=True,
+        ),
+    ),
+    **dict.fromkeys(
+        [_aten.sum.dim_IntList, _aten.sum.default], Operator(_sum, _refusal, wide=True)
+    ),
 }

@@ -10,11 +10,13 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _same(emission: Emission, call: Call) -> None:
@@ -22,14 +24,22 @@ def _same(emission: Emission, call: Call) -> None:
     emission.define(call.node, emission.of(source))
 
 
+def _cast(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    before, after = (one.meta["val"].dtype for one in (call.args["self"], call.node))
+    if before != after and after == torch.float16:
+        tracked = emission.twin(tracked, HALF)
+    emission.define(call.node, tracked)
+
+
 def _dropout_refusal(call: Call) -> str | None:
     return "it is in training mode" if call.args["train"] else None
 
 
 def _to_copy_refusal(call: Call) -> str | None:
-    if call.args["dtype"] not in (None, torch.float32):
+    if call.args["dtype"] not in (None, *_FLOATS):
         return "it changes the dtype"
-    if call.args["device"] not in (None, torch.device("cpu")):
+    if call.args.get("device") not in (None, torch.device("cpu")):
         return "it changes the device"
     return None
 
@@ -110,12 +120,28 @@ def _expand_refusal(call: Call) -> str | None:
     return _reshape_refusal(call)
 
 
-_SAME = Operator(_same, computes=False)
-_RESHAPE = Operator(_reshape, _reshape_refusal, computes=False)
-_PERMUTE = Operator(_permute_emitter(lambda call: call.args["dims"]), computes=False)
-_TRANSPOSE = Operator(_permute_emitter(_swapped), computes=False)
-_REVERSE = Operator(_permute_emitter(lambda call: range(call.rank("self"))[::-1]), computes=False)
-_EXPAND = Operator(_expand, _expand_refusal, computes=False)
+def _expand_int8_refusal(call: Call) -> str | None:
+    return None if all(map(is_one, _repeats(call))) else "it repeats elements by multiplying"
+
+
+_SAME = Operator(_same, computes=False, integers=Integers.KEEPS)
+_RESHAPE = Operator(_reshape, _reshape_refusal, computes=False, integers=Integers.KEEPS)
+_PERMUTE = Operator(
+    _permute_emitter(lambda call: call.args["dims"]), computes=False, integers=Integers.KEEPS
+)
+_TRANSPOSE = Operator(_permute_emitter(_swapped), computes=False, integers=Integers.KEEPS)
+_REVERSE = Operator(
+    _permute_emitter(lambda call: range(call.rank("self"))[::-1]),
+    computes=False,
+    integers=Integers.KEEPS,
+)
+_EXPAND = Operator(
+    _expand,
+    _expand_refusal,
+    computes=False,
+    integers=Integers.KEEPS,
+    int8_refusal=_expand_int8_refusal,
+)
 SHAPES: Table = {
     **dict.fromkeys(
         [
@@ -124,8 +150,13 @@ SHAPES: Table = {
         ],
         _SAME,
     ),
-    _aten.dropout.default: Operator(_same, _dropout_refusal, computes=False),
-    _aten._to_copy.default: Operator(_same, _to_copy_refusal, computes=False),
+    _aten.dropout.default: Operator(
+        _same, _dropout_refusal, computes=False, integers=Integers.KEEPS
+    ),
+    **dict.fromkeys(
+        [_aten._to_copy.default, _aten.to.dtype, _aten.to.dtype_layout],
+        Operator(_cast, _to_copy_refusal, computes=False, integers=Integers.KEEPS),
+    ),
     **dict.fromkeys(
         [
             *(_aten.view.default, _aten.view_copy.default, _aten.reshape.default),

@@ -21,10 +21,12 @@ from lowerdeck.xnnpack.operators.linear import LINEAR
 from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
 from lowerdeck.xnnpack.operators.pieces import PIECES
 from lowerdeck.xnnpack.operators.pooling import POOLING
+from lowerdeck.xnnpack.operators.quantization import QUANTIZATION, is_constant_source
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.payload.schema import MAX_RANK
 
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OPERATORS: Table = {
     **ARITHMETIC,
     **ATTENTION,
@@ -39,8 +41,16 @@ OPERATORS: Table = {
     **REDUCTIONS,
     **SHAPES,
 }
-SUPPORTED = tuple(sorted(str(op) for op in OPERATORS))
+SUPPORTED = tuple(sorted([*(str(op) for op in OPERATORS), *QUANTIZATION]))
 """Their names, for those who list backends."""
+
+
+def entry_of(node: Node) -> Operator | None:
+    """Return how a node's operator is emitted, None if XNNPACK does not take it."""
+    known = OPERATORS.get(node.target)
+    if known is None and node.op == "call_function":
+        known = QUANTIZATION.get(str(node.target))
+    return known
 
 
 def refusal(node: Node, constants: Collection[str]) -> str | None:
@@ -58,15 +68,18 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     if node.target is operator.getitem:
         producer = node.args[0]
         if isinstance(producer, Node):
-            return refusal(producer, constants) or _tensor_refusal(node)
+            choice = str(producer.target) in QUANTIZATION
+            return refusal(producer, constants) or (None if choice else _tensor_refusal(node))
         return "it reads no call"
     if getattr(node.target, "namespace", "") == "higher_order":
         return "it holds graphs of its own, which stay with other kernels"
     if not isinstance(node.target, OpOverload):
         return "it is no operator of torch"
-    entry: Operator | None = OPERATORS.get(node.target)
+    entry = entry_of(node)
     if entry is None:
         return "XNNPACK has no such operator"
+    if str(node.target) in QUANTIZATION:
+        return _quantization_refusal(node, entry, constants)
     tensors = [
         one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)
     ]
@@ -83,14 +96,30 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     )
 
 
+def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str]) -> str | None:
+    """Return why a node that quantises or dequantises is not taken; its tensors are integers."""
+    args = arguments_of(node)
+    source = args.get("input")
+    if isinstance(source, Node) and not is_constant_source(source, constants):
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+            reason = _tensor_refusal(source)
+            if reason:
+                return f"input {source.name}: {reason}"
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.dim() > MAX_RANK:
+        return f"{value.dim()} dimensions where at most {MAX_RANK} are allowed"
+    return entry.refusal(Call(node, args, constants))
+
+
 def _tensor_refusal(node: Node) -> str | None:
     value = node.meta.get("val")
     # Of several results the first stands for all: the others are like it or must be unused.
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     if not isinstance(tensor, torch.Tensor):
         return "it is not a tensor"
-    if tensor.dtype != torch.float32:
-        return f"{tensor.dtype} where float32 is needed"
+    if tensor.dtype not in _FLOATS:
+        return f"{tensor.dtype} where float32, float16 or bfloat16 is needed"
     if tensor.dim() > MAX_RANK:
         return f"{tensor.dim()} dimensions where at most {MAX_RANK} are allowed"
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):

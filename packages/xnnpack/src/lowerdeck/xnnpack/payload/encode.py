@@ -8,8 +8,9 @@ from typing import cast
 
 import flatbuffers
 
+from lowerdeck.serializer import XnnDatatype
+from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import (
-    FLOAT32,
     Constant,
     Graph,
     Node,
@@ -24,6 +25,10 @@ HEADER = struct.Struct("<4x4sHIIIQ")
 """Four zeros, the magic, header size, flatbuffer offset and size, constants offset and size."""
 LAYOUT_MARK = " channels_last"
 """What comes in the version's text before the positions of arguments with channels last."""
+_PLAIN, _QUANTISED = 1, 2
+_PER_CHANNEL, _PER_TENSOR, _PER_TOKEN, _PER_GROUP = 1, 2, 3, 4
+_TENSOR_TYPES = {XnnDatatype.QINT8, XnnDatatype.QUINT8, XnnDatatype.QINT32}
+_CHANNEL_TYPES = {XnnDatatype.QCINT8, XnnDatatype.QCINT32, XnnDatatype.QCINT4}
 NAMED = 0xFFFFFFFFFFFFFFFF
 """The offset of a constant that has a name instead."""
 
@@ -100,7 +105,7 @@ def _node(builder: flatbuffers.Builder, node: Node) -> int:
 def _value(builder: flatbuffers.Builder, value: Value) -> int:
     dims = _vector(builder, value.dims)
     builder.StartObject(8)
-    builder.PrependInt16Slot(0, FLOAT32, 0)
+    builder.PrependInt16Slot(0, int(value.encoding.datatype), 0)
     builder.PrependUint32Slot(1, len(value.dims), 0)
     builder.PrependUOffsetTRelativeSlot(2, dims, 0)
     builder.PrependUint32Slot(3, value.constant, 0)
@@ -108,10 +113,45 @@ def _value(builder: flatbuffers.Builder, value: Value) -> int:
     builder.PrependUint32Slot(5, value.flags, 0)
     builder.PrependUint32Slot(6, value.id, 0)
     table = builder.EndObject()
+    kind, scales = _quantization(builder, value.encoding)
+    if kind:
+        builder.StartObject(3)
+        builder.PrependUOffsetTRelativeSlot(0, table, 0)
+        builder.PrependUint8Slot(1, kind, 0)
+        builder.PrependUOffsetTRelativeSlot(2, scales, 0)
+        table = builder.EndObject()
     builder.StartObject(2)
-    builder.PrependUint8Slot(0, 1, 0)
+    builder.PrependUint8Slot(0, _QUANTISED if kind else _PLAIN, 0)
     builder.PrependUOffsetTRelativeSlot(1, table, 0)
     return int(builder.EndObject())
+
+
+def _quantization(builder: flatbuffers.Builder, encoding: Encoding) -> tuple[int, int]:
+    """Return the number of the table of scales in its union, 0 for floats, and the table."""
+    datatype = encoding.datatype
+    if datatype in _TENSOR_TYPES:
+        builder.StartObject(2)
+        builder.PrependFloat32Slot(0, encoding.scale, 0.0)
+        builder.PrependInt32Slot(1, encoding.zero_point, 0)
+        return _PER_TENSOR, int(builder.EndObject())
+    if datatype in _CHANNEL_TYPES:
+        builder.StartObject(4)
+        builder.PrependInt32Slot(1, encoding.channel_dim, 0)
+        builder.PrependUint32Slot(2, encoding.scales, 0)
+        builder.PrependUint32Slot(3, encoding.count, 0)
+        return _PER_CHANNEL, int(builder.EndObject())
+    if datatype is XnnDatatype.QDINT8:
+        builder.StartObject(1)
+        builder.PrependInt32Slot(0, encoding.nonbatch_dims, 0)
+        return _PER_TOKEN, int(builder.EndObject())
+    if datatype is XnnDatatype.QBINT4:
+        builder.StartObject(6)
+        builder.PrependInt32Slot(1, encoding.channel_dim, 0)
+        builder.PrependInt32Slot(2, encoding.group_size, 0)
+        builder.PrependUint32Slot(4, encoding.scales, 0)
+        builder.PrependUint32Slot(5, encoding.count, 0)
+        return _PER_GROUP, int(builder.EndObject())
+    return 0, 0
 
 
 def _constant(builder: flatbuffers.Builder, constant: Constant) -> int:

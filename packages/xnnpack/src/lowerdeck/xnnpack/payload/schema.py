@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lowerdeck.serializer import XnnOperator
+from lowerdeck.xnnpack.payload.encoding import FLOAT, Encoding
 
 NONE = 0xFFFFFFFF
 """The id that stands for 'no value'."""
@@ -15,7 +16,6 @@ EXTERNAL_OUTPUT = 2
 TRANSPOSE_WEIGHTS = 1
 ALIGN_CORNERS = 8
 KEEP_DIMS = 0x40
-FLOAT32 = 1
 MAX_RANK = 6
 
 
@@ -39,6 +39,7 @@ class Value:
         constant: Number of its data in ``Graph.constants``, or 0 for none.
         external_id: Position among the arguments of the delegate call, or ``NONE``.
         flags: ``EXTERNAL_INPUT`` or ``EXTERNAL_OUTPUT`` or 0.
+        encoding: What its elements are.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Value:
     constant: int = 0
     external_id: int = NONE
     flags: int = 0
+    encoding: Encoding = FLOAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ KERNELS: Mapping[NodeKind, Kernel] = {
     NodeKind.BATCH_MATRIX_MULTIPLY: _matrix_product,
     NodeKind.CEILING: _unary(torch.ceil),
     NodeKind.CLAMP: _unary(torch.clone),
+    NodeKind.CONVERT: _unary(torch.clone),
     NodeKind.CONV2D: _convolution,
     NodeKind.CONV_TRANSPOSE_2D: _transposed,
     NodeKind.COPY: _unary(torch.clone),
@@ -262,6 +263,7 @@ KERNELS: Mapping[NodeKind, Kernel] = {
 IGNORE_RANGE = frozenset(KERNELS) - {
     *(NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV, NodeKind.CLAMP),
     *(NodeKind.FULLY_CONNECTED, NodeKind.MAX_POOLING_2D, NodeKind.AVG_POOLING_2D),
+    NodeKind.GLOBAL_AVG_POOLING_2D,
     *(NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D, NodeKind.CONV_TRANSPOSE_2D),
 }
 """The kinds whose range the official runtime does not look at."""

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from lowerdeck.serializer import (
     CompileSpec,
     FormatError,
-    XnnConstant,
-    XnnDatatype,
     XnnGraph,
     XnnNode,
     XnnValue,
     decode_payload,
     verify_payload,
 )
-from lowerdeck.torch_base import view_tensor
 from lowerdeck.xnnpack.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.xnnpack.payload.encode import LAYOUT_MARK
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
 from lowerdeck.xnnpack.payload.schema import EXTERNAL_INPUT, EXTERNAL_OUTPUT
 from lowerdeck.xnnpack.runtime.image_order import images
 from lowerdeck.xnnpack.runtime.kernels import IGNORE_RANGE, KERNELS
+from lowerdeck.xnnpack.runtime.numbers import (
+    COMPUTED,
+    PROGRAM_DTYPES,
+    bias_factor,
+    real,
+    rounded,
+    stored,
+    stored_constant,
+)
 
 _FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
 
@@ -43,6 +49,8 @@ class LoadedPayload:
             official runtime sees it from the program's tensors; for us the compiler writes it
             into the version's text.
         images: Ids of the values that lie with channels last.
+        factors: What the bias of a node is multiplied by, by the node's number.
+        values: All values by id.
     """
 
     graph: XnnGraph
@@ -51,6 +59,8 @@ class LoadedPayload:
     outputs: tuple[XnnValue, ...]
     channels_last: frozenset[int] = frozenset()
     images: frozenset[int] = frozenset()
+    factors: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    values: Mapping[int, XnnValue] = field(default_factory=dict)
 
     @property
     def input_count(self) -> int:
@@ -70,7 +80,7 @@ class XnnpackRuntime:
         """Return the payload, read and checked.
 
         Args:
-            blob: What ``preprocess`` made, ours or ExecuTorch's (float32 only).
+            blob: What ``preprocess`` made, ours or ExecuTorch's, float or quantised.
             compile_specs: Not needed.
             named_data: The weights.
 
@@ -83,7 +93,7 @@ class XnnpackRuntime:
         """
         graph = _checked(blob, {key: len(data) for key, data in named_data.items()})
         constants = {
-            value.id: _tensor(graph, value, value.constant, named_data)
+            value.id: stored_constant(graph, value, named_data)
             for value in graph.values
             if value.constant
         }
@@ -97,8 +107,15 @@ class XnnpackRuntime:
         if any(_position(value) >= first for value in inputs):
             raise BlobError("an input is among the outputs")
         last = _channels_last(graph.version)
+        values = {value.id: value for value in graph.values}
+        factors = {
+            number: bias_factor(node, values, graph, named_data)
+            for number, node in enumerate(graph.nodes)
+        }
         return LoadedPayload(
-            graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)
+            *(graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)),
+            {number: one for number, one in factors.items() if one is not None},
+            values,
         )
 
     def input_count(self, handle: LoadedPayload) -> int:
@@ -146,25 +163,31 @@ class XnnpackRuntime:
         values = dict(handle.constants)
         for value in handle.inputs:
             given = inputs[_position(value)]
-            if not isinstance(given, torch.Tensor) or given.dtype != torch.float32:
+            wanted = PROGRAM_DTYPES[value.dtype]
+            if not isinstance(given, torch.Tensor) or given.dtype != wanted:
+                name = str(wanted).removeprefix("torch.")
                 raise DelegateInputError(
-                    f"input {value.external_id} must be a float32 tensor, found "
+                    f"input {value.external_id} must be a {name} tensor, found "
                     f"{getattr(given, 'dtype', type(given).__name__)}"
                 )
+            given = real(given, value)
             last = value.external_id in handle.channels_last
             values[value.id] = _arranged(given, Layout.CHANNELS_LAST) if last else given
-        for node in handle.graph.nodes:
+        for number, node in enumerate(handle.graph.nodes):
             start = time.perf_counter_ns()
-            result = _run(node, values)
             (output,) = node.outputs
+            result = _run(node, values, handle.factors.get(number), handle.values[output])
             values[output] = result
             end = time.perf_counter_ns()
             shown = _arranged(result, Layout.PLAIN) if output in handle.images else result
             log(node.debug_handle, start, end, (shown,))
         return [
-            _arranged(values[value.id], Layout.PLAIN)
-            if value.external_id in handle.channels_last
-            else values[value.id]
+            stored(
+                _arranged(values[value.id], Layout.PLAIN)
+                if value.external_id in handle.channels_last
+                else values[value.id],
+                value,
+            )
             for value in handle.outputs
         ]
 
@@ -178,11 +201,20 @@ def _no_log(*_: object) -> None:
     """Drop a report."""
 
 
-def _run(node: XnnNode, values: Mapping[int, torch.Tensor]) -> torch.Tensor:
+def _run(
+    node: XnnNode,
+    values: Mapping[int, torch.Tensor],
+    factor: torch.Tensor | None,
+    output: XnnValue,
+) -> torch.Tensor:
     try:
-        result = KERNELS[node.operator](node.parameters, [values[one] for one in node.inputs])
+        inputs = [values[one] for one in node.inputs]
+        if factor is not None:
+            inputs[2] = inputs[2].reshape(-1) * factor
+        result = KERNELS[node.operator](node.parameters, inputs)
         if node.output_range is not None and node.operator not in IGNORE_RANGE:
             result = result.clamp(*node.output_range)
+        result = rounded(result, output)
     except _FAULTS as error:
         raise DelegateRunError(
             f"{node.operator.label} (debug identifier {node.debug_handle}): {error}"
@@ -207,12 +239,14 @@ def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
 
 def _check_computable(graph: XnnGraph) -> None:
     for value in graph.values:
-        quantised = value.quantization is not None or value.dynamic_dtype
-        if value.dtype is not XnnDatatype.FP32 or quantised:
+        scaled = value.quantization is not None
+        known = value.dtype in COMPUTED and scaled == value.dtype.name.startswith("Q")
+        outside = value.external_id is None or value.dtype in PROGRAM_DTYPES
+        if not (known and outside) or value.dynamic_dtype:
             raise BlobError(
-                f"value {value.id} is {value.dtype.name}{', quantised' * bool(quantised)}, which "
-                "this runtime does not compute: it is a reference for float32 graphs. Run the "
-                "file in the official runtime"
+                f"value {value.id} is {value.dtype.name}{', quantised' * scaled}, which "
+                "this runtime does not compute: it is a reference for the payloads of this "
+                "package. Run the file in the official runtime"
             )
     for node in graph.nodes:
         if node.operator not in KERNELS:
@@ -239,21 +273,3 @@ def _check_order(graph: XnnGraph, known: set[int]) -> None:
                 f"{node.operator.label} reads value {missing[0]}, which nothing has written"
             )
         known.update(node.outputs)
-
-
-def _tensor(
-    graph: XnnGraph, value: XnnValue, constant: XnnConstant, named_data: Mapping[str, memoryview]
-) -> torch.Tensor:
-    if constant.key is not None:
-        if constant.key not in named_data:
-            raise BlobError(
-                f"the named data has no entry {constant.key}: was the blob taken out of its file, "
-                "or is the .ptd missing that it came with?"
-            )
-        data = named_data[constant.key]
-    else:
-        data = graph.constant_data[constant.offset : constant.offset + constant.size]
-    try:
-        return view_tensor(data, torch.float32, value.shape)
-    except ValueError as error:
-        raise BlobError(f"the constant {value.id}: {error}") from error

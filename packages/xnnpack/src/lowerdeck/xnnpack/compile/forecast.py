@@ -1,0 +1,65 @@
+"""Which nodes of a quantised program will compute floats, before their weights are known."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+
+from torch.fx import Node
+
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.operators.clamps import following_clamp
+from lowerdeck.xnnpack.operators.quantization import (
+    DEQUANTIZE,
+    QUANTIZATION,
+    QUANTIZE,
+    name_of,
+    static_encoding,
+)
+from lowerdeck.xnnpack.operators.storage import storage_of
+from lowerdeck.xnnpack.operators.table import entry_of
+from lowerdeck.xnnpack.payload.encoding import FLOAT, Encoding
+
+
+def computed_in_float(
+    nodes: Sequence[Node], constants: Collection[str], *, halves: bool
+) -> dict[str, str]:
+    """Return why nodes compute floats that read 8-bit integers.
+
+    Args:
+        nodes: Those that XNNPACK takes, in order.
+        constants: Names of the placeholders that no run changes.
+        halves: Whether float16 is computed in float16.
+
+    Returns:
+        Reasons by the names of nodes.
+    """
+    stored: dict[Node, Encoding | None] = {}
+    reasons = {}
+
+    def encoding_of(node: Node) -> Encoding | None:
+        is_constant = node.op == "placeholder" and node.name in constants
+        return None if is_constant else stored.get(node, FLOAT)
+
+    for node in nodes:
+        if name_of(node) in (QUANTIZE, DEQUANTIZE):
+            stored[node] = static_encoding(node)
+            continue
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            stored[node] = stored.get(node.args[0], FLOAT)
+            continue
+        entry = entry_of(node)
+        call = Call(node, arguments_of(node), constants)
+        if entry is None or name_of(node) in QUANTIZATION or not call.args:
+            stored[node] = None if call.is_weight(node) else FLOAT
+            continue
+        if call.is_weight(node):
+            stored[node] = None
+            continue
+        storage = storage_of(call, entry, encoding_of, halves=halves)
+        last = following_clamp(node)[0] if entry.clamps else node
+        stored[node] = stored[last] = storage.writes
+        if storage.in_float is not None:
+            reasons[node.name] = storage.in_float
+    return reasons

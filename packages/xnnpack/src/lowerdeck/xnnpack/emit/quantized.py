@@ -1,0 +1,72 @@
+"""Constant integers with their scales: weights that a program dequantises before it uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A constant tensor that is stored as integers.
+
+    Attributes:
+        data: The integers, as int8 whatever their range.
+        scales: Real distance of two neighbouring integers: one number, one for each index of
+            ``axis``, or one for each group along the last dimension of a matrix.
+        zero_points: The integers that stand for 0, one for each scale.
+        axis: The dimension with a scale for each index; None if there is one scale, or groups.
+        group: How many neighbours along the last dimension share a scale, 0 if not in groups.
+        bits: 4 where all integers lie in -8..7 by the program's own word, else 8.
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor
+    zero_points: torch.Tensor
+    axis: int | None = None
+    group: int = 0
+    bits: int = 8
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the integer 0 stands for 0 everywhere."""
+        return not bool(self.zero_points.any())
+
+    def dequantized(self) -> torch.Tensor:
+        """Return the real numbers, in float32."""
+        scales, zeros = self.scales.float(), self.zero_points.to(torch.int32)
+        if self.group:
+            scales, zeros = (one.repeat_interleave(self.group, 1) for one in (scales, zeros))
+        elif self.axis is not None:
+            sizes = [-1 if one == self.axis else 1 for one in range(self.data.dim())]
+            scales, zeros = scales.reshape(sizes), zeros.reshape(sizes)
+        return (self.data.to(torch.int32) - zeros).float() * scales
+
+    def permuted(self, order: Sequence[int]) -> Quantized | None:
+        """Return it with its dimensions in another order, None where groups forbid that."""
+        if self.group:
+            return None
+        axis = None if self.axis is None else list(order).index(self.axis)
+        data = self.data.permute(*order)
+        return Quantized(data, self.scales, self.zero_points, axis, 0, self.bits)
+
+    def centred(self) -> Quantized | None:
+        """Return it with zero points of 0, None where that takes more than 8 bits, or groups."""
+        if self.is_symmetric:
+            return self
+        if self.group:
+            return None
+        zeros = self.zero_points.to(torch.int32)
+        if self.axis is not None:
+            zeros = zeros.reshape(
+                [-1 if one == self.axis else 1 for one in range(self.data.dim())]
+            )
+        moved = self.data.to(torch.int32) - zeros
+        low, high = int(moved.min()), int(moved.max())
+        if low < -128 or high > 127:
+            return None
+        bits = 4 if low >= -8 and high <= 7 else 8
+        empty = torch.zeros_like(self.zero_points)
+        return Quantized(moved.to(torch.int8), self.scales, empty, self.axis, 0, bits)

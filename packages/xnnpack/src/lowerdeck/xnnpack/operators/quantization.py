@@ -1,0 +1,212 @@
+"""The nodes that quantise and dequantise, as PT2E and torchao write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit.emission import Emission, float_of
+from lowerdeck.xnnpack.errors import QuantizationError
+from lowerdeck.xnnpack.operators.contract import Operator
+from lowerdeck.xnnpack.payload.encoding import Encoding, int8
+
+# By name: the operators exist only once torchao, or torch's own quantisation, is imported.
+_PT2E = "quantized_decomposed."
+QUANTIZE = f"{_PT2E}quantize_per_tensor.default"
+DEQUANTIZE = f"{_PT2E}dequantize_per_tensor.default"
+INNER_TENSOR = "export.access_subclass_inner_tensor.default"
+_CHOOSE = (
+    f"{_PT2E}choose_qparams.tensor",
+    f"{_PT2E}choose_qparams_per_token_asymmetric.default",
+    "torchao.choose_qparams_affine.default",
+)
+_ROUND = (
+    f"{_PT2E}quantize_per_tensor.tensor",
+    f"{_PT2E}quantize_per_token.default",
+    "torchao.quantize_affine.default",
+)
+_UNROUND = (
+    f"{_PT2E}dequantize_per_tensor.tensor",
+    f"{_PT2E}dequantize_per_token.default",
+    "torchao.dequantize_affine.default",
+)
+WEIGHTS = (
+    DEQUANTIZE,
+    f"{_PT2E}dequantize_per_channel.default",
+    f"{_PT2E}dequantize_per_channel_group.default",
+    "torchao.dequantize_affine.default",
+)
+"""The operators that make real weights of integers."""
+_LEAST_SCALE = float(torch.finfo(torch.float32).tiny)
+
+
+def name_of(node: Node) -> str:
+    """Return the name of what a node calls, such as ``"aten.add.Tensor"``."""
+    return str(node.target) if node.op == "call_function" else ""
+
+
+def is_dynamic(node: Node) -> bool:
+    """Return whether a node belongs to a chain whose scales are found at run time."""
+    name = name_of(node)
+    if name in _CHOOSE or name in _ROUND[:2] or name in _UNROUND[:2]:
+        return True
+    scale = node.args[2] if name in (_ROUND[2], _UNROUND[2]) else None
+    return isinstance(scale, Node) and name_of(chosen_by(scale)) in _CHOOSE
+
+
+def chosen_by(scale: Node) -> Node:
+    """Return the node that found a scale, where the scale is one of its results."""
+    source = scale.args[0] if scale.op == "call_function" and scale.args else None
+    return source if isinstance(source, Node) else scale
+
+
+def is_constant_source(node: object, constants: Collection[str]) -> bool:
+    """Return whether a node is a constant, or a part of one that is made of several tensors."""
+    if isinstance(node, Node) and name_of(node) == INNER_TENSOR:
+        node = node.args[0]
+    return isinstance(node, Node) and node.op == "placeholder" and node.name in constants
+
+
+def is_weight(node: Node, constants: Collection[str]) -> bool:
+    """Return whether a node makes real weights of constant integers."""
+    return name_of(node) in WEIGHTS and is_constant_source(node.args[0], constants)
+
+
+def static_encoding(node: Node) -> Encoding:
+    """Return the encoding that a node quantises to, or dequantises from.
+
+    Raises:
+        QuantizationError: Its scale or its zero point is none.
+    """
+    args = arguments_of(node)
+    scale, zero_point = args["scale"], args["zero_point"]
+    if not isinstance(scale, (int, float)) or not is_scale(float(scale)):
+        raise QuantizationError(
+            f"found the scale {scale} of {describe_node(node)}, expected a positive, normal number"
+        )
+    if not isinstance(zero_point, int) or not -128 <= zero_point <= 127:
+        raise QuantizationError(
+            f"found the zero point {zero_point} of {describe_node(node)}, expected -128 to 127"
+        )
+    return int8(float_of(float(scale)), zero_point)
+
+
+def is_scale(number: float) -> bool:
+    """Return whether the runtime takes a scale: positive, finite and not denormal."""
+    return math.isfinite(number) and number >= _LEAST_SCALE and math.isfinite(float_of(number))
+
+
+def _range_refusal(call: Call) -> str | None:
+    args = call.args
+    if args["dtype"] != torch.int8:
+        return f"it quantises to {args['dtype']} where int8 is needed"
+    if (args["quant_min"], args["quant_max"]) != (-128, 127):
+        return f"its integers are {args['quant_min']} to {args['quant_max']}, not -128 to 127"
+    return None
+
+
+def _quantize(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["input"])
+    emission.define(call.node, emission.twin(tracked, static_encoding(call.node)))
+
+
+def _quantize_refusal(call: Call) -> str | None:
+    reason = _range_refusal(call)
+    if reason is None:
+        static_encoding(call.node)
+    return reason
+
+
+def _dequantize(emission: Emission, call: Call) -> None:
+    emission.define(call.node, emission.of(call.args["input"]))
+
+
+def _dequantize_refusal(call: Call) -> str | None:
+    source = call.args["input"]
+    if is_constant_source(source, call.constants):
+        return None
+    if call.args["dtype"] != torch.int8:
+        return f"it dequantises {call.args['dtype']} where int8 is needed"
+    wanted = static_encoding(call.node)
+    others = [source] if name_of(source) == QUANTIZE else []
+    others += [user for user in source.users if name_of(user) == DEQUANTIZE]
+    for other in others:
+        if static_encoding(other) != wanted:
+            raise QuantizationError(
+                f"{describe_node(call.node)} reads {source.name} with another scale or zero point "
+                f"than {other.name}; expected one for each tensor"
+            )
+    return None
+
+
+def _nothing(emission: Emission, call: Call) -> None:
+    """Leave it: its results are read by rounding alone, which the runtime does by itself."""
+
+
+def _choose_refusal(call: Call) -> str | None:
+    args = call.args
+    kind = str(args.get("mapping_type", "ASYMMETRIC"))
+    if not kind.endswith("ASYMMETRIC"):
+        return f"its scales are chosen by the rule {kind}; the runtime's are asymmetric"
+    block = args.get("block_size")
+    shape = call.shape("input")
+    if block is not None and (any(one != 1 for one in block[:-1]) or block[-1] != shape[-1]):
+        return f"its blocks are {list(block)}; the runtime finds one scale for each row"
+    low, high = args.get("quant_min"), args.get("quant_max")
+    if (low, high) not in ((-128, 127), (None, None)):
+        return f"its integers are {low} to {high}, not -128 to 127"
+    for read in call.node.users:
+        if any(name_of(user) not in (*_ROUND, *_UNROUND) for user in read.users):
+            return "its scales are used for more than rounding"
+    return None
+
+
+def _round(emission: Emission, call: Call) -> None:
+    emission.define(call.node, emission.of(call.args["input"]))
+    emission.mark_rounded(call.node)
+
+
+def _round_refusal(call: Call) -> str | None:
+    name = "output_dtype" if "output_dtype" in call.args else "dtype"
+    if call.args.get(name, torch.int8) != torch.int8:
+        return f"it quantises to {call.args[name]} where int8 is needed"
+    return None if is_dynamic(call.node) else "its scales are neither numbers nor chosen before"
+
+
+def _unround_refusal(call: Call) -> str | None:
+    source = call.args["input"]
+    if is_constant_source(source, call.constants):
+        return None
+    if name_of(source) not in _ROUND:
+        return "it dequantises what nothing before it quantised"
+    return None if is_dynamic(call.node) else "its scales are neither numbers nor chosen before"
+
+
+def _weight_refusal(call: Call) -> str | None:
+    constant = is_constant_source(call.args["input"], call.constants)
+    return None if constant else "its integers are not constant"
+
+
+def _inner_refusal(call: Call) -> str | None:
+    constant = is_constant_source(call.node, call.constants)
+    return None if constant else "it reads a part of what is not constant"
+
+
+_ROUNDING = Operator(_round, _round_refusal, computes=False)
+_UNROUNDING = Operator(_round, _unround_refusal, computes=False)
+_WEIGHT = Operator(_nothing, _weight_refusal, computes=False)
+QUANTIZATION: Mapping[str, Operator] = {
+    QUANTIZE: Operator(_quantize, _quantize_refusal),
+    DEQUANTIZE: Operator(_dequantize, _dequantize_refusal),
+    INNER_TENSOR: Operator(_nothing, _inner_refusal, computes=False),
+    **dict.fromkeys(_CHOOSE, Operator(_nothing, _choose_refusal, computes=False)),
+    **dict.fromkeys(_ROUND, _ROUNDING),
+    **dict.fromkeys(WEIGHTS[1:3], _WEIGHT),
+    **dict.fromkeys(_UNROUND, _UNROUNDING),
+}
+"""By name: each operator and how it is emitted."""

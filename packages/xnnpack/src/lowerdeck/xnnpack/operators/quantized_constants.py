@@ -1,0 +1,142 @@
+"""Folding of what is done to constant integers before they are used as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.errors import QuantizationError
+from lowerdeck.xnnpack.operators.quantization import DEQUANTIZE, WEIGHTS, name_of
+
+_aten = torch.ops.aten
+_LEAST_SCALE = torch.finfo(torch.float32).tiny
+Reader = Callable[[object], torch.Tensor]
+
+
+def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
+    """Return what a node that dequantises constant integers stands for.
+
+    Args:
+        node: Any node whose inputs are constant.
+        read: Returns the data of an argument of the node.
+
+    Returns:
+        The integers with their scales; None for another node, and for integers that are not of
+        8 bits.
+
+    Raises:
+        QuantizationError: The scales are not positive, finite and normal, or not as many as the
+            integers need.
+    """
+    name = name_of(node)
+    if name not in WEIGHTS:
+        return None
+    args = arguments_of(node)
+    data = read(args["input"])
+    if data.dtype != torch.int8:
+        return None
+    low, high = args.get("quant_min"), args.get("quant_max")
+    bits = 4 if low is not None and high is not None and low >= -8 and high <= 7 else 8
+    if name == DEQUANTIZE:
+        scales, zeros = torch.tensor([args["scale"]]), torch.tensor([args["zero_point"]])
+        found = Quantized(data, scales, zeros, None, 0, bits)
+    else:
+        found = _with_scales(node, args, data, bits, read)
+    _check(node, found)
+    return found
+
+
+def _with_scales(
+    node: Node, args: dict[str, object], data: torch.Tensor, bits: int, read: Reader
+) -> Quantized:
+    scales = read(args["scale"] if "scale" in args else args["scales"]).float()
+    given = args["zero_point"] if "zero_point" in args else args["zero_points"]
+    zeros = torch.zeros_like(scales) if given is None else read(given)
+    block = args.get("block_size")
+    if isinstance(block, (list, tuple)):
+        return _of_blocks(node, data, [int(one) for one in block], scales, zeros, bits)
+    if "group_size" in args:
+        group = int(args["group_size"])  # type: ignore[call-overload]  # a number by its schema
+        if data.dim() != 2 or group < 1 or data.shape[1] % group:
+            raise QuantizationError(
+                f"found groups of {group} in {describe_node(node)}, which do not divide "
+                f"{list(data.shape)}"
+            )
+        return Quantized(data, scales, zeros, None, group, bits)
+    axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
+    if not -data.dim() <= axis < data.dim() or scales.numel() != data.shape[axis]:
+        raise QuantizationError(
+            f"found {scales.numel()} scales along dimension {axis} of {list(data.shape)} in "
+            f"{describe_node(node)}, expected one for each channel"
+        )
+    flat = zeros.reshape(-1)
+    return Quantized(data, scales.reshape(-1), flat, axis % data.dim(), 0, bits)
+
+
+def _of_blocks(
+    node: Node,
+    data: torch.Tensor,
+    block: Sequence[int],
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    bits: int,
+) -> Quantized:
+    sizes = list(data.shape)
+    if len(block) != len(sizes) or any(
+        one < 1 or size % one for one, size in zip(block, sizes, strict=True)
+    ):
+        raise QuantizationError(
+            f"found blocks of {list(block)} in {describe_node(node)}, which do not divide {sizes}"
+        )
+    counts = [size // one for size, one in zip(sizes, block, strict=True)]
+    many = [axis for axis, count in enumerate(counts) if count > 1]
+    flat, zero = scales.reshape(-1), zeros.reshape(-1)
+    if len(many) <= 1 and not (many and block[many[0]] > 1):
+        # A matrix of one row, or of rows that are one group, has a scale for each row.
+        axis = many[0] if many else None
+        return Quantized(data, flat, zero, axis, 0, bits)
+    if len(sizes) == 2 and block[0] == 1:
+        shape = (sizes[0], counts[1])
+        return Quantized(data, scales.reshape(shape), zeros.reshape(shape), None, block[1], bits)
+    raise QuantizationError(
+        f"found blocks of {list(block)} of {sizes} in {describe_node(node)}, expected one scale "
+        "for each tensor, channel, or group along the last dimension of a matrix"
+    )
+
+
+def _check(node: Node, found: Quantized) -> None:
+    scales = found.scales.double()
+    needed = found.data.numel() // found.group if found.group else found.scales.numel()
+    if found.scales.numel() != needed or found.zero_points.numel() not in (needed, 1):
+        raise QuantizationError(
+            f"found {found.scales.numel()} scales and {found.zero_points.numel()} zero points in "
+            f"{describe_node(node)}, expected {needed}"
+        )
+    wrong = scales[~((scales >= _LEAST_SCALE) & torch.isfinite(scales))]
+    if wrong.numel():
+        raise QuantizationError(
+            f"found the scale {float(wrong[0])} in {describe_node(node)}, expected positive, "
+            "normal numbers"
+        )
+
+
+def permuted_constant(node: Node, source: Quantized) -> Quantized | None:
+    """Return constant integers as a node leaves them that only turns them, else None."""
+    args = arguments_of(node)
+    rank = source.data.dim()
+    if node.target in (_aten.permute.default, _aten.permute_copy.default):
+        return source.permuted([axis % rank for axis in args["dims"]])
+    if node.target in (_aten.t.default, _aten.t_copy.default):
+        return source.permuted(list(range(rank))[::-1])
+    if node.target in (_aten.transpose.int, _aten.transpose_copy.int):
+        order = list(range(rank))
+        first, second = args["dim0"], args["dim1"]
+        order[first], order[second] = order[second], order[first]
+        return source.permuted(order)
+    if node.target in (_aten.detach.default, _aten.alias.default, _aten.clone.default):
+        return source
+    return None

@@ -1,0 +1,126 @@
+"""How the operands and the result of a node are stored: as floats, halves or 8-bit integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.xnnpack.emit.arguments import Call, fake
+from lowerdeck.xnnpack.operators.clamps import clamp_range, following_clamp
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
+from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding
+from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How one node reads and writes.
+
+    Attributes:
+        reads: How it reads its operands; None for each as it came to be.
+        writes: How it makes its result.
+        in_float: Why a node that reads 8-bit integers computes floats, if it does.
+    """
+
+    reads: Encoding | None
+    writes: Encoding
+    in_float: str | None = None
+
+
+EncodingOf = Callable[[Node], Encoding | None]
+"""How a node's result came to be stored; None for a constant that is stored at will."""
+
+
+def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: bool) -> Storage:
+    """Return how a node reads and writes.
+
+    Args:
+        call: The node.
+        entry: Its operator.
+        encoding_of: How the results of the nodes before it are stored.
+        halves: Whether float16 is computed in float16.
+    """
+    base = HALF if halves and not entry.wide and _is_half(call.node) else FLOAT
+    weights = [call.args.get(name) for name in entry.packs]
+    tensors = [
+        one
+        for one in call.node.all_input_nodes
+        if fake(one) is not None and not any(one is weight for weight in weights)
+    ]
+    inputs = [encoding_of(one) for one in tensors]
+    known = [one for one in inputs if one is not None]
+    if not any(one.is_int8 for one in known):
+        return Storage(base, base)
+    reason = _input_refusal(entry, tensors, inputs)
+    if reason is None:
+        return _integers(call, entry, known, base)
+    return Storage(base, base, reason)
+
+
+def _is_half(node: Node) -> bool:
+    value = node.meta.get("val")
+    tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float16
+
+
+def _input_refusal(
+    entry: Operator, tensors: Sequence[Node], inputs: Sequence[Encoding | None]
+) -> str | None:
+    if entry.integers is Integers.NEVER:
+        return "XNNPACK computes it on floats only"
+    for node, encoding in zip(tensors, inputs, strict=True):
+        if encoding is not None and not encoding.is_int8:
+            return f"its input {node.name} is not quantised"
+        if encoding is None and not _stands_for_itself(entry, node):
+            return f"its constant input {node.name} is not quantised"
+    return None
+
+
+def _stands_for_itself(entry: Operator, node: Node) -> bool:
+    """Return whether a constant is a number, or is stored as the operator's result."""
+    value = fake(node)
+    return entry.integers is Integers.JOINS or (value is not None and value.numel() == 1)
+
+
+def _integers(call: Call, entry: Operator, inputs: Sequence[Encoding], base: Encoding) -> Storage:
+    last, limits = _result(call.node), None
+    if entry.clamps:
+        last, limits = following_clamp(last)
+    after = rounded_after(last)
+    own = clamp_range(call.node)
+    if own is not None and after is not None:
+        return Storage(None, after)
+    if entry.integers is Integers.CHOOSES and after is None:
+        return Storage(base, base, "its result is not quantised")
+    source = inputs[0]
+    reads: Encoding | None
+    if entry.integers is Integers.KEEPS:
+        if not {limits, own} <= {None, (0.0, math.inf)} and after != source:
+            return Storage(base, base, "its limits are none of its input's integers")
+        result, reads = source, source
+    elif entry.integers is Integers.JOINS:
+        if after is None and len(set(inputs)) > 1:
+            return Storage(base, base, "its inputs' scales differ and its result is not quantised")
+        result = reads = after or source
+    else:
+        assert after is not None
+        result, reads = after, None
+    reason = entry.int8_refusal(call) or entry.scale_refusal(call, Scales(tuple(inputs), result))
+    return Storage(base, base, reason) if reason else Storage(reads, result)
+
+
+def _result(node: Node) -> Node:
+    """Return the node that holds a call's first result, the call itself if nothing reads it."""
+    if fake(node) is not None:
+        return node
+    return next((user for user in node.users if user.args[1:] == (0,)), node)
+
+
+def rounded_after(node: Node) -> Encoding | None:
+    """Return how a result is quantised, where all who read it quantise it so."""
+    found = {static_encoding(user) if name_of(user) == QUANTIZE else None for user in node.users}
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,203 @@
+"""Stored elements as real numbers and back: the runtime computes on real numbers throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from lowerdeck.serializer import (
+    XnnConstant,
+    XnnDatatype,
+    XnnGraph,
+    XnnNode,
+    XnnOperator,
+    XnnQuantization,
+    XnnValue,
+)
+from lowerdeck.torch_base import view_tensor
+from lowerdeck.xnnpack.errors import BlobError
+
+Named = Mapping[str, memoryview]
+_STORED = {
+    XnnDatatype.FP32: torch.float32,
+    XnnDatatype.FP16: torch.float16,
+    XnnDatatype.BF16: torch.bfloat16,
+    XnnDatatype.QINT8: torch.int8,
+    XnnDatatype.QCINT8: torch.int8,
+    XnnDatatype.QINT32: torch.int32,
+    XnnDatatype.QCINT32: torch.int32,
+    XnnDatatype.QCINT4: torch.uint8,
+    XnnDatatype.QBINT4: torch.uint8,
+}
+"""Datatypes of constants and the dtype that their bytes are read as."""
+COMPUTED = frozenset({*_STORED, XnnDatatype.QDINT8})
+"""Datatypes that this runtime knows."""
+PROGRAM_DTYPES = {
+    kind: _STORED[kind]
+    for kind in (XnnDatatype.FP32, XnnDatatype.FP16, XnnDatatype.BF16, XnnDatatype.QINT8)
+}
+"""Datatypes of arguments, and the dtype that the program's tensors have."""
+_FOUR_BITS = (XnnDatatype.QCINT4, XnnDatatype.QBINT4)
+_LEAST, _MOST = -128, 127
+
+
+def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor:
+    """Return a constant as real numbers; a bias of integers, as the integers that it is.
+
+    Args:
+        graph: The payload.
+        value: A value with data.
+        named: The file's named data.
+
+    Raises:
+        BlobError: The data are missing or have another size.
+    """
+    assert value.constant is not None
+    data = _data(graph, value.constant, named)
+    dtype = _STORED[value.dtype]
+    try:
+        if value.dtype in _FOUR_BITS:
+            count = torch.Size(value.shape).numel()
+            halves = view_tensor(data, dtype, (-(-count // 2),)).to(torch.int16)
+            both = torch.stack([halves & 15, halves >> 4], 1).reshape(-1)[:count] - 8
+            stored = both.reshape(value.shape)
+        else:
+            stored = view_tensor(data, dtype, value.shape)
+    except ValueError as error:
+        raise BlobError(f"the constant {value.id}: {error}") from error
+    if value.quantization is None:
+        return stored.float()
+    if dtype is torch.int32:
+        return stored
+    return _scaled(graph, value, value.quantization, stored, named)
+
+
+def _scaled(
+    graph: XnnGraph,
+    value: XnnValue,
+    how: XnnQuantization,
+    stored: torch.Tensor,
+    named: Named,
+) -> torch.Tensor:
+    if how.scheme == "tensor":
+        return (stored.float() - how.zero_point) * how.scales[0]
+    scales = _scales(graph, value, how, named)
+    if how.scheme == "group":
+        rows, width = value.shape
+        each = scales.reshape(rows, -1).repeat_interleave(how.group_size, 1)
+        return stored.float() * each[:, :width]
+    sizes = [1] * len(value.shape)
+    sizes[how.channel_dim] = -1
+    return stored.float() * scales.reshape(sizes)
+
+
+def _scales(graph: XnnGraph, value: XnnValue, how: XnnQuantization, named: Named) -> torch.Tensor:
+    if how.scale_constant is None:
+        return torch.tensor(how.scales)
+    data = _data(graph, how.scale_constant, named)
+    dtype = torch.bfloat16 if how.scheme == "group" else torch.float32
+    try:
+        return view_tensor(data, dtype, (len(data) // dtype.itemsize,)).float()
+    except ValueError as error:
+        raise BlobError(f"the scales of the constant {value.id}: {error}") from error
+
+
+def _data(graph: XnnGraph, constant: XnnConstant, named: Named) -> memoryview:
+    if constant.key is None:
+        return graph.constant_data[constant.offset : constant.offset + constant.size]
+    if constant.key not in named:
+        raise BlobError(
+            f"the named data has no entry {constant.key}: was the blob taken out of its file, "
+            "or is the .ptd missing that it came with?"
+        )
+    return named[constant.key]
+
+
+def channel_scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor | None:
+    """Return the scales of a filter's channels, None for a filter of floats or of groups."""
+    how = value.quantization
+    if how is None or how.scheme == "group":
+        return None
+    if how.scheme == "tensor":
+        return torch.tensor(how.scales[0])
+    return _scales(graph, value, how, named)
+
+
+def real(given: torch.Tensor, value: XnnValue) -> torch.Tensor:
+    """Return an argument of a call as real numbers."""
+    how = value.quantization
+    if how is None:
+        return given.float()
+    return (given.float() - how.zero_point) * how.scales[0]
+
+
+def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
+    """Return real numbers as the program holds them."""
+    how = value.quantization
+    if how is None:
+        return numbers.to(PROGRAM_DTYPES[value.dtype])
+    integers = (numbers / how.scales[0]).round() + how.zero_point
+    return integers.clamp(_LEAST, _MOST).to(torch.int8)
+
+
+def rounded(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
+    """Return real numbers as a value can hold them.
+
+    Args:
+        numbers: What a node computed, in float32.
+        value: Where it goes.
+
+    Returns:
+        float32 numbers: those nearest that the value's datatype and scale can express.
+    """
+    if value.dtype is XnnDatatype.FP32:
+        return numbers
+    if value.dtype is XnnDatatype.QDINT8:
+        assert value.quantization is not None
+        return _rounded_at_run_time(numbers, value.quantization.nonbatch_dims)
+    if value.quantization is None:
+        return numbers.to(PROGRAM_DTYPES[value.dtype]).float()
+    # The runtime quantises NaN to the largest integer.
+    plain = numbers.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    return real(stored(plain, value), value)
+
+
+def _rounded_at_run_time(numbers: torch.Tensor, dims: int) -> torch.Tensor:
+    axes = list(range(numbers.dim() - max(dims, 1), numbers.dim()))
+    low = numbers.amin(axes, keepdim=True).clamp(max=0)
+    high = numbers.amax(axes, keepdim=True).clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero = (_LEAST - low / scale).round().clamp(_LEAST, _MOST)
+    integers = ((numbers / scale).round() + zero).clamp(_LEAST, _MOST)
+    return (integers - zero) * scale
+
+
+def bias_factor(
+    node: XnnNode, values: Mapping[int, XnnValue], graph: XnnGraph, named: Named
+) -> torch.Tensor | None:
+    """Return what the runtime multiplies a layer's bias by, None for 1.
+
+    A bias of integers counts in steps of the input's scale times the filter's. A bias of floats
+    beside a filter of integers is multiplied by the filter's scales too where the input is
+    float: a trap of the runtime that compilers divide away.
+    """
+    if node.operator not in _LAYERS or len(node.inputs) < 3:
+        return None
+    source, filters, bias = (values[one] for one in node.inputs[:3])
+    scales = channel_scales(graph, filters, named) if filters.constant is not None else None
+    if scales is None:
+        return None
+    if bias.dtype in (XnnDatatype.QINT32, XnnDatatype.QCINT32):
+        assert source.quantization is not None
+        return scales * source.quantization.scales[0]
+    return scales if source.dtype is XnnDatatype.FP32 else None
+
+
+_LAYERS = frozenset(
+    {
+        *(XnnOperator.FULLY_CONNECTED, XnnOperator.CONV2D),
+        *(XnnOperator.DEPTHWISE_CONV2D, XnnOperator.CONV_TRANSPOSE_2D),
+    }
+)
