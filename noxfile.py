@@ -360,8 +360,8 @@ def interop(session: nox.Session) -> None:
     interop``. Of executorch nothing is used but its Python binding, whichever name that has.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "expecttest", *EDITABLE, *DEV)
-    session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.install(*TEST_TOOLS, "expecttest", "ruamel.yaml", "tabulate", *EDITABLE, *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME, "torchao", *DEV)
     session.run(
         "pytest", *([] if session.posargs else ["tests/soak"]), "tests/interop", *session.posargs
     )

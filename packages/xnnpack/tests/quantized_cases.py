@@ -315,6 +315,12 @@ def linears() -> Iterator[QuantizedCase]:
     yield case(
         "linear_relu", lambda x, w: OUT(F.relu(F.linear(IN(x), w()))), (3, 16), parts=(weight,)
     )
+    yield case(
+        "linear_decomposed",
+        lambda x, w: OUT(torch.mm(IN(x).view(6, 16), w().t()).view(2, 3, 5).permute(0, 2, 1)),
+        (2, 3, 16),
+        parts=(weight,),
+    )
     heavy = IntegerWeight(5, 16, scale=4.0)
     fine = Step(0.0004)
     yield case(

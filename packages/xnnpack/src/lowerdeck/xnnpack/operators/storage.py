@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit.arguments import Call, fake
 from lowerdeck.xnnpack.operators.clamps import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
 from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding
+from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, Encoding
 
 
@@ -121,6 +123,28 @@ def _result(node: Node) -> Node:
 
 
 def rounded_after(node: Node) -> Encoding | None:
-    """Return how a result is quantised, where all who read it quantise it so."""
-    found = {static_encoding(user) if name_of(user) == QUANTIZE else None for user in node.users}
+    """Return how a result is quantised, where all who read it quantise it so.
+
+    What only moves elements may come between: a decomposed layer is a product between two views.
+    """
+    found = {
+        static_encoding(user)
+        if name_of(user) == QUANTIZE
+        else rounded_after(user)
+        if _moves(user)
+        else None
+        for user in node.users
+    }
     return found.pop() if len(found) == 1 else None
+
+
+def _moves(node: Node) -> bool:
+    entry, result, source = SHAPES.get(node.target), fake(node), node.args[:1]
+    if entry is None or result is None or not source or not isinstance(source[0], Node):
+        return False
+    before = fake(source[0])
+    return (
+        before is not None
+        and before.dtype == result.dtype
+        and not entry.int8_refusal(Call(node, arguments_of(node), ()))
+    )

@@ -1,0 +1,201 @@
+"""Whole models, quantised as their users do it today, in the official runtime.
+
+PT2E needs an annotator, for which ExecuTorch's is taken as a peer; both it and torchao are
+optional here.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+
+from tests.interop import official
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
+from quantized_models import model_and_inputs
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import to_backend
+from lowerdeck.runner import load
+from lowerdeck.serializer import XnnDatatype, decode_payload, verify_pte
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.filterwarnings("ignore"),  # torchao and ExecuTorch raise dozens against themselves
+]
+Tensor = torch.Tensor
+MODELS = ("cnn", "mlp", "decoder", "mobilenet")
+
+
+def _peer(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, exc_type=ImportError)
+
+
+def with_pt2e(
+    model: torch.nn.Module, inputs: tuple[Tensor, ...], **options: Any
+) -> ExportedProgram:
+    """Return a program that PT2E quantised, annotated by ExecuTorch."""
+    steps = _peer("torchao.quantization.pt2e.quantize_pt2e")
+    peer = _peer("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
+    settings = peer.get_symmetric_quantization_config(**options)
+    quantizer = peer.XNNPACKQuantizer().set_global(settings)
+    prepared = steps.prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
+    prepared(*inputs)
+    return torch.export.export(steps.convert_pt2e(prepared), inputs)
+
+
+def with_torchao(
+    model: torch.nn.Module, inputs: tuple[Tensor, ...], config: str, granularity: Any, dtype: Any
+) -> ExportedProgram:
+    """Return a program of a model that torchao's ``quantize_`` changed."""
+    torchao = _peer("torchao.quantization")
+    kinds = _peer("torchao.quantization.granularity")
+    chosen = kinds.PerGroup(granularity) if granularity else kinds.PerAxis(0)
+    named = "granularity" if config == "IntxWeightOnlyConfig" else "weight_granularity"
+    torchao.quantize_(model, getattr(torchao, config)(**{"weight_dtype": dtype, named: chosen}))
+    return torch.export.export(model, inputs)
+
+
+def outputs_of(
+    program: ExportedProgram, inputs: tuple[Tensor, ...], folder: Path, **options: Any
+) -> tuple[Tensor, set[XnnDatatype], dict[str, str]]:
+    """Return what the official runtime gives, from a path and from bytes, and what it is made of.
+
+    Our own runtime half must give nearly the same.
+    """
+    partitioner = XnnpackPartitioner(**options)
+    lowered = to_backend(program, partitioner)
+    calls = [str(node.target) for node in lowered.graph.nodes if node.op == "call_function"]
+    assert [call for call in calls if "getitem" not in call] == ["executorch_call_delegate"]
+    file = emit(lowered).to_bytes()
+    verify_pte(file)
+    path = folder / "model.pte"
+    path.write_bytes(file)
+    found = []
+    for source in (path, file):
+        outcome = official.run(source, [official.Call(inputs)])
+        assert isinstance(outcome, official.Ran), outcome
+        found.append(outcome.outputs[0][0])
+    assert torch.equal(*found)
+    ours = load(path).run("forward", *inputs)
+    ours = ours[0] if isinstance(ours, (tuple, list)) else ours
+    tolerance = 0.01 if found[0].dtype != torch.bfloat16 else 0.03
+    torch.testing.assert_close(ours, found[0], rtol=tolerance, atol=tolerance)
+    (name,) = (str(node.target) for node in lowered.graph.nodes if node.op == "get_attr")
+    payload = decode_payload(getattr(lowered.graph_module, name).processed_bytes)
+    return found[0], {value.dtype for value in payload.values}, partitioner.in_float
+
+
+def last_step(program: ExportedProgram) -> float:
+    """Return the scale of a program's last rounding."""
+    names = [node for node in program.graph.nodes if "dequantize_per_tensor" in str(node.target)]
+    return float(names[-1].args[1])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_static_integers_equal_the_quantised_program_to_two_steps(
+    name: str, decomposed: bool, per_channel: bool, tmp_path: Path
+) -> None:
+    if decomposed and name == "decoder":
+        pytest.skip("torch divides attention into operators that XNNPACK lacks")
+    model, inputs = model_and_inputs(name)
+    program = with_pt2e(model, inputs, is_per_channel=per_channel)
+    if decomposed:
+        program = program.run_decompositions()
+    found, kinds, in_float = outputs_of(program, inputs, tmp_path)
+    assert XnnDatatype.QINT8 in kinds
+    assert bool(in_float) == (name == "decoder"), in_float
+    # Each layer may round a tie another way; what that does to the last is seldom over a step.
+    wanted = program.module()(*inputs)
+    assert float((found - wanted).abs().max()) <= 2.001 * last_step(program)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_quantised_at_run_time_by_pt2e(name: str, decomposed: bool, tmp_path: Path) -> None:
+    if decomposed and name == "decoder":
+        pytest.skip("torch divides attention into operators that XNNPACK lacks")
+    model, inputs = model_and_inputs(name)
+    with torch.no_grad():
+        wanted = model(*inputs)
+    program = with_pt2e(model, inputs, is_per_channel=True, is_dynamic=True)
+    if decomposed:
+        program = program.run_decompositions()
+    found, kinds, in_float = outputs_of(program, inputs, tmp_path)
+    assert XnnDatatype.QDINT8 in kinds
+    assert not in_float
+    # The runtime rounds row by row, finer than the program says: no worse against float32.
+    error = float((program.module()(*inputs) - wanted).abs().max())
+    assert float((found - wanted).abs().max()) <= 1.5 * error + 1e-3
+
+
+TORCHAO = [
+    ("Int8DynamicActivationIntxWeightConfig", None, torch.int8, 1e-5),
+    ("Int8DynamicActivationIntxWeightConfig", None, torch.int4, 1e-5),
+    ("Int8DynamicActivationIntxWeightConfig", 32, torch.int4, 0.02),  # scales become bfloat16
+    ("IntxWeightOnlyConfig", None, torch.int8, 1e-5),
+    ("IntxWeightOnlyConfig", None, torch.int4, 1e-5),
+    ("IntxWeightOnlyConfig", 32, torch.int4, 1e-5),
+]
+
+
+@pytest.mark.parametrize("unwrapped", [False, True])
+@pytest.mark.parametrize(("config", "group", "dtype", "tolerance"), TORCHAO)
+@pytest.mark.parametrize("name", ["mlp", "decoder"])
+def test_torchao_equals_the_quantised_program(
+    name: str,
+    config: str,
+    group: int | None,
+    dtype: Any,
+    tolerance: float,
+    unwrapped: bool,
+    tmp_path: Path,
+) -> None:
+    model, inputs = model_and_inputs(name)
+    program = with_torchao(model, inputs, config, group, dtype)
+    if unwrapped:
+        program = program.run_decompositions({})
+    with torch.no_grad():
+        wanted = program.module()(*inputs)
+    found, kinds, _ = outputs_of(program, inputs, tmp_path)
+    if config.startswith("Int8"):
+        assert XnnDatatype.QDINT8 in kinds
+    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "tolerance"),
+    [
+        (torch.float16, None, 4e-3),
+        (torch.float16, "fp32", 4e-3),
+        (torch.bfloat16, None, 4e-2),
+        (torch.float32, "fp16", 2e-3),
+    ],
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_halves_equal_float32_to_their_precision(
+    name: str, dtype: torch.dtype, precision: str | None, tolerance: float, tmp_path: Path
+) -> None:
+    model, inputs = model_and_inputs(name)
+    with torch.no_grad():
+        wanted = model(*inputs)
+    given = tuple(one.to(dtype) for one in inputs)
+    program = torch.export.export(model.to(dtype), given)
+    found, kinds, _ = outputs_of(program, given, tmp_path, precision=precision)
+    assert kinds & {XnnDatatype.FP16, XnnDatatype.BF16}
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
