@@ -361,7 +361,8 @@ def interop(session: nox.Session) -> None:
     """
     _borrow_torch(session)
     session.install(*TEST_TOOLS, "expecttest", "ruamel.yaml", "tabulate", *EDITABLE, *DEV)
-    session.install("--no-deps", OFFICIAL_RUNTIME, "torchao", *DEV)
+    session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.install("--no-deps", "torchao", *DEV)
     session.run(
         "pytest", *([] if session.posargs else ["tests/soak"]), "tests/interop", *session.posargs
     )
