@@ -10,6 +10,7 @@ from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnGraph, XnnQuantization, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype
 from lowerdeck.serializer.xnnpack.verify_nodes import MAX_RANK, NodeVerifier, damaged
+from lowerdeck.serializer.xnnpack.verify_scales import verify_scales
 
 _INPUT, _OUTPUT = 1, 2
 _MAX_EXTERNALS = 4096
@@ -52,6 +53,7 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
             arguments.add(value.external_id)
         _verify_value(graph, value, named)
     NodeVerifier(graph, values).verify()
+    verify_scales(graph, values)
     _verify_order(graph, values)
 
 
