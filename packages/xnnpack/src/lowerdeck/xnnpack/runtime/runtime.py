@@ -92,11 +92,21 @@ class XnnpackRuntime:
                 weights are not what it says.
         """
         graph = _checked(blob, {key: len(data) for key, data in named_data.items()})
-        constants = {
-            value.id: stored_constant(graph, value, named_data)
-            for value in graph.values
-            if value.constant
-        }
+        values = {value.id: value for value in graph.values}
+        try:
+            constants = {
+                value.id: stored_constant(graph, value, named_data)
+                for value in graph.values
+                if value.constant
+            }
+            factors = {
+                number: bias_factor(node, values, graph, named_data)
+                for number, node in enumerate(graph.nodes)
+            }
+        except _FAULTS as error:
+            if isinstance(error, BlobError):
+                raise
+            raise BlobError(f"its constants do not fit together: {error}") from error
         inputs = [value for value in graph.values if value.flags == EXTERNAL_INPUT]
         outputs = [value for value in graph.values if value.flags == EXTERNAL_OUTPUT]
         outputs.sort(key=_position)
@@ -107,11 +117,6 @@ class XnnpackRuntime:
         if any(_position(value) >= first for value in inputs):
             raise BlobError("an input is among the outputs")
         last = _channels_last(graph.version)
-        values = {value.id: value for value in graph.values}
-        factors = {
-            number: bias_factor(node, values, graph, named_data)
-            for number, node in enumerate(graph.nodes)
-        }
         return LoadedPayload(
             *(graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)),
             {number: one for number, one in factors.items() if one is not None},

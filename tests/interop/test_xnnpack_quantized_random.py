@@ -1,0 +1,200 @@
+"""Random scales, zero points, sizes and edge values of quantised payloads, in both runtimes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.interop import official
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
+from quantized_cases import AsRuntime, IntegerWeight, Step, by_row
+from xnnpack_cases import Function
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import to_backend
+from lowerdeck.runner import load
+from lowerdeck.serializer import verify_pte
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
+Tensor = torch.Tensor
+STEPS = st.builds(
+    Step,
+    st.floats(-18, 6).map(lambda power: 2.0**power),
+    st.integers(-128, 127),
+)
+FUNCTIONS = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "cat": lambda x, y: torch.cat([x, y], 0),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "same": lambda x, _: x,
+    "relu": lambda x, _: torch.relu(x),
+    "clamp": lambda x, _: torch.clamp(x, -0.3, 0.4),
+    "leaky_relu": lambda x, _: F.leaky_relu(x, -1.7),
+    "sigmoid": lambda x, _: torch.sigmoid(x),
+    "tanh": lambda x, _: torch.tanh(x),
+    "mean": lambda x, _: x[None, None].mean([2, 3]),
+}
+COMMON = settings(max_examples=60, deadline=None)
+
+
+def in_both(model: torch.nn.Module, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the official runtime gives, and what ours does."""
+    program = to_backend(torch.export.export(model.eval(), inputs), XnnpackPartitioner())
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert [call for call in calls if "getitem" not in call] == ["executorch_call_delegate"]
+    file = emit(program).to_bytes()
+    verify_pte(file)
+    outcome = official.run(file, [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    ours = load(file).run("forward", *inputs)
+    return outcome.outputs[0][0], ours[0] if isinstance(ours, (tuple, list)) else ours
+
+
+@COMMON
+@given(
+    name=st.sampled_from(sorted(FUNCTIONS)),
+    first=STEPS,
+    second=STEPS,
+    result=STEPS,
+    seed=st.integers(0, 2**31),
+)
+def test_any_scales_give_eager_to_a_step(
+    name: str, first: Step, second: Step, result: Step, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(step: Step) -> Tensor:
+        # All integers, and what saturates on both sides.
+        wide = torch.rand(4, 5, generator=generator) * 300 - 150
+        return (wide - step.zero) * step.scale
+
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = result.quantize(FUNCTIONS[name](first(x), second(y)))
+        return found
+
+    inputs = numbers(first), numbers(second)
+    for found in in_both(Function(model), *inputs):
+        assert found.dtype == torch.int8
+        assert int((found.int() - model(*inputs).int()).abs().max()) <= 1
+
+
+@COMMON
+@given(source=STEPS, target=STEPS, seed=st.integers(0, 2**31))
+def test_edge_values_are_quantised_as_documented(source: Step, target: Step, seed: int) -> None:
+    x = torch.tensor([0.0, -0.0, 1e-40, 1e30, -1e30, math.inf, -math.inf, math.nan])
+    rest = torch.randn(8, generator=torch.Generator().manual_seed(seed)) * source.scale * 100
+    x = torch.cat([x, rest])
+    wanted = source.quantize(x)
+    wanted[7] = 127  # NaN; eager's is whatever the processor makes of it
+    wanted[5], wanted[6] = 127, -128
+    stepped = target.quantize(source.dequantize(wanted))
+    for model, right in (
+        (Function(source.quantize), wanted),
+        (Function(lambda x: target.quantize(source(x))), stepped),
+    ):
+        for found in in_both(model, x):
+            assert int((found.int() - right.int()).abs().max()) <= 1
+
+
+@COMMON
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 70),
+    outputs=st.integers(1, 9),
+    bits=st.sampled_from([4, 8]),
+    groups=st.sampled_from([0, 32, 64, 96, 128]),
+    power=st.floats(-30, 20),
+    kind=st.sampled_from(["mixed", "positive", "negative", "zero", "constant"]),
+    seed=st.integers(0, 2**31),
+)
+def test_rows_of_any_range_and_width_equal_the_formula(
+    rows: int,
+    width: int,
+    outputs: int,
+    bits: int,
+    groups: int,
+    power: float,
+    kind: str,
+    seed: int,
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        x = torch.randn(rows, width if not groups or bits == 8 else groups * 2) * 2.0**power
+        group = groups if bits == 4 else 0
+        weight = IntegerWeight(outputs, x.shape[1], bits=bits, group=group)
+        bias = torch.randn(outputs) * 2.0**power
+    shapes = {"positive": x.abs(), "negative": -x.abs(), "zero": x * 0, "mixed": x}
+    x = shapes.get(kind, torch.full_like(x, 2.0**power))
+    model = AsRuntime(by_row, lambda x, w: F.linear(x, w, bias), weight)
+    wanted = model.expected(x)
+    for found in in_both(model, x):
+        limit = 1e-5 * float(wanted.abs().max())
+        # A tie may be rounded another way: then one input differs by its step.
+        step = float((x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)).max()) / 255
+        largest = float(weight().abs().max())
+        assert float((found - wanted).abs().max()) <= limit + step * largest * 1.01
+
+
+@COMMON
+@given(
+    channels=st.integers(1, 4),
+    outputs=st.integers(1, 5),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    kind=st.sampled_from(["plain", "depthwise", "transposed"]),
+    axis=st.booleans(),
+    source=STEPS,
+    power=st.floats(-4, 4),
+    zero=st.integers(-128, 127),
+    seed=st.integers(0, 2**31),
+)
+def test_convolutions_of_any_scales_give_eager_to_a_step(
+    channels: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    kind: str,
+    axis: bool,
+    source: Step,
+    power: float,
+    zero: int,
+    seed: int,
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        x = (torch.randint(-140, 141, (2, channels, 6, 5)) - source.zero) * source.scale
+        turned = kind == "transposed"
+        shape = (channels, outputs) if turned else (outputs, channels)
+        if kind == "depthwise":
+            shape = (channels * outputs, 1)
+        along = None if not axis else int(turned)
+        weight = IntegerWeight(*shape, kernel, kernel, axis=along)
+        inputs = shape[0] if turned else channels
+        bias = torch.randn(outputs if turned else shape[0]) * source.scale * inputs
+    # From where nearly all saturates to where nearly all is 0.
+    result = Step(source.scale * 0.5 * kernel * 2.0**power, zero)
+
+    def model(x: Tensor, w: IntegerWeight) -> Tensor:
+        options = {"stride": stride, **({"groups": channels} if kind == "depthwise" else {})}
+        layer = F.conv_transpose2d if turned else F.conv2d
+        found: Tensor = result.quantize(layer(source(x), w(), bias, **options))
+        return found
+
+    whole = Function(model, weight)
+    wanted = whole(x)
+    for found in in_both(whole, x):
+        # The runtime rounds the bias to a step of its sums as well.
+        assert int((found.int() - wanted.int()).abs().max()) <= 1
