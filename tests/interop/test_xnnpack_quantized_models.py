@@ -6,6 +6,7 @@ optional here.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.export import ExportedProgram
 from tests.interop import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
-from quantized_models import model_and_inputs
+from quantized_models import ANNOTATOR, QUANTIZE, model_and_inputs, with_pt2e, with_torchao
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
@@ -26,46 +27,25 @@ from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 
+
+def _peers_are_here() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module(QUANTIZE)
+            importlib.import_module(ANNOTATOR)
+        except ImportError:
+            return False
+    return True
+
+
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.skipif(not _peers_are_here(), reason="needs torchao and ExecuTorch's annotator"),
     pytest.mark.filterwarnings("ignore"),  # torchao and ExecuTorch raise dozens against themselves
 ]
 Tensor = torch.Tensor
 MODELS = ("cnn", "mlp", "decoder", "mobilenet")
-
-
-def _peer(name: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip(name, exc_type=ImportError)
-
-
-def with_pt2e(
-    model: torch.nn.Module, inputs: tuple[Tensor, ...], **options: Any
-) -> ExportedProgram:
-    """Return a program that PT2E quantised, annotated by ExecuTorch."""
-    steps = _peer("torchao.quantization.pt2e.quantize_pt2e")
-    peer = _peer("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
-    settings = peer.get_symmetric_quantization_config(**options)
-    quantizer = peer.XNNPACKQuantizer().set_global(settings)
-    prepared = steps.prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
-    prepared(*inputs)
-    return torch.export.export(steps.convert_pt2e(prepared), inputs)
-
-
-def with_torchao(
-    model: torch.nn.Module, inputs: tuple[Tensor, ...], config: str, granularity: Any, dtype: Any
-) -> ExportedProgram:
-    """Return a program of a model that torchao's ``quantize_`` changed."""
-    torchao = _peer("torchao.quantization")
-    kinds = _peer("torchao.quantization.granularity")
-    chosen = kinds.PerGroup(granularity) if granularity else kinds.PerAxis(0)
-    named = "granularity" if config == "IntxWeightOnlyConfig" else "weight_granularity"
-    torchao.quantize_(model, getattr(torchao, config)(**{"weight_dtype": dtype, named: chosen}))
-    return torch.export.export(model, inputs)
 
 
 def outputs_of(

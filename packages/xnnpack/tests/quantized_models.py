@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.export import ExportedProgram
 
+QUANTIZE = "torchao.quantization.pt2e.quantize_pt2e"
+ANNOTATOR = "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
 Tensor = torch.Tensor
 
 
@@ -21,7 +27,7 @@ class SmallCnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
-        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2, 2)
         y = x + self.point(F.relu(self.deep(x)))
         y = torch.cat([x, y], 1)
         result: Tensor = self.last(F.adaptive_avg_pool2d(y, 1).flatten(1))
@@ -138,3 +144,42 @@ def model_and_inputs(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
                 nn.init.normal_(module.get_buffer("running_mean"), std=0.3)
                 nn.init.uniform_(module.get_buffer("running_var"), 0.5, 2)
         return model, (torch.randn(shapes.get(name, (1, 3, 32, 32))),)
+
+
+def with_pt2e(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> ExportedProgram:
+    """Return a program that PT2E quantised, annotated by ExecuTorch.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+        **options: Of ExecuTorch's ``get_symmetric_quantization_config``.
+    """
+    steps, peer = importlib.import_module(QUANTIZE), importlib.import_module(ANNOTATOR)
+    settings = peer.get_symmetric_quantization_config(**options)
+    quantizer = peer.XNNPACKQuantizer().set_global(settings)
+    prepared = steps.prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
+    prepared(*inputs)
+    return torch.export.export(steps.convert_pt2e(prepared), inputs)
+
+
+def with_torchao(
+    model: nn.Module, inputs: tuple[Tensor, ...], config: str, group: int | None, dtype: Any
+) -> ExportedProgram:
+    """Return a program of a model that torchao's ``quantize_`` changed.
+
+    Args:
+        model: The model, changed in place.
+        inputs: Its inputs.
+        config: Name of torchao's configuration.
+        group: Elements of a row that share a scale, None for one scale for each row.
+        dtype: What the weights become.
+    """
+    torchao = importlib.import_module("torchao.quantization")
+    kinds = importlib.import_module("torchao.quantization.granularity")
+    chosen = kinds.PerGroup(group) if group else kinds.PerAxis(0)
+    named = "granularity" if config == "IntxWeightOnlyConfig" else "weight_granularity"
+    torchao.quantize_(model, getattr(torchao, config)(**{"weight_dtype": dtype, named: chosen}))
+    return torch.export.export(model, inputs)
