@@ -204,6 +204,21 @@ def test_what_the_runtime_lacks_is_left_with_a_reason(
     assert any(reason in why for why in partitioner.refused.values())
 
 
+def test_a_weight_that_an_operator_outside_reads_too_is_left_whole() -> None:
+    def tied(ids: Tensor, x: Tensor, w: Any) -> tuple[Tensor, Tensor]:
+        weight = w()
+        return F.embedding(ids, weight), F.linear(by_row(x), weight)
+
+    partitioner = XnnpackPartitioner()
+    inputs = (torch.tensor([1, 2]), torch.randn(2, 16))
+    program = torch.export.export(Function(tied, IntegerWeight(10, 16)), inputs)
+    lowered = to_backend(program, partitioner)
+    assert not delegates(lowered)
+    assert "is left to other kernels" in partitioner.refused["linear"]
+    for found, wanted in zip(lowered.module()(*inputs), program.module()(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_integer_weights_keep_their_size() -> None:
     weight = IntegerWeight(64, 128, bits=4)
     for function in (lambda x, w: F.linear(by_row(x), w()), lambda x, w: F.linear(x, w())):
