@@ -112,6 +112,8 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "sum.dim_IntList": [(ROWS, [-1])],
     "amax.default": [(IMAGE, [3])],
     "dropout.default": [(ROWS, 0.5, False)],
+    "to.dtype": [(ROWS, torch.float32)],
+    "to.dtype_layout": [(ROWS,)],
     "view.default": [(ROWS, [6, 4])],
     "view_copy.default": [(ROWS, [6, 4])],
     "reshape.default": [(ROWS, [6, 4])],
