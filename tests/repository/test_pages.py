@@ -93,3 +93,19 @@ def test_every_file_and_test_of_the_map_for_contributors_exists():
         for module, test in rows:
             assert _source(module).is_file(), module
             assert (ROOT / "packages" / package / "tests" / test).is_file(), test
+
+
+def test_the_page_of_measures_names_modules_that_exist():
+    page = (ROOT / "docs/explanation/measures.md").read_text()
+    named = MODULE.findall(page)
+    assert len(named) > 20
+    assert [name for name in named if not _source(name).is_file()] == []
+
+
+def test_measures_can_be_taken_again():
+    run = [sys.executable, "-m", "tools.measures"]
+    printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs/explanation/measures.md").read_text()
+    assert printed.splitlines()[0] in page
+    packages = {line.split("|")[1].strip() for line in printed.splitlines()[2:]}
+    assert all(f"| {package} |" in page for package in packages)
