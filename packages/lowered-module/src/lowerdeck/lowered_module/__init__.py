@@ -5,6 +5,7 @@ from lowerdeck.lowered_module.authoring.backend import BackendDetails, Preproces
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.authoring.declarative import DeclarativeBackend, visits
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partition_view import PartitionView
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
@@ -86,6 +87,7 @@ __all__ = [
     # What says which nodes go where
     "DELEGATION_TAG",
     "DelegationSpec",
+    "ModulePartitioner",
     "PartitionResult",
     "Partitioner",
     "tag_constant_data",

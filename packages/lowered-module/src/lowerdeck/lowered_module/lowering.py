@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._executorch import is_peers
+from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons
 from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
@@ -97,6 +98,18 @@ def to_backend(
 
 @overload
 def to_backend(
+    edge_program: ExportedProgram,
+    *,
+    by_module: Mapping[str, PartitionerLike | str],
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> ExportedProgram:
+    """Return the program with parts of some modules given away: see ``ModulePartitioner``."""
+
+
+@overload
+def to_backend(
     method_edge_program_partitioners: MethodProgramsPartitionerSpec,
     *,
     executor: Executor | None = None,
@@ -129,7 +142,8 @@ def to_backend(
         *args: What the form takes: ``backend_id``, the name of a backend; ``edge_program``, any
             ``ExportedProgram``; ``compile_specs``, what the backend is to know;
             ``partitioner_instance``, or for short ``partitioner``: any callable from a program to
-            something with ``tagged_exported_program`` and ``partition_tags``;
+            something with ``tagged_exported_program`` and ``partition_tags``, or ``by_module``:
+            partitioners or backends by patterns of module names (``ModulePartitioner``);
             ``method_edge_program_partitioners``, a ``MethodProgramsPartitionerSpec``.
         **named: The same by name.
         executor: Any ``concurrent.futures.Executor``: partitions are sent to it and preprocessed
@@ -202,6 +216,10 @@ def _form(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         named.setdefault("partitioner_instance", named["partitioner"])
         if named["partitioner_instance"] is not named.pop("partitioner"):
             raise TypeError("to_backend() got both partitioner and partitioner_instance")
+    if "by_module" in named:
+        if "partitioner_instance" in named or len(args) > 1:
+            raise TypeError("to_backend() got both by_module and partitioner")
+        named["partitioner_instance"] = ModulePartitioner(named.pop("by_module"))
     names = next((form for form in _FORMS[:2] if form[0] in named), _FORMS[2])
     first = args[0] if args else named.get(names[0])
     if isinstance(first, str):

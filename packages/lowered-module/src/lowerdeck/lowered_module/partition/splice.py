@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, cast
 
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.partition.cut import CutProgram
@@ -102,10 +103,27 @@ def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
     specs = delegate.original_module.graph_signature.output_specs
     skipped = sum(spec.kind in STATE_MUTATIONS for spec in specs)
     new.meta["val"] = [_value(output) for output in outputs[skipped:]]
+    stack = _stack_around(delegate.original_module.graph)
     for reader in list(old.users):
         reader.args = (new, cast("int", reader.args[1]) - skipped)
-        reader.meta.pop("nn_module_stack", None)
         reader.meta.pop("source_fn_stack", None)
+        for node in (new, reader):
+            if stack:
+                node.meta["nn_module_stack"] = stack
+            else:
+                node.meta.pop("nn_module_stack", None)
+
+
+def _stack_around(graph: Graph) -> dict[str, Any]:
+    """Return the modules that all nodes of ``graph`` are in, the outermost first."""
+    around: list[tuple[str, Any]] | None = None
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if node.op != "call_function" or not stack:
+            continue
+        pairs = zip(stack.items() if around is None else around, stack.items(), strict=False)
+        around = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return dict(around or ())
 
 
 def _finish(
