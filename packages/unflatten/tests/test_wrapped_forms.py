@@ -146,3 +146,15 @@ def test_a_wrapper_around_another_module_of_several_forms_is_refused(
     module.step = Around(module.other)
     with pytest.raises(UnflattenError, match=r"'step' was, which is called in several forms"):
         module(X)
+
+
+def test_code_shows_every_form(sampler: tuple[Any, Sampler]) -> None:
+    module, _ = sampler
+    code = module.step.code
+    assert [line.split("(")[0] for line in code.splitlines() if line.startswith("def")] == [
+        *("def forward", "def _call_1", "def _call_2"),
+    ]
+    shown = module.print_readable(print_output=False)
+    assert "class Step(torch.nn.Module):  # step: " in shown
+    assert "    def _call_2(" in shown
+    compile(shown, "readable", "exec")

@@ -78,6 +78,15 @@ class Body:
         """Return what was generated from the graph last."""
         return self.write() if self.source is None else self.source
 
+    def text(self) -> str:
+        """Return the source of all forms, each under the name by which callers know it."""
+        first, *others = (body.latest().text for body in (self, *self.others))
+        named = (
+            text.replace("def forward(", f"def {form_name(number)}(", 1)
+            for number, text in enumerate(others, start=1)
+        )
+        return "\n".join((first, *named))
+
     def compile(self) -> list[Function]:
         """Return the functions of all forms."""
         return [body.write().compile() for body in (self, *self.others)]
@@ -142,9 +151,13 @@ class GeneratedModule(Generated, MovesConstants):
 
     @property
     def code(self) -> str:
-        """The Python source of ``forward``, with the model's own lines as comments."""
+        """The Python source of ``forward``, with the model's own lines as comments.
+
+        A module that is called in several forms has a function for each further one, under the
+        name by which its callers' code calls it.
+        """
         body: Body = self.__dict__[PRIVATE]
-        return body.latest().text
+        return body.text()
 
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 import torch
 
-from lowerdeck.unflatten.calls.python_names import on_one_line
+from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule
 
 
 def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> str:
-    """Return the code of ``module`` and of every module below it, each under its name.
+    """Return the code of ``module`` and of every module below it, as classes.
 
     Args:
         module: The outermost module.
@@ -18,10 +20,15 @@ def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> st
     """
     parts: list[str] = []
     for path, inner in module.named_modules():
-        parts.append(f"# {on_one_line(path or kind)}: {_type_of(inner)}")
+        whole = _type_of(inner)
+        name = whole.rpartition(".")[2]
+        shown = name if is_name(name) else kind
+        parts.append(f"class {shown}(torch.nn.Module):  # {on_one_line(path or kind)}: {whole}")
         # By the class: the model may have children or state of these names.
-        if isinstance(inner, GeneratedModule):
-            parts.append(GeneratedModule.code.__get__(inner))
+        code = (
+            GeneratedModule.code.__get__(inner) if isinstance(inner, GeneratedModule) else "pass\n"
+        )
+        parts.append(indent(code, "    "))
     text = "\n".join(parts)
     if print_output:
         print(text)
