@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -39,6 +39,8 @@ from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import layout_of
 
+_ATEN = torch.ops.aten
+_VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT}
 SIZES = (int, torch.SymInt)
 _LOG = logging.getLogger("lowerdeck.xnnpack")
@@ -226,8 +228,10 @@ def _fold(emission: Emission, node: fx.Node) -> None:
         emission.define(node, _integers(quantized))
         return
     args, kwargs = fx.map_arg((node.args, node.kwargs), data)
+    # What was folded before may lie in memory otherwise than in the program, where a view fits.
+    target: Any = _ATEN.reshape.default if node.target in _VIEWS else node.target
     with torch.no_grad():
-        result = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function
+        result = target(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         emission.define(node, Tracked(tuple(result.shape), result))
         return
