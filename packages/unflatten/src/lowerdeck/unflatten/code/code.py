@@ -27,6 +27,7 @@ from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
+from lowerdeck.unflatten.code.failures import FILE_PREFIX
 
 _SERIAL = re.compile(r"(_\d+)+$")
 _WORD = re.compile(r"[^0-9a-zA-Z_]+")
@@ -65,7 +66,7 @@ class Source:
 
     def compile(self) -> Callable[..., Any]:
         """Return the function; a traceback through it shows its lines and the model's."""
-        file = f"<lowerdeck.unflatten {next(_FILE_NUMBERS)}>"
+        file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
         text = self.text
         # No __name__: a compiler would look for these names in the module of that name.
         scope: dict[str, Any] = dict(self.names)
