@@ -187,3 +187,16 @@ def test_sums_over_one_dimension_of_a_size_that_varies() -> None:
         outcome = official.run(program, [official.Call((values,))])
         assert isinstance(outcome, official.Ran), outcome
         official.assert_outputs_close(outcome.outputs[0], Sums()(values), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("number", [1, -2, 1.5])
+def test_masks_and_numbers_are_added_as_in_eager(number: float) -> None:
+    mask = torch.tensor([True, False, True])
+    for function in (
+        lambda k: (k > 0) + number,
+        lambda k: number + (k > 0),
+        lambda k: torch.rsub((k > 0).long(), number),
+        lambda k: (k > 0) * number,
+    ):
+        agrees(function, mask.long() - 1)
+    agrees(lambda k: k + number, mask)

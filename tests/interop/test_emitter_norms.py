@@ -130,6 +130,14 @@ def test_norm_in_other_types(tmp_path: Path, name: str, dtype: torch.dtype) -> N
     assert worst(found, exact) <= 4 * eager + 2e-6
 
 
+def test_variance_of_half_precision_is_finite(tmp_path: Path) -> None:
+    given = (torch.arange(8.0) * 100 - 350).half()[None]
+    model = Of(lambda x: (x.var(1), torch.var_mean(x, 1), x.std(1), x.var()))
+    (found,) = outputs(tmp_path, torch.export.export(model, (given,)), [given])
+    for one, want in zip(found, pytree.tree_leaves(model(given)), strict=True):
+        torch.testing.assert_close(one, want, rtol=2e-3, atol=0, equal_nan=True)
+
+
 def test_norm_of_nothing(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=0, max=5)
     for name in ("layer", "group"):

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import UnsupportedProgramError, export_preserving, unflatten
+from lowerdeck.unflatten import (
+    UnflattenError,
+    UnsupportedProgramError,
+    export_preserving,
+    unflatten,
+)
 
 
 class Kinds(nn.Module):
@@ -132,3 +137,39 @@ def test_errors_of_the_model_stay_its_own() -> None:
 def test_two_ways_to_name_modules_are_refused(eager: Model) -> None:
     with pytest.raises(UnsupportedProgramError, match="leave it out"):
         export_preserving(eager, (X,), preserve_module_call_signature=("first",))
+
+
+def test_what_is_not_recorded_cannot_be_replaced(
+    eager: Model, program: torch.export.ExportedProgram
+) -> None:
+    for path in ("kinds", "sized"):
+        made = unflatten(program)
+        made.set_submodule(path, eager.get_submodule(path))
+        with pytest.raises(UnflattenError, match=rf"stands for '{path}', which takes"):
+            made(X)
+
+
+class Guarded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.work(x)
+        return torch.relu(self.norm(y))
+
+
+def test_a_module_that_decomposing_dissolved_cannot_be_replaced() -> None:
+    eager = Guarded().eval()
+    program = export_preserving(eager, (X,)).run_decompositions()
+    with pytest.warns(UserWarning, match="lost the arguments or results of work"):
+        made = unflatten(program)
+    torch.testing.assert_close(made(X), eager(X))
+    rows = {row.path: row for row in made.swappable()}
+    assert not rows["work"].replaceable
+    assert "run_decompositions" in rows["work"].reason
+    made.set_submodule("work", nn.Linear(4, 4))
+    with pytest.raises(UnflattenError, match="'work', which is called nowhere"):
+        made(X)

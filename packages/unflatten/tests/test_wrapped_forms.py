@@ -158,3 +158,11 @@ def test_code_shows_every_form(sampler: tuple[Any, Sampler]) -> None:
     assert "class Step(torch.nn.Module):  # step: " in shown
     assert "    def _call_2(" in shown
     compile(shown, "readable", "exec")
+
+
+def test_exported_again_each_call_runs_its_own_form(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    module.step = Around(Around(module.step), 2.0)
+    again = torch.export.export(module, (X,))
+    torch.testing.assert_close(again.module()(X), wrapped(eager, 2.0)(X))
+    torch.testing.assert_close(unflatten(again)(X), wrapped(eager, 2.0)(X))

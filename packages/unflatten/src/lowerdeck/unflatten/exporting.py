@@ -10,8 +10,8 @@ import torch
 from torch.export import ExportedProgram, export
 
 from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten.calls.carrying import NOT_RECORDED
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.modules.swap_table import NOT_RECORDED
 
 
 def export_preserving(

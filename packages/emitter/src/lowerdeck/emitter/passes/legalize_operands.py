@@ -69,12 +69,33 @@ def _wide(value: Any, narrow: frozenset[torch.dtype], before: list[Operation]) -
 
 
 def _float_scalar(call: Call, before: list[Operation]) -> None:
-    """Cast the tensor first: the kernel refuses an integer tensor and a floating number."""
+    """Cast the tensor first: the kernel refuses an integer tensor and a floating number.
+
+    It refuses a mask and an integer, too.
+    """
     tensor, (out,) = call.args[0], call.outs
-    if not isinstance(out, TensorValue) or not out.dtype.is_floating_point:
+    if not isinstance(out, TensorValue) or tensor.dtype.is_floating_point:
         return
-    if not tensor.dtype.is_floating_point:
+    if out.dtype.is_floating_point or (tensor.dtype is torch.bool and out.dtype is not torch.bool):
         call.args[0] = _cast_to(tensor, out.dtype, before)
+
+
+def _wide_variance(call: Call, before: list[Operation]) -> list[Operation] | None:
+    """Compute in float32: the kernel adds squares up in the tensor's own type, to infinity."""
+    tensor = call.args[0]
+    if tensor.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    call.args[0] = _cast_to(tensor, torch.float32, before)
+    narrow, call.outs = call.outs, []
+    casts: list[Operation] = []
+    for out in narrow:
+        assert isinstance(out, TensorValue)
+        wide = out.like(f"{out.name}.wide")
+        wide.dtype = torch.float32
+        call.outs.append(wide)
+        args = [wide, out.dtype, None, None, None, False, None]
+        casts.append(Call(_ATEN._to_copy.default, args, [out], call.origin))
+    return [call, *casts]
 
 
 def _wide_number(call: Call, before: list[Operation]) -> None:
@@ -144,6 +165,9 @@ _RULES: dict[Any, Rule] = {
     _ATEN.cumsum.default: _rank_zero,
     _ATEN._local_scalar_dense.default: _wide_number,
     _ATEN.linear.default: _linear,
+    _ATEN.var.correction: _wide_variance,
+    _ATEN.var.dim: _wide_variance,
+    _ATEN.var_mean.correction: _wide_variance,
     _ATEN.unfold.default: _unfold,
     _ATEN.unfold_copy.default: _unfold,
 }

@@ -15,6 +15,9 @@ import torch
 from lowerdeck.unflatten.calls.chosen_forms import call_around
 from lowerdeck.unflatten.errors import UnflattenError
 
+NOT_RECORDED = "lowerdeck_not_recorded"
+"""Where the meta of a graph module has the modules whose signatures export could not record."""
+
 CARRIED = "_carried"
 """Keyword by which a caller hands over values that are no arguments."""
 
@@ -56,6 +59,10 @@ LOST_SIGNATURE = (
     "and returns. Unflatten the program before run_decompositions(), and replace the module "
     "there; one that is called inside no_grad or autocast can be replaced where its signature is "
     "not preserved."
+)
+LOST_CALL = (
+    "is called nowhere in this program: decomposing gave what it computes to its caller. "
+    "Unflatten the program before run_decompositions(), and replace the module there."
 )
 UNSURE_MODE = (
     "runs under autocast, and the program does not tell whether it or its caller switches that "

@@ -7,7 +7,12 @@ from typing import Any
 
 from torch.fx import Node
 
-from lowerdeck.unflatten.calls.carrying import LOST_SIGNATURE, must_be_generated
+from lowerdeck.unflatten.calls.carrying import (
+    LOST_CALL,
+    LOST_SIGNATURE,
+    NOT_RECORDED,
+    must_be_generated,
+)
 from lowerdeck.unflatten.cut.preserved import (
     Leaf,
     PreservedCall,
@@ -38,6 +43,11 @@ def find_preserved_calls(
         reads: Adds reads of state to it.
         values: What the working graph has for each node of the outermost graph.
     """
+    not_recorded = trace.program.graph_module.meta.get(NOT_RECORDED, {})
+    for frame in made.tree.frames() if not_recorded else ():
+        if frame.parent is not None and frame.path in not_recorded:
+            why = f"{not_recorded[frame.path]}, which export cannot record"
+            forbid_replacing(made, frame, frame.parent, why)
     signatures = preserved_calls(trace.program)
     if not signatures:
         return
@@ -63,6 +73,10 @@ def find_preserved_calls(
         around = Surroundings(inside, returned, stored, made.reads)
         made.preserved[frame], lost = with_current_leaves(call, around)
         doubtful.extend(frame.path for _ in lost)
+    called = {frame.path for frame in made.tree.frames()}
+    for name in signatures:
+        if name not in called and "@" not in name:
+            _forbid_lost(made, name)
     warn_of_doubtful(doubtful)
     warn_of_lost(name for name, signature in signatures.items() if signature is None)
 
@@ -78,6 +92,17 @@ def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) 
         check = made.graph.call_function(must_be_generated, (module, frame.path, why))
     index = sum(1 for node in caller.nodes if node < first)
     caller.nodes[index:index] = [module, check]
+
+
+def _forbid_lost(made: WorkingGraph, name: str) -> None:
+    """Let the outermost code check that a module is still there of which no call is left."""
+    made.forbidden[name] = LOST_CALL
+    root = made.tree.root
+    first = next(node for node in made.graph.nodes if node.op != "placeholder")
+    with made.graph.inserting_before(first):
+        module = made.graph.get_attr(name)
+        check = made.graph.call_function(must_be_generated, (module, name, LOST_CALL))
+    root.nodes[:0] = [module, check]
 
 
 class _Leaves:

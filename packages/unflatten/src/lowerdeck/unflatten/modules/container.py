@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from lowerdeck.unflatten._torch_private import MovesConstants, children_of
+from lowerdeck.unflatten.calls.carrying import Generated
 
 
-class Container(MovesConstants):
+class Container(Generated, MovesConstants):
     """A module that the program never calls, such as a list of layers.
 
     It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.

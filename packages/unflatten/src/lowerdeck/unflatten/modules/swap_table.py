@@ -8,13 +8,10 @@ from typing import Any, overload
 
 import torch
 
-from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.carrying import NOT_RECORDED, PRIVATE
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
-
-NOT_RECORDED = "lowerdeck_not_recorded"
-"""Where the meta of a graph module has the modules whose signatures export could not record."""
 
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""
@@ -92,6 +89,8 @@ def _rows(
     root: torch.nn.Module, not_recorded: Mapping[str, str], forbidden: Mapping[str, str]
 ) -> Iterator[Swap]:
     for path, module in root.named_modules():
+        if path in forbidden and isinstance(module, Container):
+            yield Swap(path, False, False, forbidden[path])
         if not path or isinstance(module, Container):
             continue
         if not isinstance(module, GeneratedModule):
