@@ -349,7 +349,7 @@ class _Results:
         position = self._positions.get(result.root)
         if position is not None:
             seen: Value = self._inputs[position]
-            generation = seen.memory.generation
+            generation = _generation(seen.memory, views)
             return Value(node, seen.memory, seen.views + views, generation, result.requires_grad)
         memory = self._memories.get(result.root)
         if memory is None:
@@ -374,6 +374,18 @@ class _Results:
         if known is None:
             raise WholeProgramError("a view has a size that nothing in the program computes")
         return known
+
+
+def _generation(memory: Memory, views: tuple[View, ...]) -> int:
+    """Return of which generation new views of a memory are.
+
+    In torch a view begins at the first, so that where the memory was written before, it is made
+    anew when it is read. That can be told from the view itself only since one of several is made
+    anew by another operator.
+    """
+    if MAKES_VIEWS_ALONE and any(view.alone() is not view for view in views):
+        return 0
+    return memory.generation
 
 
 def _is_symbolic(node: Node) -> bool:
