@@ -65,6 +65,7 @@ class _Numbered:
         self.gm = gm
         self.shown: dict[Any, str] = {}
         self.needed: set[Any] = set()
+        alive = _alive(gm)
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 self.keys[node] = hash(("placeholder", given[node]))
@@ -79,7 +80,7 @@ class _Numbered:
                 )
                 self.keys[node] = hash(parts)
                 self.count[self.keys[node]] += 1
-                if node.users or node.is_impure():
+                if node in alive:
                     self.needed.add(self.keys[node])
                 self.shown[self.keys[node]] = f"{node.format_node()} : {parts[3]}"
 
@@ -94,6 +95,15 @@ class _Numbered:
             return str(tree)
         # Messages name nodes.
         return (type(tree).__name__, str(tree).partition(" on node ")[0])
+
+
+def _alive(gm: GraphModule) -> set[Node]:
+    """Return what outputs or effects need, through any number of nodes."""
+    alive: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node in alive or node.op == "output" or node.is_impure():
+            alive |= {node, *node.all_input_nodes}
+    return alive
 
 
 def _attribute(gm: GraphModule, node: Node) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -293,6 +294,36 @@ def test_what_is_copied_to_keeps_its_shape_and_dtype() -> None:
         torch.testing.assert_close(ours, theirs)
     for name, buffer in eager.named_buffers():
         torch.testing.assert_close(module.get_buffer(name), buffer)
+
+
+class Swapping(nn.Module):
+    """Buffers that get what others were before those are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("one", "two", "turned"):
+            self.register_buffer(name, torch.randn(3, 3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one, two, turned = map(self.get_buffer, ("one", "two", "turned"))
+        old = one.clone()
+        one.copy_(two)
+        turned.copy_(two.t())
+        two.copy_(old)
+        two.add_(x)
+        return turned, torch.where(x > 0, x, turned)
+
+
+def test_no_buffer_gets_what_another_is_only_after_it_was_written() -> None:
+    # torch returns the placeholder of one buffer as the new value of another, and writes the
+    # first before it reads the second.
+    module, x = Swapping(), torch.randn(3, 3)
+    found = decompose(torch.export.export(copy.deepcopy(module), (x,))).module()
+    for _ in range(2):
+        for one, other in zip(found(x), module(x), strict=True):
+            torch.testing.assert_close(one, other)
+        for name, held in module.named_buffers():
+            torch.testing.assert_close(found.get_buffer(name), held)
 
 
 def test_what_cannot_be_told_call_by_call_goes_torchs_way() -> None:

@@ -22,6 +22,7 @@ from torch.fx import Node
 
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.memory import Value
+from lowerdeck.decompose.template import parent_of
 
 _MUTATION_OF = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
@@ -92,6 +93,12 @@ def new_outputs(
             source = gone[source]  # noqa: PLW2901
         gone[copied] = source
     nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
+    final = dict(zip((target for _, target, _ in kept), nodes, strict=False))
+    names = {
+        node.name: str(spec.target or node.name)
+        for node, spec in zip(placeholders, old.input_specs, strict=True)
+    }
+    _keep_what_was(nodes, {name: final[at] for name, at in names.items() if at in final}, clone)
     _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
@@ -111,6 +118,27 @@ def _give_each_its_own(
         if (kind, nodes[position]) in taken:
             nodes[position] = clone(nodes[position])
         taken.add((kind, nodes[position]))
+
+
+def _keep_what_was(
+    nodes: list[Any], final: Mapping[str, Any], clone: Callable[[Node], Node]
+) -> None:
+    """Let no output show what an input was that gets another value, in place.
+
+    ``ExportedProgram.module()`` writes what is mutated one by one before it returns, so that what
+    comes later would find the new value.
+    """
+    clones: dict[Node, Node] = {}
+    for position, node in enumerate(nodes):
+        root = node
+        while isinstance(root, Node) and (parent := parent_of(root)) is not None:
+            root = parent
+        if not isinstance(root, Node) or root.op != "placeholder":
+            continue
+        if final.get(root.name, root) is not root:
+            if node not in clones:
+                clones[node] = clone(node)
+            nodes[position] = clones[node]
 
 
 def _without_copy(node: Node) -> Node:

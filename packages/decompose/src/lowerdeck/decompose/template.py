@@ -193,8 +193,10 @@ def _check(recording: Recording) -> None:
 
 
 def _step(node: Node) -> Step:
+    if isinstance(node.target, HigherOrderOperator):
+        raise WholeProgramError(f"a decomposition calls {node.target}")
     value = node.meta.get("val")
-    parent = _parent(node)
+    parent = parent_of(node)
     meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
     facts = facts_of(value)
     if parent is not None and node.target is not operator.getitem:
@@ -233,14 +235,19 @@ def facts_of(value: Any) -> Any:
     return value
 
 
-def _parent(node: Node) -> Node | None:
-    """Return the argument whose memory a node shows, or None."""
+def parent_of(node: Node) -> Node | None:
+    """Return the argument whose memory a node shows, or None.
+
+    Args:
+        node: A node of a graph without writes.
+
+    Raises:
+        WholeProgramError: It may show the memory of several.
+    """
     if node.target is operator.getitem:
         source = node.args[0]
-        return _parent(source) if isinstance(source, Node) else None
+        return parent_of(source) if isinstance(source, Node) else None
     if not isinstance(node.target, OpOverload):
-        if isinstance(node.target, HigherOrderOperator):
-            raise WholeProgramError(f"a decomposition calls {node.target}")
         return None
     schema = schema_of(node.target)
     if not any(returned.alias_info is not None for returned in schema.returns):
@@ -254,7 +261,7 @@ def _parent(node: Node) -> Node | None:
 def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[Seen, ...]]:
     """Return the node whose memory ``node`` shows, and how it does."""
     views: list[Seen] = []
-    while node not in inputs and (parent := _parent(node)) is not None:
+    while node not in inputs and (parent := parent_of(node)) is not None:
         views.append(_seen(node, inputs))
         node = parent
     return node, tuple(reversed(views))
