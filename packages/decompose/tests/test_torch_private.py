@@ -169,7 +169,7 @@ def test_sizes_are_computed_once_and_checked() -> None:
 def test_a_program_is_assembled_around_a_graph() -> None:
     program = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
     signature = program.graph_signature
-    made = private.assemble(program, program.graph_module, signature)
+    made = private.assemble(program, program.graph_module, signature, program.constants)
     torch.testing.assert_close(made.module()(torch.ones(1, 2)), program.module()(torch.ones(1, 2)))
     assert made.state_dict is program.state_dict
 

@@ -9,13 +9,28 @@ import pytest
 import torch
 from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
+from torch._higher_order_ops.effects import _EffectType
+from torch.testing._internal.two_tensor import TwoTensor
 
-from lowerdeck.decompose import DecompositionCache, decompose, explain
+from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning"),
 ]
+
+
+@torch.library.custom_op("lowerdeck_decompose_tests::noted", mutates_args=())
+def noted(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@noted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+noted.register_effect(_EffectType.ORDERED)
 
 GELU: Any = torch.ops.aten.gelu.default
 
@@ -95,6 +110,76 @@ def test_a_rule_that_makes_unknown_sizes_is_no_template() -> None:
     ours, theirs = decompose(program, table), program.run_decompositions(table)
     targets = [[node.target for node in each.graph.nodes] for each in (ours, theirs)]
     assert targets[0] == targets[1]
+
+
+_SCALE = torch.nn.Parameter(torch.tensor(2.0))
+
+
+def _doubled_by_outside(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return x * _SCALE
+
+
+def _doubled_by_new(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return x * torch.tensor(2.0)
+
+
+def _doubled_by_row(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return torch.tensor([2.0] * 4).view(1, 4) * x
+
+
+@pytest.mark.parametrize("rule", [_doubled_by_outside, _doubled_by_new, _doubled_by_row])
+@pytest.mark.parametrize("table", [{}, None])
+def test_a_tensor_that_a_rule_makes_is_a_constant_of_the_program(rule: Any, table: Any) -> None:
+    # torch's own way fails on all of them.
+    model = Layers(4, 3)
+    program = _exported(model, 4)
+    own = _table(rule) if table is None else {GELU: rule}
+    told = explain(program, own)
+    assert told.reason is None
+    assert told.copies > 0
+    found = decompose(program, own)
+    assert list(found.constants) == ["lifted_by_rule_0"]
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        expected = x
+        for layer in model.layers:
+            expected = layer(expected) * 2
+        torch.testing.assert_close(found.module()(x), expected)
+    again = decompose(found)
+    torch.testing.assert_close(again.module()(x), expected)
+
+
+def test_what_neither_way_takes_apart_is_told() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.cond(x.sum() > 0, nn.functional.gelu, nn.functional.relu, (x,))
+
+    program = torch.export.export(Branching(), (torch.randn(2, 4),))
+    with pytest.raises(DecomposeError, match="a constant tensor in a region; nor can torch"):
+        decompose(program, _table(_doubled_by_new))
+
+
+def test_operators_with_effects_go_torchs_way() -> None:
+    class Noting(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.ops.lowerdeck_decompose_tests.noted(x) + 1
+
+    program = torch.export.export(Noting(), (torch.randn(2, 4),))
+    assert "effects that torch orders by tokens" in str(explain(program))
+    found = decompose(program)
+    assert not differences(found, program.run_decompositions())
+    assert "an input is a TOKEN" in str(explain(found))
+    assert not differences(decompose(found), found)
+
+
+def test_tensor_subclasses_go_torchs_way() -> None:
+    # Their parts become inputs, and each call whatever the subclass makes of it.
+    model = Layers(4, 2)
+    held = TwoTensor(torch.randn(4, 4), torch.randn(4, 4))  # type: ignore[no-untyped-call]
+    model.layers[0].weight = nn.Parameter(held, requires_grad=False)
+    program = _exported(model, 4)
+    assert "is a TwoTensor, a tensor subclass" in str(explain(program))
+    assert not differences(decompose(program), program.run_decompositions())
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -511,14 +511,18 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
 
 
 def assemble(
-    program: ExportedProgram, graph_module: GraphModule, signature: ExportGraphSignature
+    program: ExportedProgram,
+    graph_module: GraphModule,
+    signature: ExportGraphSignature,
+    constants: Mapping[str, Any],
 ) -> ExportedProgram:
-    """Return a program like ``program``, with its tensors, around a graph that was made from it.
+    """Return a program like ``program``, with its state, around a graph that was made from it.
 
     Args:
         program: The program.
         graph_module: The graph; its nodes know by ``from_node`` what they were made from.
         signature: What describes it.
+        constants: Its tensors that are no state.
     """
     with warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
@@ -538,7 +542,7 @@ def assemble(
         range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
         module_call_graph=calls,
         example_inputs=program.example_inputs,
-        constants=program.constants,
+        constants=dict(constants),
     )
     made.graph_module.meta.update(program.graph_module.meta)
     return made

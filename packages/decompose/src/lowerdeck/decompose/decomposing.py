@@ -20,6 +20,7 @@ from lowerdeck.decompose._torch_private import (
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.rules import Rules, Table
@@ -107,10 +108,22 @@ def decompose(
         said, writes = _explicit(exported_program)
         try:
             parts, _ = _by_calls(said, rules, cache, writes=writes)
-            return assemble(said, parts.graph_module, parts.graph_signature)
-        except WholeProgramError:
-            pass
-    return _as_a_whole(said, table, kept)
+            return assemble(said, parts.graph_module, parts.graph_signature, parts.constants)
+        except WholeProgramError as error:
+            reason = error
+    try:
+        return _as_a_whole(said, table, kept)
+    except DecomposeError:
+        raise
+    except Exception as error:
+        if isinstance(reason, TemplateError):
+            # What a call raises by itself is told best by what it raises.
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise DecomposeError(
+            f"the program cannot be taken apart call by call, because {reason}; nor can torch "
+            f"take it apart as a whole: {type(error).__name__}: {first}"
+        ) from error
 
 
 def take_apart(
@@ -202,7 +215,9 @@ def _by_calls(
     templates = Templates(rules, mode, shared, writes=writes)
     with tracing_lock, templates:
         regions = Regions()
-        walk = Walk(Writer(graph, mode), templates, regions)
+        specs = program.graph_signature.input_specs
+        lifted = LiftedConstants(graph, specs, {**program.state_dict, **program.constants})
+        walk = Walk(Writer(graph, mode, lifted), templates, regions)
         placeholders = {
             node: walk.placeholder(node)
             for node in graph_module.graph.find_nodes(op="placeholder")
@@ -225,7 +240,9 @@ def _by_calls(
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
         made_module.meta.update(graph_module.meta)
-        return Parts(made_module, signature, program.state_dict, program.constants), templates
+        signature.input_specs = lifted.added_to(specs)
+        constants = {**program.constants, **lifted.tensors}
+        return Parts(made_module, signature, program.state_dict, constants), templates
 
 
 def _check(program: ExportedProgram) -> None:

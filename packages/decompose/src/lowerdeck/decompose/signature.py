@@ -93,12 +93,12 @@ def new_outputs(
             source = gone[source]  # noqa: PLW2901
         gone[copied] = source
     nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
-    final = dict(zip((target for _, target, _ in kept), nodes, strict=False))
+    places = {target: position for position, (_, target, _) in enumerate(kept)}
     names = {
         node.name: str(spec.target or node.name)
         for node, spec in zip(placeholders, old.input_specs, strict=True)
     }
-    _keep_what_was(nodes, {name: final[at] for name, at in names.items() if at in final}, clone)
+    _keep_what_was(nodes, {name: places[at] for name, at in names.items() if at in places}, clone)
     _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
@@ -121,13 +121,14 @@ def _give_each_its_own(
 
 
 def _keep_what_was(
-    nodes: list[Any], final: Mapping[str, Any], clone: Callable[[Node], Node]
+    nodes: list[Any], places: Mapping[str, int], clone: Callable[[Node], Node]
 ) -> None:
-    """Let no output show what an input was that gets another value, in place.
+    """Let no output show what an input was that an earlier one writes, in place.
 
     ``ExportedProgram.module()`` writes what is mutated one by one before it returns, so that what
     comes later would find the new value.
     """
+    before = list(nodes)
     clones: dict[Node, Node] = {}
     for position, node in enumerate(nodes):
         root = node
@@ -135,7 +136,8 @@ def _keep_what_was(
             root = parent
         if not isinstance(root, Node) or root.op != "placeholder":
             continue
-        if final.get(root.name, root) is not root:
+        place = places.get(root.name, position)
+        if place < position and before[place] is not root:
             if node not in clones:
                 clones[node] = clone(node)
             nodes[position] = clones[node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -17,6 +17,8 @@ from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
 from lowerdeck.decompose.keys import Slot
 from lowerdeck.decompose.memory import PARENT
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, pytree, schema_of
+
+_ATEN = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,19 @@ class Step:
     facts: Any
     parent: Node | None
     meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that a decomposition makes, or has from outside.
+
+    Attributes:
+        node: The recorded node.
+        held: The tensor.
+    """
+
+    node: Node
+    held: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,7 @@ class Template:
     """
 
     inputs: tuple[Node, ...]
-    steps: tuple[Step | str, ...]
+    steps: tuple[Step | Constant | str, ...]
     results: Any
     written: Mapping[int, Node]
     opaque: frozenset[int]
@@ -100,7 +115,7 @@ class Template:
     @property
     def is_static(self) -> bool:
         """Return whether no symbol is in it, so that other programs may have it."""
-        return all(isinstance(step, str) or is_static(step.facts) for step in self.steps)
+        return all(is_static(step.facts) for step in self.steps if isinstance(step, Step))
 
     @classmethod
     def of(cls, recording: Recording, whole: Recording | None = None) -> Template:
@@ -118,11 +133,13 @@ class Template:
         graph = recording.graph
         nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
         graph.output((tuple(nodes), tuple(recording.written.values())))
+        _fold_lifting(recording, nodes)
         traced = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
         graph.eliminate_dead_code()
         alive = set(graph.nodes)
         steps = tuple(
-            _step(node) if node in alive else base_name(graph, node.target) for node in traced
+            _step(node, recording) if node in alive else base_name(graph, node.target)
+            for node in traced
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
         found = _Results(recording, whole)
@@ -184,15 +201,30 @@ class _Results:
 
 
 def _check(recording: Recording) -> None:
-    if recording.constants:
-        raise WholeProgramError("a decomposition makes a constant tensor")
     if recording.reshaped:
         raise WholeProgramError("an operator changes the shape of its argument in place")
     if recording.tokens:
         raise WholeProgramError("an operator has effects that torch orders by tokens")
 
 
-def _step(node: Node) -> Step:
+# What torch.tensor calls on a constant, which nobody writes here.
+_LIFTING = frozenset({_ATEN.lift_fresh_copy.default, _ATEN.detach_.default})
+
+
+def _fold_lifting(recording: Recording, results: Sequence[Node]) -> None:
+    """Let constants be read as they are."""
+    for node in recording.graph.nodes:
+        if node.target not in _LIFTING or node in results:
+            continue
+        source: Any = node.args[0]
+        if source.op == "get_attr":
+            node.replace_all_uses_with(source)
+            recording.graph.erase_node(node)
+
+
+def _step(node: Node, recording: Recording) -> Step | Constant:
+    if node.op == "get_attr":
+        return Constant(node, recording.constants[str(node.target)].detach())
     if isinstance(node.target, HigherOrderOperator):
         raise WholeProgramError(f"a decomposition calls {node.target}")
     value = node.meta.get("val")

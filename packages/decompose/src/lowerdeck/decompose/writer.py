@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node, map_arg
 
+from lowerdeck.decompose._torch_private import fake_tensor
+from lowerdeck.decompose.constants import LiftedConstants
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.heritage import Heritage
 from lowerdeck.decompose.keys import Call
-from lowerdeck.decompose.template import Step, Template, is_static
+from lowerdeck.decompose.template import Constant, Step, Template, is_static
 from lowerdeck.torch_base import FakeTensor, FakeTensorMode, add_node, reserve_name
 
 
@@ -22,13 +26,20 @@ class Writer:
     Args:
         graph: The graph that is written.
         mode: The mode of the program's fake tensors.
+        constants: Gets what decompositions make, by name; None where a graph cannot hold any.
 
     Attributes:
         is_dynamic: Whether a symbol was met.
     """
 
-    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        mode: FakeTensorMode,
+        constants: LiftedConstants | None = None,
+    ) -> None:
         self.graph = graph
+        self._constants = constants
         self._mode = mode
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
@@ -101,6 +112,9 @@ class Writer:
             if isinstance(step, str):
                 reserve_name(self.graph, step)
                 continue
+            if isinstance(step, Constant):
+                became[step.node] = self._constant(step.held)
+                continue
             known = plain_number(step.facts)
             if isinstance(known, SYMBOLS):
                 known = self.symbol(known)
@@ -110,6 +124,17 @@ class Writer:
             else:
                 became[step.node] = self._copy(step, became, heritage)
         return became
+
+    def _constant(self, held: torch.Tensor) -> Node:
+        """Return the placeholder of a constant that a decomposition makes."""
+        if self._constants is None:
+            raise WholeProgramError("a decomposition makes a constant tensor in a region")
+        node, is_new = self._constants.placeholder(held)
+        if is_new:
+            value = fake_tensor(self._mode, held.size(), held.stride(), held.dtype, held.device)
+            node.meta["val"] = value
+            self.know(node, TensorFacts.of(value))
+        return node
 
     def _copy(self, step: Step, became: Mapping[Node, Any], heritage: Heritage) -> Node:
         look_up: Callable[[Node], Any] = became.__getitem__
