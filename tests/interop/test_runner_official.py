@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.runner import RunnerError, load
+from lowerdeck.runner import load
 from lowerdeck.serializer import deserialize_pte, verify_pte
 from tests.interop import official
 
@@ -97,11 +97,12 @@ def test_files_that_users_have_are_read_and_verified(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8_conv", "int8_dynamic_linear", "half_linear"])
-def test_what_our_xnnpack_in_python_does_not_compute_is_refused_by_name(name: str) -> None:
-    case, _ = corpus_case(name)
-    with pytest.raises(RunnerError, match=r"quantised|FP16") as caught:
-        load(case.program).method("forward")
-    assert "Run the file in the official runtime" in str(caught.value)
+def test_quantised_and_half_delegates_of_executorch_run_here_too(name: str) -> None:
+    case, calls = corpus_case(name)
+    method = load(case.program).method("forward")
+    for call in calls:
+        got = method.run_flat(list(call["inputs"]))
+        official.assert_outputs_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
 
 
 def test_a_delegate_of_executorch_with_a_batch_that_varies_runs_here_too() -> None:

@@ -57,24 +57,24 @@ def _centered(norm: Call) -> list[Operation]:
     norm.args[0], norm.outs[1] = centered, rest
     return [
         *before,
-        Call(_ATEN.sub.Tensor, [given, shift, 1], [centered], norm.origin),
+        Call(_ATEN.sub.Tensor, [given, shift, 1], [centered], None),
         norm,
         # Dropped with all dead code where nobody reads the mean, which is nearly everywhere.
-        Call(_ATEN.add.Tensor, [rest, mean, 1], [returned], norm.origin),
+        Call(_ATEN.add.Tensor, [rest, mean, 1], [returned], None),
     ]
 
 
 def _layer_mean(norm: Call, before: list[Operation]) -> Mean:
     given, normalized = norm.args[0], len(norm.args[1])
-    mean = _mean(given, range(given.rank - normalized, given.rank), norm, before)
+    mean = _mean(given, range(given.rank - normalized, given.rank), before)
     return mean, mean
 
 
 def _batch_mean(norm: Call, before: list[Operation]) -> Mean:
     given = norm.args[0]
-    mean = _mean(given, [dim for dim in range(given.rank) if dim != 1], norm, before)
+    mean = _mean(given, [dim for dim in range(given.rank) if dim != 1], before)
     flat = [_fixed(channels) for channels in given.sizes[1:2]]
-    return mean, _changed(_ATEN.view_copy.default, mean, flat, norm, before)
+    return mean, _changed(_ATEN.view_copy.default, mean, flat, before)
 
 
 def _group_mean(norm: Call, before: list[Operation]) -> Mean:
@@ -83,12 +83,12 @@ def _group_mean(norm: Call, before: list[Operation]) -> Mean:
     rows = _Size(given.shape[0], given.sizes[0], batch)
     pixels = _Size(prod(given.shape[2:]), prod(given.sizes[2:]), area)
     group, each, one = _fixed(groups), _fixed(channels // groups), _fixed(1)
-    grouped = _changed(view, given, [rows, group, each, pixels], norm, before)
-    mean = _mean(grouped, (2, 3), norm, before)
-    repeated = _changed(expand, mean, [rows, group, each, one], norm, before)
+    grouped = _changed(view, given, [rows, group, each, pixels], before)
+    mean = _mean(grouped, (2, 3), before)
+    repeated = _changed(expand, mean, [rows, group, each, one], before)
     ones = [one] * (given.rank - 2)
-    shift = _changed(view, repeated, [rows, _fixed(channels), *ones], norm, before)
-    return shift, _changed(view, mean, [rows, group], norm, before)
+    shift = _changed(view, repeated, [rows, _fixed(channels), *ones], before)
+    return shift, _changed(view, mean, [rows, group], before)
 
 
 class _Size(NamedTuple):
@@ -103,15 +103,13 @@ def _fixed(size: int) -> _Size:
     return _Size(size, size, size)
 
 
-def _mean(
-    given: TensorValue, dims: Iterable[int], norm: Call, before: list[Operation]
-) -> TensorValue:
+def _mean(given: TensorValue, dims: Iterable[int], before: list[Operation]) -> TensorValue:
     gone = list(dims)
     shape = tuple(1 if dim in gone else size for dim, size in enumerate(given.shape))
     sizes = tuple(1 if dim in gone else size for dim, size in enumerate(given.sizes))
     order = contiguous_order(given.rank)
     made = TensorValue(f"{given.name}.mean", given.dtype, shape, sizes, order)
-    before.append(Call(_ATEN.mean.dim, [given, gone, True, None], [made], norm.origin))
+    before.append(Call(_ATEN.mean.dim, [given, gone, True, None], [made], None))
     return made
 
 
@@ -119,7 +117,6 @@ def _changed(
     target: OpOverload,
     value: TensorValue,
     shape: Sequence[_Size],
-    norm: Call,
     before: list[Operation],
 ) -> TensorValue:
     """Return ``value`` in another shape, by viewing or expanding it."""
@@ -132,7 +129,7 @@ def _changed(
     )
     arguments = [value, [number for _, _, number in shape]]
     arguments += [False] * (target is _ATEN.expand_copy.default)
-    before.append(Call(target, arguments, [made], norm.origin))
+    before.append(Call(target, arguments, [made], None))
     return made
 
 

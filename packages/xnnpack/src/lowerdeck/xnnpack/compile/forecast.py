@@ -37,12 +37,23 @@ def computed_in_float(
     """
     stored: dict[Node, Encoding | None] = {}
     reasons = {}
+    # Asked of all nodes in order: asking each for all that it depends on would be quadratic.
+    weights: set[Node] = set()
+
+    def is_weight(node: Node) -> bool:
+        sources = node.all_input_nodes
+        return bool(sources) and all(
+            source in weights or (source.op == "placeholder" and source.name in constants)
+            for source in sources
+        )
 
     def encoding_of(node: Node) -> Encoding | None:
         is_constant = node.op == "placeholder" and node.name in constants
         return None if is_constant else stored.get(node, FLOAT)
 
     for node in nodes:
+        if is_weight(node):
+            weights.add(node)
         if name_of(node) in (QUANTIZE, DEQUANTIZE):
             stored[node] = static_encoding(node)
             continue
@@ -52,9 +63,9 @@ def computed_in_float(
         entry = entry_of(node)
         call = Call(node, arguments_of(node), constants)
         if entry is None or name_of(node) in QUANTIZATION or not call.args:
-            stored[node] = None if call.is_weight(node) else FLOAT
+            stored[node] = None if node in weights else FLOAT
             continue
-        if call.is_weight(node):
+        if node in weights:
             stored[node] = None
             continue
         storage = storage_of(call, entry, encoding_of, halves=halves)

@@ -75,10 +75,16 @@ class Call:
 
     def is_weight(self, node: Node) -> bool:
         """Return whether a node's result depends on constants alone, dequantised ones too."""
-        if node.op == "placeholder":
-            return node.name in self.constants
-        sources = node.all_input_nodes
-        return bool(sources) and all(map(self.is_weight, sources))
+        # No recursion: a model may be thousands of nodes deep.
+        seen = {node}
+        waiting = [node]
+        for one in waiting:
+            sources = one.all_input_nodes
+            if one.name not in self.constants if one.op == "placeholder" else not sources:
+                return False
+            waiting += [source for source in sources if source not in seen]
+            seen.update(sources)
+        return True
 
     def axis(self, name: str = "dim", of: str = "self") -> int:
         """Return an argument that counts dimensions, counted from the front."""
