@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import pkgutil
+import re
 import subprocess
 import sys
 import sysconfig
@@ -34,13 +35,25 @@ def module_problems(package: str) -> list[str]:
     root = importlib.import_module(name)
     location = Path(root.__file__ or "")
     for module in pkgutil.walk_packages(root.__path__, f"{name}."):
-        importlib.import_module(module.name)
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            # A module that stands on an extra says so; the package itself must not.
+            if (error.name or "").partition(".")[0] not in extras_of(package):
+                raise
     problems = []
     if "site-packages" not in location.parts:
         problems.append(f"{name} was imported from the sources: {location}")
     if not (location.parent / "py.typed").exists():
         problems.append(f"py.typed was not packaged beside {location}")
     return problems
+
+
+def extras_of(package: str) -> set[str]:
+    """Return the names that a distribution needs for its extras alone."""
+    declared = importlib.metadata.requires(f"{BRAND}-{package}") or []
+    matches = (re.match(r"[\w-]+", line) for line in declared if "extra ==" in line)
+    return {match[0].replace("-", "_") for match in matches if match}
 
 
 def distribution_problems(packages: set[str]) -> list[str]:

@@ -69,8 +69,11 @@ def siblings(package: str) -> set[str]:
 
 
 def requirements_of(package: str) -> list[str]:
-    """Return what a package declares beside its siblings."""
-    declared: list[str] = project(package)["dependencies"]
+    """Return what a package and its extras declare beside its siblings."""
+    table = project(package)
+    declared: list[str] = [*table["dependencies"]]
+    for extra in table.get("optional-dependencies", {}).values():
+        declared += extra
     return [r for r in declared if not r.startswith(f"{BRAND}-")]
 
 

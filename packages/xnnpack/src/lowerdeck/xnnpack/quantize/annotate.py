@@ -1,0 +1,197 @@
+"""Where PT2E is to quantise: what each operator reads and gives, written into ``node.meta``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from lowerdeck.xnnpack.quantize.specs import Specs
+
+aten = torch.ops.aten
+Accepts = Callable[[Node], bool]
+
+RELU = {aten.relu.default, aten.relu_.default}
+LINEAR = {aten.linear.default}
+# Those in three dimensions are not here: XNNPACK has none.
+CONVOLUTION = {
+    *(aten.conv1d.default, aten.conv1d.padding),
+    *(aten.conv2d.default, aten.conv2d.padding),
+}
+TRANSPOSED = {aten.conv_transpose1d.default, aten.conv_transpose2d.input}
+BATCH_NORM = {aten.batch_norm.default}
+BINARY = {aten.add.Tensor, aten.add_.Tensor, aten.mul.Tensor, aten.mul_.Tensor}
+# Their results are numbers that they read, or lie between them: the same scale serves.
+SHARING = {
+    *RELU,
+    *(aten.hardtanh.default, aten.hardtanh_.default),
+    *(aten.max_pool2d.default, aten.adaptive_avg_pool2d.default),
+    *(aten.mean.default, aten.mean.dim),
+    *(aten.permute.default, aten.transpose.int, aten.squeeze.dim),
+    *(aten.view.default, aten.reshape.default, aten.flatten.using_ints),
+    *(aten.permute_copy.default, aten.squeeze_copy.dim, aten.view_copy.default),
+    aten.slice_copy.Tensor,
+}
+# HistogramObserver's torch.histc fails on larger numbers.
+_LARGEST_OBSERVED = 3.4028235e15
+
+
+def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
+    """Annotate convolutions and linear layers, with the batch norm and relu after them, in place.
+
+    Args:
+        graph_module: What PT2E is to quantise.
+        specs: In which numbers.
+        accepts: Whether a node may be quantised.
+    """
+    for node in _calls(graph_module, LINEAR | CONVOLUTION | TRANSPOSED):
+        if not accepts(node) or not _is_float(node) or not _can_be_quantised(node, specs):
+            continue
+        last = _last_of(node, specs)
+        if last is not node and not accepts(last):
+            last = node
+        weight = specs.transposed_weight if node.target in TRANSPOSED else specs.weight
+        _annotate(node, {node.args[0]: specs.activation, node.args[1]: weight})
+        _annotate_output(last, specs.output)
+
+
+def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
+    """Annotate sums, products and joins, in place.
+
+    Args:
+        graph_module: What PT2E is to quantise.
+        specs: In which numbers.
+        accepts: Whether a node may be quantised.
+    """
+    for node in _calls(graph_module, BINARY):
+        sources = [one for one in node.args if isinstance(one, Node)]
+        if not accepts(node) or not all(_is_float(one) for one in (node, *sources)):
+            continue
+        if any(_is_too_large(one, graph_module) for one in sources):
+            continue
+        last = _last_of(node, specs)
+        if last is not node and not accepts(last):
+            last = node
+        _annotate(node, dict.fromkeys(sources, specs.activation))
+        _annotate_output(last, specs.output)
+    for node in _calls(graph_module, {aten.cat.default}):
+        joined: Any = node.args[0]
+        if accepts(node) and all(_is_float(one) for one in joined):
+            first = next((one for one in joined if _has_scale(one)), joined[0])
+            shared = SharedQuantizationSpec((first, node))
+            _annotate(node, {**dict.fromkeys(joined, shared), first: specs.activation}, shared)
+
+
+def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
+    """Let what moves, clamps or averages quantised numbers keep their scales, in place.
+
+    An adaptive average pool is quantised whatever it reads.
+
+    Args:
+        graph_module: What PT2E is to quantise.
+        specs: In which numbers.
+        accepts: Whether a pool may be quantised.
+    """
+    for node in _calls(graph_module, SHARING):
+        source = node.args[0]
+        if _output_of(source) is not None:
+            shared = SharedQuantizationSpec(source)
+            _annotate(node, {source: shared}, shared)
+        elif node.target == aten.adaptive_avg_pool2d.default and accepts(node) and _is_float(node):
+            _annotate(node, {source: specs.activation}, SharedQuantizationSpec((source, node)))
+
+
+def is_annotated(node: Node) -> bool:
+    """Return whether a quantiser has decided on a node already.
+
+    Args:
+        node: Any node.
+    """
+    annotation = node.meta.get(Q_ANNOTATION_KEY)
+    return annotation is not None and annotation._annotated
+
+
+def _calls(graph_module: GraphModule, targets: set[Any]) -> Iterator[Node]:
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and node.target in targets and not is_annotated(node):
+            yield node
+
+
+def _annotate(node: Node, inputs: dict[Any, Any], output: Any = None) -> None:
+    node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+        input_qspec_map=inputs, output_qspec=output, _annotated=True
+    )
+
+
+def _annotate_output(node: Node, output: Any) -> None:
+    if not is_annotated(node):
+        _annotate(node, {})
+    node.meta[Q_ANNOTATION_KEY].output_qspec = output
+
+
+def _output_of(node: Any) -> Any:
+    annotation = node.meta.get(Q_ANNOTATION_KEY) if isinstance(node, Node) else None
+    return annotation.output_qspec if annotation is not None else None
+
+
+def _last_of(node: Node, specs: Specs) -> Node:
+    """Return the node whose result is the first to be rounded: a relu is computed with the layer.
+
+    A batch norm stands there only while a program is trained; otherwise it is in the weights.
+    """
+    if specs.dynamic:
+        return node
+    last = node
+    # torchao folds those only that are trained; it looks for them after these two operators.
+    if specs.qat and node.target in {aten.conv1d.default, aten.conv2d.default, *TRANSPOSED}:
+        last = _only_user(node, BATCH_NORM) or node
+    return _only_user(last, RELU) or last
+
+
+def _only_user(node: Node, targets: set[Any]) -> Node | None:
+    user = next(iter(node.users), None)
+    return user if len(node.users) == 1 and user is not None and user.target in targets else None
+
+
+def _has_scale(node: Node) -> bool:
+    """Return whether a result, or what it was moved from, is rounded anyway."""
+    while _output_of(node) is None:
+        source = node.args[0] if node.args else None
+        if node.target not in SHARING or not isinstance(source, Node):
+            return False
+        node = source
+    return True
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+
+
+def _is_too_large(node: Node, graph_module: GraphModule) -> bool:
+    """Return whether a constant holds what no observer takes, as the -inf of a mask."""
+    if node.op != "get_attr":
+        return False
+    module, _, name = str(node.target).rpartition(".")
+    value = getattr(graph_module.get_submodule(module), name)
+    largest = float(value.abs().max()) if value.numel() else 0.0
+    return not math.isfinite(largest) or largest > _LARGEST_OBSERVED
+
+
+def _can_be_quantised(node: Node, specs: Specs) -> bool:
+    """Return whether XNNPACK computes this layer on integers."""
+    weight: Any = node.args[1]
+    shape: Any = weight.meta["val"].shape if isinstance(weight, Node) else ()
+    if node.target in TRANSPOSED:
+        # The scales of channels would stand for those of each group alone.
+        grouped = node.meta["val"].shape[1] != shape[1]
+        return not grouped and (not specs.dynamic or len(shape) == 4)
+    if node.target in CONVOLUTION and specs.dynamic:
+        # It has no depthwise one, nor one of a row, whose inputs are quantised at run time.
+        return len(shape) == 4 and shape[1] != 1
+    return bool(shape)

@@ -1,0 +1,95 @@
+"""In which numbers PT2E is to quantise: what XNNPACK computes on, as torchao's specs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torchao.quantization.pt2e import (
+    FakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+    HistogramObserver,
+    MinMaxObserver,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+    PerChannelMinMaxObserver,
+    PlaceholderObserver,
+)
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+# Where all that is seen is 0, a scale must still be a normal number; ExecuTorch takes this too.
+_SMALLEST_SCALE = 2**-12
+
+
+@dataclass(frozen=True)
+class Specs:
+    """How the tensors at a quantised operator are quantised.
+
+    Attributes:
+        activation: Of what an operator reads.
+        output: Of its result; None leaves that in float.
+        weight: Of the weights of a layer, whose first dimension is that of its results.
+        transposed_weight: Of the weights of a transposed convolution, where that is the second.
+        dynamic: Whether the scales of activations are chosen at run time.
+        qat: Whether the program is trained further.
+    """
+
+    activation: Any
+    output: Any
+    weight: Any
+    transposed_weight: Any
+    dynamic: bool
+    qat: bool
+
+
+def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) -> Specs:
+    """Return the specs of one way to quantise.
+
+    Args:
+        per_channel: Whether each channel of a result has a scale of its own in the weights.
+        dynamic: Whether the scales of activations are chosen at run time.
+        qat: Whether the program is trained further, with gradients through the rounding.
+        weight_bits: 8 or 4.
+    """
+    activation = QuantizationSpec(
+        dtype=torch.int8,
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_tensor_affine,
+        is_dynamic=dynamic,
+        observer_or_fake_quant_ctr=_activation_observer(dynamic=dynamic, qat=qat),
+    )
+    largest = 2 ** (weight_bits - 1) - 1
+    weight = QuantizationSpec(
+        dtype=torch.int8,
+        # Symmetric, as XNNPACK has weights; in 4 bits the sixteenth number is worth having.
+        quant_min=-largest if weight_bits == 8 else -largest - 1,
+        quant_max=largest,
+        qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
+        ch_axis=0,
+        is_dynamic=False,
+        observer_or_fake_quant_ctr=_weight_observer(per_channel=per_channel, qat=qat),
+    )
+    output = None if dynamic else activation
+    return Specs(activation, output, weight, replace(weight, ch_axis=1), dynamic, qat)
+
+
+def _activation_observer(*, dynamic: bool, qat: bool) -> Any:
+    if qat and dynamic:
+        last_seen = MovingAverageMinMaxObserver.with_args(averaging_constant=1)
+        return FakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=last_seen)
+    if qat:
+        return FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE)
+    kind = PlaceholderObserver if dynamic else HistogramObserver
+    return kind.with_args(eps=_SMALLEST_SCALE)
+
+
+def _weight_observer(*, per_channel: bool, qat: bool) -> Any:
+    if qat:
+        seen = (
+            MovingAveragePerChannelMinMaxObserver if per_channel else MovingAverageMinMaxObserver
+        )
+        return FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=seen)
+    kind = PerChannelMinMaxObserver if per_channel else MinMaxObserver
+    return kind.with_args(eps=_SMALLEST_SCALE)

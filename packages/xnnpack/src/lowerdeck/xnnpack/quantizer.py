@@ -1,0 +1,149 @@
+"""The annotator that PT2E asks where to quantise for XNNPACK: ``XnnpackQuantizer``.
+
+A module of its own, as it alone needs torchao (``pip install lowerdeck-xnnpack[quantize]``);
+``lowerdeck.xnnpack`` is imported without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+
+try:
+    from torchao.quantization.pt2e.quantizer import Quantizer
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "lowerdeck.xnnpack.quantizer needs torchao: pip install lowerdeck-xnnpack[quantize]",
+        name=error.name,
+    ) from error
+
+from lowerdeck.xnnpack.errors import XnnpackError
+from lowerdeck.xnnpack.quantize.annotate import (
+    annotate_arithmetic,
+    annotate_layers,
+    share_scales,
+)
+from lowerdeck.xnnpack.quantize.specs import specs_for
+
+__all__ = ["XnnpackQuantizer"]
+
+_WITH_SCALARS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
+
+
+class XnnpackQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no types
+    """Tells PT2E what to quantise for XNNPACK, as ExecuTorch's ``XNNPACKQuantizer`` does.
+
+    Its annotations are those of ExecuTorch 1.4.1 with ``set_global``, but where these cost speed
+    or are wrong:
+
+    - Dynamic: a convolution before a relu is quantised too. ExecuTorch leaves it in float, and
+      with it most of a network of images.
+    - A convolution in three dimensions stays in float: XNNPACK has none.
+    - Layers that share their weights are all quantised; ExecuTorch takes the first.
+    - A relu in place keeps the scales of what it reads, as one that is not in place does.
+    - A number that is added to, or multiplied with, integers is not made a float tensor, which
+      made the results floats; nor are joined tensors of integers observed, which fails.
+    - An adaptive average pool is quantised as a function too, as it is as a module.
+    - Constants that hold infinities, as masks do, are left in float, whatever their size.
+
+    Args:
+        per_channel: Whether the weights of each channel have a scale of their own, which is more
+            exact, and as fast.
+        dynamic: Whether activations are quantised at run time, row by row: no calibration, linear
+            layers and convolutions only.
+        qat: Whether the program is trained further (``prepare_qat_pt2e``).
+        weight_bits: 8 or 4; linear layers alone run on 4.
+        accepts: Whether a node may be quantised; by default each may. What it refuses stays in
+            float.
+
+    Raises:
+        XnnpackError: Another number of bits.
+
+    Example:
+        >>> import torch
+        >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        >>> inputs = (torch.randn(1, 8),)
+        >>> exported = torch.export.export(torch.nn.Linear(8, 4).eval(), inputs)
+        >>> prepared = prepare_pt2e(exported.module(), XnnpackQuantizer())
+        >>> prepared(*inputs).shape  # calibrate: with many inputs, as they will come
+        torch.Size([1, 4])
+        >>> program = torch.export.export(convert_pt2e(prepared), inputs)
+    """
+
+    def __init__(
+        self,
+        *,
+        per_channel: bool = True,
+        dynamic: bool = False,
+        qat: bool = False,
+        weight_bits: int = 8,
+        accepts: Callable[[Node], bool] | None = None,
+    ) -> None:
+        super().__init__()
+        if weight_bits not in (4, 8):
+            raise XnnpackError(f"found weights of {weight_bits} bits, expected 4 or 8")
+        self._specs = specs_for(
+            per_channel=per_channel, dynamic=dynamic, qat=qat, weight_bits=weight_bits
+        )
+        self._accepts: Callable[[Node], bool] = accepts or (lambda _: True)
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Make a tensor of each number that is added or multiplied, in place.
+
+        Only tensors have scales.
+
+        Args:
+            model: What is to be quantised.
+
+        Returns:
+            The same module.
+        """
+        for node in list(model.graph.nodes):
+            value = node.meta.get("val")
+            if node.op != "call_function" or node.target not in _WITH_SCALARS:
+                continue
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+                node.args = tuple(
+                    one if isinstance(one, Node) else _tensor_of(one, model, node)
+                    for one in node.args
+                )
+        model.recompile()
+        return model
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Write into the nodes what is to be quantised, in place.
+
+        Args:
+            model: What is to be quantised.
+
+        Returns:
+            The same module.
+        """
+        annotate_layers(model, self._specs, self._accepts)
+        if not self._specs.dynamic:
+            annotate_arithmetic(model, self._specs, self._accepts)
+            share_scales(model, self._specs, self._accepts)
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Do nothing: there is no annotation that could not be compiled.
+
+        Args:
+            model: What was annotated.
+        """
+
+
+def _tensor_of(number: object, model: GraphModule, user: Node) -> Node:
+    """Return a node that fetches a number as a constant of the model."""
+    position = 0
+    while hasattr(model, f"_tensor_constant_{position}"):
+        position += 1
+    name = f"_tensor_constant_{position}"
+    tensor = torch.tensor(float(number))  # type: ignore[arg-type]  # add and mul take numbers
+    model.register_buffer(name, tensor)
+    with model.graph.inserting_before(user):
+        node = model.graph.get_attr(name)
+    node.meta["val"] = user.meta["val"].fake_mode.from_tensor(tensor, static_shapes=True)
+    return node

@@ -1,0 +1,75 @@
+"""The annotator for PT2E: what it makes of numbers, and what it says without torchao.
+
+What it annotates is compared with ExecuTorch's annotator in ``tests/interop``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+_WITHOUT = """
+import sys
+sys.modules["torchao"] = None
+import lowerdeck.xnnpack
+try:
+    import lowerdeck.xnnpack.quantizer
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_without_torchao_the_package_is_there_and_the_annotator_says_what_it_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _WITHOUT],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "pip install lowerdeck-xnnpack[quantize]" in done.stdout
+
+
+@pytest.fixture
+def quantizer() -> Any:
+    pytest.importorskip("torchao")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchao raises dozens against itself
+        return importlib.import_module("lowerdeck.xnnpack.quantizer").XnnpackQuantizer
+
+
+class Numbers(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 2.0, y + 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_numbers_become_tensors_where_floats_are_computed(quantizer: Any) -> None:
+    inputs = (torch.ones(2), torch.ones(2, dtype=torch.int64))
+    module: Any = torch.export.export(Numbers(), inputs).module(check_guards=False)
+    quantizer().transform_for_annotation(module)
+    one, other = module(*inputs)
+    assert torch.equal(one, torch.full((2,), 3.0))
+    assert torch.equal(other, torch.full((2,), 2))
+    assert other.dtype == torch.int64
+    assert [node.op for node in module.graph.nodes].count("get_attr") == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_accepted_stays_in_float(quantizer: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    module: Any = torch.export.export(model, (torch.ones(1, 4),)).module(check_guards=False)
+    quantizer(accepts=lambda node: node.name == "linear_1").annotate(module)
+    found = [one.name for one in module.graph.nodes if "quantization_annotation" in one.meta]
+    assert found == ["linear_1"]
+
+
+def test_weights_have_four_or_eight_bits(quantizer: Any) -> None:
+    with pytest.raises(Exception, match="found weights of 3 bits, expected 4 or 8"):
+        quantizer(weight_bits=3)

@@ -1,0 +1,180 @@
+"""Our quantiser beside ExecuTorch's, and what it makes in the official runtime."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from tests.interop import official
+from tests.interop.annotated_models import MODELS, annotated_model
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
+from quantized_models import ANNOTATOR, QUANTIZE
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import to_backend
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+
+def _installed(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            return None
+
+
+STEPS = _installed(QUANTIZE)
+PEER = _installed(ANNOTATOR) if STEPS else None
+OURS = _installed("lowerdeck.xnnpack.quantizer") if STEPS else None
+pytestmark = [
+    pytest.mark.skipif(STEPS is None, reason="needs torchao"),
+    pytest.mark.filterwarnings("ignore"),  # torchao and ExecuTorch raise dozens against themselves
+]
+with_peer = pytest.mark.skipif(PEER is None, reason="needs ExecuTorch's annotator")
+MODES: dict[str, dict[str, bool]] = {
+    "per tensor": {"per_channel": False},
+    "per channel": {"per_channel": True},
+    "dynamic": {"per_channel": True, "dynamic": True},
+    "training": {"per_channel": False, "qat": True},
+    "training per channel": {"per_channel": True, "qat": True},
+}
+
+
+def spec_as_data(spec: Any) -> Any:
+    """Return a spec as plain data; two observers made alike are different objects."""
+    if spec is None:
+        return None
+    if hasattr(spec, "edge_or_node"):
+        edge = spec.edge_or_node
+        return ("as", *(map(str, edge) if isinstance(edge, tuple) else [str(edge)]))
+    made = spec.observer_or_fake_quant_ctr.p
+    numbers = (spec.dtype, spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis)
+    return *numbers, spec.is_dynamic, made.func, str(sorted(made.keywords.items(), key=str))
+
+
+def annotations(graph_module: GraphModule) -> dict[str, Any]:
+    """Return what a quantiser wrote into a graph, by the names of its nodes."""
+    found: dict[str, Any] = {}
+    for node in graph_module.graph.nodes:
+        annotation = node.meta.get("quantization_annotation")
+        if annotation is None:
+            continue
+        given = {
+            one.name: spec_as_data(spec)
+            for one, spec in (annotation.input_qspec_map or {}).items()
+            if spec is not None
+        }
+        output = spec_as_data(annotation.output_qspec)
+        if output and output[0] == "as" and output[-1] == node.name:
+            # As its own input, which may be as the result before it: that is one scale.
+            input_spec = given[output[1]]
+            output = input_spec if input_spec[0] == "as" else output
+        if given or output:
+            found[node.name] = (given, output)
+    return found
+
+
+def exported(name: str, qat: bool) -> GraphModule:
+    """Return what quantisers are given: norms folded as ``prepare_pt2e`` does it."""
+    model, inputs = annotated_model(name)
+    program = torch.export.export(model.train(qat), inputs)
+    graph_module: GraphModule = program.module(check_guards=False)  # type: ignore[assignment]
+    if not qat:
+        STEPS._fuse_conv_bn_(graph_module)
+    return graph_module
+
+
+def annotated(quantizer: Any, graph_module: GraphModule) -> dict[str, Any]:
+    graph_module = quantizer.transform_for_annotation(copy.deepcopy(graph_module))
+    quantizer.annotate(graph_module)
+    return annotations(graph_module)
+
+
+def both(graph_module: GraphModule, mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return our annotations and ExecuTorch's."""
+    options = MODES[mode]
+    settings = PEER.get_symmetric_quantization_config(
+        **{f"is_{option}": value for option, value in options.items()}
+    )
+    peer = PEER.XNNPACKQuantizer().set_global(settings)
+    return (
+        annotated(OURS.XnnpackQuantizer(**options), graph_module),
+        annotated(peer, graph_module),
+    )
+
+
+@with_peer
+@pytest.mark.parametrize("name", MODELS)
+def test_annotations_are_those_of_executorch(name: str) -> None:
+    graph_module = exported(name, qat=False)
+    for mode in ("per tensor", "per channel"):
+        ours, peers = both(graph_module, mode)
+        assert ours == peers, mode
+
+
+@with_peer
+@pytest.mark.parametrize("name", MODELS)
+def test_of_a_dynamic_program_we_quantise_convolutions_before_a_relu_as_well(name: str) -> None:
+    graph_module = exported(name, qat=False)
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    ours, peers = both(graph_module, "dynamic")
+    assert {name: ours[name] for name in peers} == peers
+    for more in ours.keys() - peers.keys():
+        (user,) = nodes[more].users
+        assert "conv" in more
+        assert "relu" in user.name
+    if name in ("cnn", "unet", "fire"):
+        assert len(ours) > len(peers)
+
+
+@with_peer
+@pytest.mark.parametrize("name", MODELS)
+def test_annotations_for_training_are_those_of_executorch(name: str) -> None:
+    graph_module = exported(name, qat=True)
+    for mode in ("training", "training per channel"):
+        ours, peers = both(graph_module, mode)
+        assert ours == peers, mode
+
+
+def quantised(name: str, **options: bool) -> tuple[ExportedProgram, tuple[torch.Tensor, ...]]:
+    """Return a program that PT2E quantised, annotated by us."""
+    model, inputs = annotated_model(name)
+    graph_module = torch.export.export(model.train(options.get("qat", False)), inputs).module()
+    prepare = STEPS.prepare_qat_pt2e if options.get("qat") else STEPS.prepare_pt2e
+    prepared = prepare(graph_module, OURS.XnnpackQuantizer(**options))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
+    prepared(*inputs)
+    pt2e = importlib.import_module("torchao.quantization.pt2e")
+    pt2e.move_exported_model_to_eval(prepared)
+    return torch.export.export(STEPS.convert_pt2e(prepared), inputs), inputs
+
+
+@pytest.mark.skipif(not official.available(), reason=official.REASON)
+@pytest.mark.parametrize("mode", ["per channel", "dynamic", "training"])
+@pytest.mark.parametrize("name", ["cnn", "unet", "fire", "scalars", "mixer"])
+def test_what_we_annotate_is_one_delegate_and_right(name: str, mode: str, tmp_path: Path) -> None:
+    program, inputs = quantised(name, **MODES[mode])
+    lowered = to_backend(program, XnnpackPartitioner())
+    calls = [str(node.target) for node in lowered.graph.nodes if node.op == "call_function"]
+    assert [call for call in calls if "getitem" not in call] == ["executorch_call_delegate"]
+    path = tmp_path / "model.pte"
+    path.write_bytes(emit(lowered).to_bytes())
+    outcome = official.run(path, [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    found, wanted = outcome.outputs[0][0], program.module()(*inputs)
+    # Ties may be rounded another way, once in each layer; dynamic: the runtime is finer, by rows.
+    largest = float(wanted.abs().max())
+    assert float((found - wanted).abs().max()) <= 0.03 * largest
