@@ -26,6 +26,7 @@ ASKED_BY = {
     "lowerdeck.commands": "lowerdeck-serializer",
     "lowerdeck.backends": "lowerdeck-lowered-module",
     "lowerdeck.partitioners": "lowerdeck-lowered-module",
+    "lowerdeck.quantizations": "lowerdeck-lowered-module",
     "lowerdeck.runtimes": "lowerdeck-runner",
 }
 # Type checkers bring it along; nothing imports it when code runs.

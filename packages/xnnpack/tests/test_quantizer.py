@@ -9,11 +9,14 @@ import importlib
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+from lowerdeck.serializer.command_line import main
 
 _WITHOUT = """
 import sys
@@ -73,3 +76,23 @@ def test_what_is_not_accepted_stays_in_float(quantizer: Any) -> None:
 def test_weights_have_four_or_eight_bits(quantizer: Any) -> None:
     with pytest.raises(Exception, match="found weights of 3 bits, expected 4 or 8"):
         quantizer(weight_bits=3)
+
+
+def test_the_command_quantises_without_torchao_what_needs_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "layer_model.py").write_text(
+        "import torch\n\ndef example():\n    return torch.nn.Linear(64, 8), (torch.ones(1, 64),)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.delitem(sys.modules, "lowerdeck.xnnpack.quantizer", raising=False)
+    for name in [one for one in sys.modules if one.startswith("torchao.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    words = ["lower", "layer_model:example", "--backend", "XnnpackBackend", "--quantize"]
+    output = ["-o", str(tmp_path / "model.pte")]
+    assert main([*words, "fp16", *output]) == 0
+    assert "from float     output 0: max" in capsys.readouterr().out
+    for mode in ("int8", "int8-dynamic", "8da4w"):
+        assert main([*words, mode, *output]) == 4
+        assert "needs torchao: pip install" in capsys.readouterr().err

@@ -12,10 +12,12 @@ from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionResult,
 )
+from lowerdeck.lowered_module.authoring.quantization import Quantization
 from lowerdeck.lowered_module.authoring.registry import (
     backend_names,
     find_backend,
     find_partitioner,
+    find_quantization,
     register_backend,
     unregister_backend,
 )
@@ -92,6 +94,9 @@ __all__ = [
     "Partitioner",
     "tag_constant_data",
     "tag_mutated_buffer",
+    # What a backend offers that quantises
+    "Quantization",
+    "find_quantization",
     # Where backends are found
     "backend_names",
     "find_backend",

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,19 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lowerdeck.decompose import DecomposeError, can_keep, decompose
 from lowerdeck.emitter import emit
+from lowerdeck.lowered_module.authoring.quantization import Sample
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy, accuracy_of
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import LoweringFigures, figures_of, report_lines
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.held_messages import held_messages
+from lowerdeck.lowered_module.quantizing import chosen_quantization, quantized, samples_from
 from lowerdeck.serializer import CommandError, ExitStatus, is_closed, keep_apart, say, writing
 from lowerdeck.torch_base import pytree
 
+_SAMPLES = "MODULE:FACTORY, such as mymodel:samples"
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
 STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 
@@ -67,6 +72,18 @@ class LowerCommand:
             "--html", type=Path, metavar="FILE", help="also draw the lowered graph, for a browser"
         )
         parser.add_argument(
+            "--quantize",
+            metavar="MODE",
+            help="quantise for the first --backend that offers it, and print how far each output "
+            "is from the model's own; XnnpackBackend: int8, int8-dynamic, 8da4w, fp16",
+        )
+        parser.add_argument(
+            "--calibrate",
+            metavar="MODULE:FACTORY",
+            help="a function that returns or yields samples of inputs, for --quantize int8; "
+            "without it the example inputs are the only sample",
+        )
+        parser.add_argument(
             "--tolerance", type=float, default=1e-4, help="largest difference that --check allows"
         )
 
@@ -91,6 +108,8 @@ class LowerCommand:
             args.output,
             check=args.check or None,
             html=args.html,
+            quantize=args.quantize,
+            calibrate=args.calibrate,
             debug=getattr(args, "debug", False),
         )
         say(*report_lines(figures))
@@ -114,6 +133,8 @@ def lower_model(
     *,
     check: bool | None = None,
     html: Path | None = None,
+    quantize: str | None = None,
+    calibrate: str | None = None,
     debug: bool = False,
 ) -> LoweringFigures:
     """Lower the model that ``factory`` makes into the file ``output`` and return the figures.
@@ -125,6 +146,8 @@ def lower_model(
         check: Compare with eager: True demands ``lowerdeck.runner``, None compares if it is
             installed, False does not.
         html: Where a page with the lowered graph goes, if wanted.
+        quantize: A mode of a backend among ``backends`` that quantises.
+        calibrate: ``"package.module:function"`` that makes samples of inputs for that.
         debug: Whether torch's own messages are shown also where it fails.
 
     Raises:
@@ -135,14 +158,34 @@ def lower_model(
     """
     written = [("--output", output), ("--html", html)]
     keep_apart(read=[], written=written)
+    if calibrate is not None and quantize is None:
+        raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
+    quantizer, offer = "", None
+    if quantize is not None:
+        quantizer, offer = chosen_quantization(quantize, backends, calibrate=calibrate is not None)
+    samples: list[Sample] = []
     seconds: dict[str, float] = {}
     with _torch_quiet(), _outlived(factory), _progress_bar() as bar:
         with _stage(bar, seconds, "build"):
             module, inputs, named = load_example(factory)
-        with _stage(bar, seconds, "export"), nullcontext() if debug else held_messages():
-            program = _exported(factory, module, inputs, named)
-        partitioners = [_partitioner(name) for name in backends]
-        keep_apart(read=_sources([factory, *backends]), written=written)
+        with (
+            _stage(bar, seconds, "quantize" if quantize else "export"),
+            nullcontext() if debug else held_messages(),
+        ):
+            if offer is None or quantize is None:
+                program = _exported(factory, module, inputs, named)
+                made = None
+            else:
+                if calibrate is not None:
+                    samples = samples_from(calibrate, _named(calibrate, _SAMPLES))
+                given = samples or [(inputs, named)]
+                program, made = quantized(offer, quantize, module, inputs, named, given)
+        partitioners = [
+            made if made is not None and name == quantizer else _partitioner(name)
+            for name in backends
+        ]
+        read = [factory, *backends, *([calibrate] if calibrate else [])]
+        keep_apart(read=_sources(read), written=written)
         with _stage(bar, seconds, "decompose"), nullcontext() if debug else held_messages():
             program = _decomposed(program, partitioners)
         before = program
@@ -162,12 +205,14 @@ def lower_model(
             output.parent.mkdir(parents=True, exist_ok=True)
             emitted.save(output)
         difference, not_compared = None, "not asked for"
+        accuracy: tuple[OutputAccuracy, ...] = ()
         if check is not False and not _can_run(demanded=bool(check)):
             not_compared = "lowerdeck.runner is not installed"
         elif check is not False:
             with _stage(bar, seconds, "check"):
                 try:
-                    difference = _difference(module, inputs, named, output)
+                    accuracy = _accuracy(module, inputs, named, output)
+                    difference = max((one.largest for one in accuracy), default=0.0)
                 except (Exception, SystemExit) as error:
                     # The file may well run elsewhere: a backend can lack a runtime half here.
                     if check:
@@ -175,7 +220,11 @@ def lower_model(
                             f"{output} cannot be compared: {error}", ExitStatus.FAILED
                         ) from error
                     not_compared = str(error)
-    return figures_of(before, program, emitted, output, seconds, difference, not_compared)
+    figures = figures_of(before, program, emitted, output, seconds, difference, not_compared)
+    if offer is None:
+        return figures
+    calibrated = len(samples) if quantize in offer.calibrated else None
+    return replace(figures, accuracy=accuracy, calibrated=calibrated)
 
 
 def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -366,25 +415,13 @@ def _can_run(*, demanded: bool) -> bool:
     return installed
 
 
-def _difference(
+def _accuracy(
     module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], path: Path
-) -> float:
-    """Return the largest difference between the file and eager, infinite where shapes differ."""
+) -> tuple[OutputAccuracy, ...]:
+    """Return how far each output of the file is from eager's."""
     from lowerdeck.runner import load
 
     with torch.no_grad():
         wanted = pytree.tree_leaves(module(*inputs, **named))
     found = pytree.tree_leaves(load(path).run("forward", *inputs, **named))
-    if len(found) != len(wanted):
-        return float("inf")
-    largest = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        if isinstance(other, torch.Tensor):
-            if one.shape != other.shape:
-                return float("inf")
-            if other.numel():
-                difference = (one.to(torch.float64) - other.to(torch.float64)).abs().max().item()
-                largest = max(largest, difference)
-        elif one != other:
-            return float("inf")
-    return largest
+    return accuracy_of(found, wanted)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
 from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.serializer import FileRange, Storage
 from lowerdeck.torch_base import graphs_of
@@ -33,6 +34,8 @@ class LoweringFigures:
         seconds: Wall time of each stage.
         difference: Largest difference from eager, None where it was not measured.
         not_compared: Why it was not measured.
+        accuracy: How far each output of a quantised model is from the model's own.
+        calibrated: With how many samples it was calibrated; None without calibration.
     """
 
     nodes: int
@@ -45,6 +48,8 @@ class LoweringFigures:
     seconds: Mapping[str, float]
     difference: float | None
     not_compared: str = ""
+    accuracy: tuple[OutputAccuracy, ...] = ()
+    calibrated: int | None = None
 
 
 def figures_of(
@@ -119,7 +124,20 @@ def report_lines(figures: LoweringFigures) -> Iterator[str]:
         yield f"from eager     not compared: {figures.not_compared}"
     else:
         yield f"from eager     differs by at most {figures.difference:.3g}"
+    yield from _quantization_lines(figures)
     yield f"file           {figures.file.resolve()}"
+
+
+def _quantization_lines(figures: LoweringFigures) -> Iterator[str]:
+    if figures.calibrated is not None:
+        told = (
+            f"with {figures.calibrated} samples"
+            if figures.calibrated
+            else ("with the example inputs alone; --calibrate MODULE:FACTORY names better ones")
+        )
+        yield f"calibrated     {told}"
+    for position, one in enumerate(figures.accuracy):
+        yield f"from float     output {position}: {one}"
 
 
 def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
