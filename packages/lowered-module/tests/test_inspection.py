@@ -70,6 +70,21 @@ def test_the_summary_counts_by_operator(program: torch.export.ExportedProgram) -
     assert "1 of 3 nodes delegated (33%)" in str(summary)
 
 
+class Remarking(TaggingPartitioner):
+    """Says something of what it takes, and of a node that there is not."""
+
+    remarks = {"done slowly": {"tan": "it is odd", "gone": "nobody"}}  # noqa: RUF012
+
+
+def test_the_summary_shows_what_a_partitioner_says_of_what_it_took() -> None:
+    exported = torch.export.export(Model(), (torch.ones(2),))
+    partitioner = Remarking(lambda node: "t" if node.name == "tan" else None)
+    summary = delegation_summary(to_backend(exported, partitioner))
+    (remark,) = summary.remarks
+    assert (remark.node, remark.why) == ("tan", "it is odd")
+    assert "done slowly: aten.tan.default at tan: it is odd" in str(summary)
+
+
 def test_reporters_are_each_their_own() -> None:
     one, other = WhyNoPartitionReporter(), WhyNoPartitionReporter()
     graph = torch.fx.Graph()

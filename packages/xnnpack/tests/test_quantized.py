@@ -27,7 +27,12 @@ from torch import nn
 from xnnpack_cases import Function  # type: ignore[import-not-found]
 from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
 
-from lowerdeck.lowered_module import LoweredBackendModule, PreprocessError, to_backend
+from lowerdeck.lowered_module import (
+    LoweredBackendModule,
+    PreprocessError,
+    delegation_summary,
+    to_backend,
+)
 from lowerdeck.serializer import XnnDatatype, XnnGraph, XnnOperator, decode_payload
 from lowerdeck.xnnpack import (
     QuantizationError,
@@ -83,6 +88,17 @@ def test_layers_that_quantise_at_run_time_equal_the_runtimes_formula(one: Quanti
     delegate = taken_whole(one, XnnpackPartitioner())
     (found,), (wanted,) = run(delegate, one.inputs), expected(one)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=one.step)
+
+
+def test_summaries_say_what_is_computed_in_float_and_why() -> None:
+    one = next(one for one in STATIC if one.floats)
+    partitioner = XnnpackPartitioner()
+    summary = delegation_summary(lower(one.model, one.inputs, partitioner))
+    assert [(remark.heading, remark.why) for remark in summary.remarks] == [
+        ("computed in float", why) for why in partitioner.in_float.values()
+    ]
+    assert all(remark.operator.startswith("aten.") for remark in summary.remarks)
+    assert "computed in float: aten." in str(summary)
 
 
 def test_a_region_between_integers_stays_integers() -> None:

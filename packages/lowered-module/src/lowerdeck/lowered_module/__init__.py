@@ -52,7 +52,7 @@ from lowerdeck.lowered_module.inspect.inspection import (
     get_non_lowered_nodes,
     print_delegated_graph,
 )
-from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
+from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
@@ -105,6 +105,7 @@ __all__ = [
     "unregister_backend",
     # Looking at what was lowered
     "DelegationSummary",
+    "Remark",
     "WhyNoPartition",
     "WhyNoPartitionReporter",
     "delegation_summary",

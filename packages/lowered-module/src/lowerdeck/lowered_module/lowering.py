@@ -16,7 +16,7 @@ from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._executorch import is_peers
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
-from lowerdeck.lowered_module.authoring.rejects import keep_reasons
+from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
 from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import AliasingError, LoweringError, PartitionError
@@ -424,6 +424,9 @@ def _tagged(
     refused = getattr(partitioner, "refused", None)
     if isinstance(refused, Mapping):
         keep_reasons(tagged.graph, refused)
+    remarks = getattr(partitioner, "remarks", None)
+    if isinstance(remarks, Mapping):
+        keep_remarks(tagged.graph, remarks)
     set_program_parts(
         tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
     )

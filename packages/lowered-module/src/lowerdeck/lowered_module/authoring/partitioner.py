@@ -51,6 +51,8 @@ class Partitioner(ABC):
     Attributes:
         refused: Why the last call of ``partition`` left nodes alone, by node name; a partitioner
             that says so assigns it.
+        remarks: What else there is to say of nodes that the last call gave to a backend: under a
+            heading, such as ``"computed in float"``, why, by node name. Summaries show it.
 
     Example:
         >>> class Everything(Partitioner):
@@ -62,6 +64,7 @@ class Partitioner(ABC):
     """
 
     refused: Mapping[str, str] = MappingProxyType({})
+    remarks: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
     def __init__(
         self, spec: Mapping[str | int | float | bool, object] = MappingProxyType({})

@@ -11,6 +11,8 @@ from lowerdeck.torch_base import OpOverload
 
 REJECT = "lowerdeck.reject"
 """Key of ``node.meta`` under which a partitioner leaves the reason for leaving a node alone."""
+REMARKS = "lowerdeck.remarks"
+"""Key of ``node.meta`` for what a partitioner says of a node it took: reasons by heading."""
 
 
 class WhyNoPartition:
@@ -88,6 +90,21 @@ def keep_reasons(graph: Graph, refused: Mapping[str, str]) -> None:
         elif why is not None and why not in before:
             # Another partitioner was asked first, and had its own reason.
             node.meta[REJECT] = f"{before}; {why}"
+
+
+def keep_remarks(graph: Graph, remarks: Mapping[str, Mapping[str, str]]) -> None:
+    """Leave on nodes of ``graph`` what a partitioner says of those that it took, in place.
+
+    Args:
+        graph: The graph that was partitioned.
+        remarks: Reasons by heading and name of node.
+    """
+    for node in graph.nodes:
+        found = {
+            heading: said[node.name] for heading, said in remarks.items() if node.name in said
+        }
+        if found:
+            node.meta[REMARKS] = found
 
 
 def operator_name(node: Node) -> str:

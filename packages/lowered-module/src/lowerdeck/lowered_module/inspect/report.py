@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
+from lowerdeck.lowered_module.inspect.summary import Remark, delegation_summary
 from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.serializer import FileRange, Storage
 from lowerdeck.torch_base import graphs_of
@@ -35,6 +36,7 @@ class LoweringFigures:
         difference: Largest difference from eager, None where it was not measured.
         not_compared: Why it was not measured.
         accuracy: How far each output of a quantised model is from the model's own.
+        remarks: What partitioners said of nodes that they gave to backends.
         calibrated: With how many samples it was calibrated; None without calibration.
     """
 
@@ -50,6 +52,7 @@ class LoweringFigures:
     not_compared: str = ""
     accuracy: tuple[OutputAccuracy, ...] = ()
     calibrated: int | None = None
+    remarks: tuple[Remark, ...] = ()
 
 
 def figures_of(
@@ -87,6 +90,7 @@ def figures_of(
         seconds=seconds,
         difference=difference,
         not_compared=not_compared,
+        remarks=delegation_summary(after).remarks,
     )
 
 
@@ -110,6 +114,7 @@ def report_lines(figures: LoweringFigures) -> Iterator[str]:
         f" ({per_backend})" if per_backend else ""
     )
     yield f"delegated      {figures.delegated_nodes} nodes, {share:.0%}"
+    yield from map(str, figures.remarks)
     yield f"file size      {_size(figures.file_bytes)}"
     for name, count in sorted(figures.contents.items(), key=lambda item: -item[1]):
         if count:

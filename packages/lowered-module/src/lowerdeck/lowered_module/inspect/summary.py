@@ -10,11 +10,31 @@ from typing import cast
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from lowerdeck.lowered_module.authoring.rejects import REJECT, operator_name, table
+from lowerdeck.lowered_module.authoring.rejects import REJECT, REMARKS, operator_name, table
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.torch_base import graphs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a partitioner said of a node that it gave to a backend.
+
+    Attributes:
+        heading: What is so, such as ``"computed in float"``.
+        operator: The node's operator.
+        node: The node's name.
+        why: The reason.
+    """
+
+    heading: str
+    operator: str
+    node: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.heading}: {self.operator} at {self.node}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +47,7 @@ class DelegationSummary:
         delegated: Number of delegated nodes, by operator.
         left: Number of nodes left to the program, by operator.
         reasons: Why an operator's nodes were left, where a partitioner said so.
+        remarks: What a partitioner said of nodes that it gave to a backend.
     """
 
     delegates: Mapping[str, int]
@@ -34,6 +55,7 @@ class DelegationSummary:
     delegated: Mapping[str, int]
     left: Mapping[str, int]
     reasons: Mapping[str, tuple[str, ...]]
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def share(self) -> float:
@@ -52,7 +74,8 @@ class DelegationSummary:
         ]
         taken, left = sum(self.delegated.values()), sum(self.left.values())
         lines.append(f"{taken} of {taken + left} nodes delegated ({self.share:.0%})")
-        return "\n".join([*lines, table(("operator", "delegated", "left", "why left"), rows)])
+        heads = ("operator", "delegated", "left", "why left")
+        return "\n".join([*lines, table(heads, rows), *map(str, self.remarks)])
 
 
 def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSummary:
@@ -72,12 +95,14 @@ def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSumm
     count: Counter[str] = Counter()
     size: Counter[str] = Counter()
     delegated: Counter[str] = Counter()
+    remarks: list[Remark] = []
     for gm in graphs_of(top):
         for call in delegate_calls(gm):
             module = cast("LoweredBackendModule", delegate_of(gm, call))
             count[module.backend_id] += 1
             size[module.backend_id] += len(module.processed_bytes)
             delegated += _inside(module)
+            remarks += _remarks_in(module)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
     for node in computing_nodes(top):
@@ -91,7 +116,17 @@ def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSumm
         delegated=dict(delegated),
         left=dict(left),
         reasons={name: tuple(found) for name, found in reasons.items()},
+        remarks=tuple(remarks),
     )
+
+
+def _remarks_in(module: LoweredBackendModule) -> list[Remark]:
+    return [
+        Remark(heading, operator_name(node), node.name, why)
+        for gm in graphs_of(module.original_module.graph_module)
+        for node in gm.graph.nodes
+        for heading, why in node.meta.get(REMARKS, {}).items()
+    ]
 
 
 def _inside(module: LoweredBackendModule) -> Counter[str]:

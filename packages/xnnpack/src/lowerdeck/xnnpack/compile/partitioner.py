@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
@@ -51,6 +51,7 @@ class XnnpackPartitioner(Partitioner):
         in_float: For each node of the last program that reads quantised tensors but computes
             floats inside a delegate: why. What only the weights tell (scales too far apart, zero
             points) is logged by ``lowerdeck.xnnpack`` instead.
+        remarks: ``in_float`` for summaries, which show it.
 
     Raises:
         XnnpackError: No such precision.
@@ -66,6 +67,7 @@ class XnnpackPartitioner(Partitioner):
         self.precision: str | None = precision
         self.refused: dict[str, str] = {}
         self.in_float: dict[str, str] = {}
+        self.remarks: Mapping[str, Mapping[str, str]] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with a tag on each node that XNNPACK takes.
@@ -80,6 +82,7 @@ class XnnpackPartitioner(Partitioner):
         self.refused = {node.name: reason for node, reason in reasons.items() if reason}
         taken = [node for node, reason in reasons.items() if not reason]
         self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
+        self.remarks = {"computed in float": self.in_float}
         partitions = propose_partitions(
             exported_program.graph_module,
             lambda node: node in reasons and reasons[node] is None,
