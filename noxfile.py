@@ -120,6 +120,7 @@ def _build_released(session: nox.Session, package: str, version: str, folder: Pa
 
 
 OTHER_TOOLS = "docs/how-to/decompose-for-other-tools.md"
+QUANTISE = "docs/how-to/quantise-for-xnnpack.md"
 CONV_RELU_TAN = "lowerdeck.demo_backends:BackendWithDelegateMappingDemo.get_test_model_and_inputs"
 
 
@@ -216,18 +217,25 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", "build", "--strict", "--quiet")
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
     session.run(
-        *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}", *pages),
+        *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}"),
+        *(f"--ignore={QUANTISE}", *pages),
         env={"PYTHONPATH": str(ROOT)},
     )
 
 
 @nox.session(name="docs-other-tools", requires=["torch"], default=False)
 def docs_other_tools(session: nox.Session) -> None:
-    """Run the page on other people's tools, which take 200 MB."""
+    """Run the pages on other people's tools, which take 200 MB."""
     _borrow_torch(session)
     session.install("sybil", "pytest", "onnx", "onnxscript", "openvino", *EDITABLE, *DEV)
     session.run(
         *("pytest", "-p", "tools.run_code_blocks", OTHER_TOOLS), env={"PYTHONPATH": str(ROOT)}
+    )
+    session.install("--no-deps", "torchao", *DEV)
+    session.run(
+        # torchao raises dozens of warnings against itself.
+        *("pytest", "-p", "tools.run_code_blocks", "-W", "ignore", QUANTISE),
+        env={"PYTHONPATH": str(ROOT)},
     )
 
 
