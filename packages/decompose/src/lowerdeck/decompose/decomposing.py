@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
-from torch.export.graph_signature import ExportGraphSignature, InputKind
-from torch.fx import Graph, GraphModule
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph
 
 from lowerdeck.decompose._torch_private import (
     assemble,
@@ -23,6 +22,7 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.regions import Regions
+from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import new_outputs
 from lowerdeck.decompose.templates import Templates
@@ -40,46 +40,6 @@ from lowerdeck.torch_base import (
     is_traceable_wrapper_subclass,
     written_overlap,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A program taken apart, before an ``ExportedProgram`` is made of it.
-
-    Attributes:
-        graph_module: The functional graph, with those of its control flow inside.
-        graph_signature: What each input and output is.
-        state_dict: Parameters and persistent buffers.
-        constants: All other tensors.
-    """
-
-    graph_module: GraphModule
-    graph_signature: ExportGraphSignature
-    state_dict: Mapping[str, Any]
-    constants: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Which way a program goes, and why.
-
-    Attributes:
-        reason: Why torch has to trace the whole program; None where each distinct call is traced.
-        traces: How many distinct calls were traced; what comes out as it went in needs none.
-        copies: How many calls became copies of one that was traced before.
-        failed: Whether that reason is an error that a call raised where it was traced by itself:
-            a fault of its decomposition, or of ours.
-    """
-
-    reason: str | None
-    traces: int
-    copies: int
-    failed: bool = False
-
-    def __str__(self) -> str:
-        if self.reason is not None:
-            return f"torch traces the whole program: {self.reason}"
-        return f"{self.traces} distinct calls traced, {self.copies} copied"
 
 
 def decompose(

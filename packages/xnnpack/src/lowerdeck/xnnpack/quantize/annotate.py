@@ -112,8 +112,8 @@ def is_annotated(node: Node) -> bool:
     Args:
         node: Any node.
     """
-    annotation = node.meta.get(Q_ANNOTATION_KEY)
-    return annotation is not None and annotation._annotated
+    # Quantisers write it once they have decided.
+    return node.meta.get(Q_ANNOTATION_KEY) is not None
 
 
 def _calls(graph_module: GraphModule, targets: set[Any]) -> Iterator[Node]:
