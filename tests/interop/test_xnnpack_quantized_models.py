@@ -179,3 +179,29 @@ def test_halves_equal_float32_to_their_precision(
     assert kinds & {XnnDatatype.FP16, XnnDatatype.BF16}
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
+
+
+class Single(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.kind == "of weights":
+            return self.layer(x), self.layer.weight.sum() * 2
+        if self.kind == "of results":
+            return (self.layer(x).mean() * 2,)
+        return self.layer(x), x[0, 0] * 2
+
+
+@pytest.mark.parametrize("kind", ["of weights", "of results", "of inputs"])
+def test_single_numbers_of_a_quantised_program(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = Single(kind).eval(), torch.randn(3, 8)
+    program = with_pt2e(model, (x,), is_per_channel=True)
+    file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
+    outcome = official.run(file, [official.Call((x,))])
+    assert isinstance(outcome, official.Ran), outcome
+    for found, want in zip(outcome.outputs[0], program.module()(x), strict=True):
+        torch.testing.assert_close(found, want, atol=0.05, rtol=0.05)

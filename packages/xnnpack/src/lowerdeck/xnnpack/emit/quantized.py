@@ -42,6 +42,9 @@ class Quantized:
         elif self.axis is not None:
             sizes = [-1 if one == self.axis else 1 for one in range(self.data.dim())]
             scales, zeros = scales.reshape(sizes), zeros.reshape(sizes)
+        else:
+            # A single number has no dimensions, and must not get one.
+            scales, zeros = scales.reshape(()), zeros.reshape(())
         return (self.data.to(torch.int32) - zeros).float() * scales
 
     def permuted(self, order: Sequence[int]) -> Quantized | None:
@@ -63,6 +66,8 @@ class Quantized:
             zeros = zeros.reshape(
                 [-1 if one == self.axis else 1 for one in range(self.data.dim())]
             )
+        else:
+            zeros = zeros.reshape(())
         moved = self.data.to(torch.int32) - zeros
         low, high = int(moved.min()), int(moved.max())
         if low < -128 or high > 127:
