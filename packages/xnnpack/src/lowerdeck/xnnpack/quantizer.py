@@ -13,11 +13,11 @@ from torch.fx import GraphModule, Node
 
 try:
     from torchao.quantization.pt2e.quantizer import Quantizer
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "lowerdeck.xnnpack.quantizer needs torchao: pip install lowerdeck-xnnpack[quantize]",
-        name=error.name,
-    ) from error
+        name=_error.name,
+    ) from _error
 
 from lowerdeck.xnnpack.errors import XnnpackError
 from lowerdeck.xnnpack.quantize.annotate import (

@@ -55,6 +55,7 @@ class ModulePartitioner(Partitioner):
 
     def __init__(self, by_module: Mapping[str, PartitionerLike | str]) -> None:
         super().__init__()
+        self.refused: Mapping[str, str] = {}
         given: Any = by_module
         if not isinstance(given, Mapping) or not given:
             raise PartitionError(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import linecache
+from pathlib import Path
 from types import TracebackType
+
+import torch
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """What the names of generated files begin with."""
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def name_source(error: Exception) -> None:
@@ -25,11 +30,16 @@ def name_source(error: Exception) -> None:
 
 
 def _failing_line(traceback: TracebackType | None) -> str | None:
-    """Return the line of the innermost generated code that an error came through."""
+    """Return the line of generated code that called what failed, if that was torch itself.
+
+    What a hook or a module in the place of ours raises is its own affair.
+    """
     found = None
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if file.startswith(FILE_PREFIX):
             found = linecache.getline(file, traceback.tb_lineno)
+        elif not file.startswith(_TORCH):
+            found = None
         traceback = traceback.tb_next
     return found

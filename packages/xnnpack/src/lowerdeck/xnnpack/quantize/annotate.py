@@ -13,29 +13,29 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from lowerdeck.xnnpack.quantize.specs import Specs
 
-aten = torch.ops.aten
+_ATEN = torch.ops.aten
 Accepts = Callable[[Node], bool]
 
-RELU = {aten.relu.default, aten.relu_.default}
-LINEAR = {aten.linear.default}
+RELU = {_ATEN.relu.default, _ATEN.relu_.default}
+LINEAR = {_ATEN.linear.default}
 # Those in three dimensions are not here: XNNPACK has none.
 CONVOLUTION = {
-    *(aten.conv1d.default, aten.conv1d.padding),
-    *(aten.conv2d.default, aten.conv2d.padding),
+    *(_ATEN.conv1d.default, _ATEN.conv1d.padding),
+    *(_ATEN.conv2d.default, _ATEN.conv2d.padding),
 }
-TRANSPOSED = {aten.conv_transpose1d.default, aten.conv_transpose2d.input}
-BATCH_NORM = {aten.batch_norm.default}
-BINARY = {aten.add.Tensor, aten.add_.Tensor, aten.mul.Tensor, aten.mul_.Tensor}
+TRANSPOSED = {_ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
+BATCH_NORM = {_ATEN.batch_norm.default}
+BINARY = {_ATEN.add.Tensor, _ATEN.add_.Tensor, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
 # Their results are numbers that they read, or lie between them: the same scale serves.
 SHARING = {
     *RELU,
-    *(aten.hardtanh.default, aten.hardtanh_.default),
-    *(aten.max_pool2d.default, aten.adaptive_avg_pool2d.default),
-    *(aten.mean.default, aten.mean.dim),
-    *(aten.permute.default, aten.transpose.int, aten.squeeze.dim),
-    *(aten.view.default, aten.reshape.default, aten.flatten.using_ints),
-    *(aten.permute_copy.default, aten.squeeze_copy.dim, aten.view_copy.default),
-    aten.slice_copy.Tensor,
+    *(_ATEN.hardtanh.default, _ATEN.hardtanh_.default),
+    *(_ATEN.max_pool2d.default, _ATEN.adaptive_avg_pool2d.default),
+    *(_ATEN.mean.default, _ATEN.mean.dim),
+    *(_ATEN.permute.default, _ATEN.transpose.int, _ATEN.squeeze.dim),
+    *(_ATEN.view.default, _ATEN.reshape.default, _ATEN.flatten.using_ints),
+    *(_ATEN.permute_copy.default, _ATEN.squeeze_copy.dim, _ATEN.view_copy.default),
+    _ATEN.slice_copy.Tensor,
 }
 # HistogramObserver's torch.histc fails on larger numbers.
 _LARGEST_OBSERVED = 3.4028235e15
@@ -79,7 +79,7 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
             last = node
         _annotate(node, dict.fromkeys(sources, specs.activation))
         _annotate_output(last, specs.output)
-    for node in _calls(graph_module, {aten.cat.default}):
+    for node in _calls(graph_module, {_ATEN.cat.default}):
         joined: Any = node.args[0]
         if accepts(node) and all(_is_float(one) for one in joined):
             first = next((one for one in joined if _has_scale(one)), joined[0])
@@ -102,7 +102,13 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
         if _output_of(source) is not None:
             shared = SharedQuantizationSpec(source)
             _annotate(node, {source: shared}, shared)
-        elif node.target == aten.adaptive_avg_pool2d.default and accepts(node) and _is_float(node):
+        elif (
+            node.target == _ATEN.adaptive_avg_pool2d.default
+            and accepts(node)
+            and _is_float(node)
+        ):
+            node.target == _ATEN.adaptive_avg_pool2d.default and accepts(node) and _is_float(node)
+        ):
             _annotate(node, {source: specs.activation}, SharedQuantizationSpec((source, node)))
 
 
@@ -148,7 +154,7 @@ def _last_of(node: Node, specs: Specs) -> Node:
         return node
     last = node
     # torchao folds those only that are trained; it looks for them after these two operators.
-    if specs.qat and node.target in {aten.conv1d.default, aten.conv2d.default, *TRANSPOSED}:
+    if specs.qat and node.target in {_ATEN.conv1d.default, _ATEN.conv2d.default, *TRANSPOSED}:
         last = _only_user(node, BATCH_NORM) or node
     return _only_user(last, RELU) or last
 
