@@ -103,10 +103,6 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
             shared = SharedQuantizationSpec(source)
             _annotate(node, {source: shared}, shared)
         elif (
-            node.target == _ATEN.adaptive_avg_pool2d.default
-            and accepts(node)
-            and _is_float(node)
-        ):
             node.target == _ATEN.adaptive_avg_pool2d.default and accepts(node) and _is_float(node)
         ):
             _annotate(node, {source: specs.activation}, SharedQuantizationSpec((source, node)))
