@@ -205,3 +205,25 @@ def test_single_numbers_of_a_quantised_program(kind: str) -> None:
     assert isinstance(outcome, official.Ran), outcome
     for found, want in zip(outcome.outputs[0], program.module()(x), strict=True):
         torch.testing.assert_close(found, want, atol=0.05, rtol=0.05)
+
+
+class Squeezed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.squeeze = torch.nn.Conv2d(8, 4, 1)
+        self.one = torch.nn.Conv2d(4, 8, 1)
+        self.three = torch.nn.Conv2d(4, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.squeeze(x)
+        return torch.cat([self.one(x), self.three(x)], 1)
+
+
+def test_convolutions_of_several_sizes_on_one_input() -> None:
+    torch.manual_seed(0)
+    model, x = Squeezed().eval(), torch.randn(1, 8, 10, 10)
+    program = with_pt2e(model, (x,), is_per_channel=True, is_dynamic=True)
+    file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
+    outcome = official.run(file, [official.Call((x,))])
+    assert isinstance(outcome, official.Ran), outcome
+    torch.testing.assert_close(outcome.outputs[0][0], program.module()(x), atol=0.03, rtol=0.03)

@@ -18,7 +18,7 @@ from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, Encoding, int8
+from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, PER_IMAGE, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
 from lowerdeck.xnnpack.payload.schema import (
     EXTERNAL_INPUT,
@@ -202,12 +202,14 @@ class Emission:
         """Return a value of floats as integers whose scales are found at run time.
 
         Args:
-            value: The floats. All layers that read them share the result.
+            value: The floats. All linear layers that read them share the result; a convolution
+                has one of its own, since the runtime lays scales out otherwise for 1x1 filters
+                than for others, and computes garbage where both read one value.
             shape: Its sizes, as torch counts the dimensions.
             layout: Its layout.
             encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
         """
-        known = self._dynamic.get((value, encoding))
+        known = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
         if known is None:
             with self.stored(None, encoding):
                 known = self.add(NodeKind.CONVERT, shape, layout, input_id=value)
