@@ -265,17 +265,12 @@ def alone(session: nox.Session, package: str) -> None:
     check = str(ROOT / "tools/check_installed.py")
     with session.chdir(Path(session.create_tmp())):
         session.run("python", check, package, *sorted(siblings(package)))
-    _test_installed(session, package, *session.posargs)
-    extras = project(package).get("optional-dependencies", {})
-    if extras:
-        # A class of ours may be derived from one of theirs, which pyright must see.
-        session.install("--no-deps", *(one for extra in extras.values() for one in extra), *DEV)
-    with session.chdir(Path(session.create_tmp())):
         session.run(
             *(str(ENVIRONMENTS / "build/bin/pyright"), "--ignoreexternal", "--verifytypes"),
             f"lowerdeck.{import_name(package)}",
             external=True,
         )
+    _test_installed(session, package, *session.posargs)
 
 
 @nox.session(requires=["torch"], reuse_venv=False, default=False)

@@ -7,17 +7,23 @@ A module of its own, as it alone needs torchao (``pip install lowerdeck-xnnpack[
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule, Node
 
-try:
-    from torchao.quantization.pt2e.quantizer import Quantizer
-except ModuleNotFoundError as _error:
-    raise ModuleNotFoundError(
-        "lowerdeck.xnnpack.quantizer needs torchao: pip install lowerdeck-xnnpack[quantize]",
-        name=_error.name,
-    ) from _error
+if TYPE_CHECKING:
+
+    class Quantizer:
+        """torchao's base of quantisers, which has no types of its own."""
+else:
+    try:
+        from torchao.quantization.pt2e.quantizer import Quantizer
+    except ModuleNotFoundError as _error:
+        raise ModuleNotFoundError(
+            "lowerdeck.xnnpack.quantizer needs torchao: pip install lowerdeck-xnnpack[quantize]",
+            name=_error.name,
+        ) from _error
 
 from lowerdeck.xnnpack.errors import XnnpackError
 from lowerdeck.xnnpack.quantize.annotate import (
@@ -32,7 +38,7 @@ __all__ = ["XnnpackQuantizer"]
 _WITH_SCALARS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 
-class XnnpackQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no types
+class XnnpackQuantizer(Quantizer):
     """Tells PT2E what to quantise for XNNPACK, as ExecuTorch's ``XNNPACKQuantizer`` does.
 
     Its annotations are those of ExecuTorch 1.4.1 with ``set_global``, but where these cost speed
