@@ -173,3 +173,11 @@ def test_a_module_that_decomposing_dissolved_cannot_be_replaced() -> None:
     made.set_submodule("work", nn.Linear(4, 4))
     with pytest.raises(UnflattenError, match="'work', which is called nowhere"):
         made(X)
+
+
+def test_a_module_that_computes_nothing_may_be_replaced() -> None:
+    eager = nn.Sequential(nn.Identity(), nn.Linear(4, 4)).eval()
+    for program in (export_preserving(eager, (X,)), torch.export.export(eager, (X,))):
+        made = unflatten(program)
+        made.set_submodule("0", nn.Identity())
+        torch.testing.assert_close(made(X), eager(X))

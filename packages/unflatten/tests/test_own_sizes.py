@@ -130,3 +130,30 @@ def test_no_hidden_argument_shows() -> None:
     made(torch.rand(3, 5, 8))
     assert seen
     assert not any(seen)
+
+
+class Counted(nn.Module):
+    # Numbers that are read out of tensors, each of another one that has no argument.
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        some = torch.full((2,), 2).sum().item()
+        more = torch.full((3,), 3).sum().item()
+        return some, more, x
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = Counted()
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        some, more, same = self.counted(x)
+        return self.last(same), x * some, x * more
+
+
+def test_numbers_read_out_of_tensors_are_not_mixed_up() -> None:
+    eager, x = Reads().eval(), torch.rand(2, 3, 8)
+    program = torch.export.export(eager, (x,), preserve_module_call_signature=("last",))
+    for preserve in (None, "all"):
+        for found, want in zip(unflatten(program, preserve=preserve)(x), eager(x), strict=True):
+            torch.testing.assert_close(found, want)

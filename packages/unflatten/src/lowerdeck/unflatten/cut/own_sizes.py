@@ -94,7 +94,11 @@ class _OwnSizes:
 
     def _in(self, node: Node, frame: Frame) -> Node | None:
         """Return the size ``node`` as ``frame`` computes it; None if its arguments do not tell."""
-        text = str(_expression(node))
+        expression = _expression(node)
+        if expression is None:
+            # A tensor: what is read out of it is no size, and is not computed again.
+            return None
+        text = str(expression)
         key = (frame, text)
         if key not in self._known:
             made = self._of_arguments(frame).get(text)
