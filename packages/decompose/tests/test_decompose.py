@@ -10,7 +10,7 @@ import torch
 from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
 from torch._higher_order_ops import while_loop
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.fx import traceback as fx_traceback
 
 from lowerdeck.decompose import (
@@ -185,6 +185,42 @@ def test_kept_operators_stay_whole() -> None:
     del table[aten.linear.default]
     table.pop(aten.gelu.default, None)
     assert not differences(found, program.run_decompositions(table))
+
+
+def test_some_calls_of_an_operator_stay_whole_and_others_do_not() -> None:
+    program = torch.export.export(Blocks(3), (torch.randn(2, 8),))
+    before = str(program)
+    asked = []
+
+    def second(call: Node) -> bool:
+        asked.append(call.target)
+        return "linear_1" in call.name
+
+    cache = DecompositionCache()
+    keep = {ATEN.linear.default: second, ATEN.gelu.default: None}
+    found = decompose(program, keep=keep, cache=cache)
+    targets = [node.target for node in found.graph.nodes]
+    assert targets.count(ATEN.linear.default) == 1
+    assert targets.count(ATEN.addmm.default) == 2
+    assert targets.count(ATEN.gelu.default) == 3
+    assert asked == [ATEN.linear.default] * 3
+    assert str(program) == before
+    given = torch.randn(2, 8)
+    assert torch.equal(found.module()(given), program.module()(given))
+    # What is kept by call makes no template: those of others serve all.
+    size = len(cache)
+    decompose(program, keep={ATEN.linear.default: lambda call: False, **keep}, cache=cache)
+    assert len(cache) == size
+
+
+def test_calls_cannot_be_chosen_of_what_shares_memory_or_by_what_is_no_function() -> None:
+    program = torch.export.export(Blocks(1), (torch.randn(2, 8),))
+    with pytest.raises(DecomposeError, match=r"some calls of aten\.t\.default cannot be kept"):
+        decompose(program, keep={ATEN.t.default: lambda call: True})
+    with pytest.raises(DecomposeError, match="expected a function from a node"):
+        decompose(program, keep={ATEN.linear.default: True})
+    assert can_keep(ATEN.linear.default, some=True)
+    assert not can_keep(ATEN.transpose.int, some=True)
 
 
 def test_what_may_return_its_argument_cannot_be_kept() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.decomposing import decompose, explain, take_apart
 from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.decompose.keeping import can_keep
 from lowerdeck.decompose.results import Explanation, Parts
-from lowerdeck.decompose.rules import Rules, can_keep, stay
+from lowerdeck.decompose.rules import Rules, stay
 
 __all__ = [
     "DecomposeError",

@@ -21,6 +21,7 @@ from lowerdeck.decompose._torch_private import (
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.keeping import Keep
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
@@ -32,7 +33,6 @@ from lowerdeck.torch_base import (
     LazyGraphModule,
     MemoryUse,
     OperatorBase,
-    OpOverload,
     RepeatedMemoryError,
     collector_held,
     explicit,
@@ -46,7 +46,7 @@ def decompose(
     exported_program: ExportedProgram,
     table: Table | None = None,
     *,
-    keep: Iterable[OpOverload] = (),
+    keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> ExportedProgram:
     """Return ``exported_program`` taken apart, as ``run_decompositions(table)`` returns it.
@@ -55,7 +55,9 @@ def decompose(
         exported_program: Any program, straight from ``torch.export`` or decomposed; not changed.
         table: How operators are taken apart, as ``run_decompositions`` takes it: core ATen for
             None.
-        keep: Operators that stay whole whatever the table says.
+        keep: Operators that stay whole whatever the table says; in a mapping, each with a
+            function that says of a call (its node in ``exported_program``) whether it stays, or
+            None for all its calls.
         cache: Where templates outlive this call; for a program of fixed sizes.
 
     Raises:
@@ -117,7 +119,7 @@ def explain(
     exported_program: ExportedProgram,
     table: Table | None = None,
     *,
-    keep: Iterable[OpOverload] = (),
+    keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> Explanation:
     """Return which way ``decompose`` goes with the same arguments, and why; it is tried.
@@ -137,7 +139,7 @@ def explain(
     return Explanation(None, templates.traces, templates.reused)
 
 
-def _checked(program: Any, table: Any, keep: Any, cache: Any) -> frozenset[OpOverload]:
+def _checked(program: Any, table: Any, keep: Any, cache: Any) -> Keep:
     """Return the operators to keep; refuse what is of another kind than expected."""
     if not isinstance(program, ExportedProgram):
         raise DecomposeError(
@@ -161,7 +163,7 @@ def _checked(program: Any, table: Any, keep: Any, cache: Any) -> frozenset[OpOve
         raise DecomposeError(
             f"found a {type(cache).__name__} as cache, expected a DecompositionCache"
         )
-    return frozenset(keep)
+    return dict(keep) if isinstance(keep, Mapping) else frozenset(keep)
 
 
 def _by_calls(
@@ -234,13 +236,12 @@ def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     return said, True
 
 
-def _as_a_whole(
-    program: ExportedProgram, table: Table | None, keep: Iterable[OpOverload]
-) -> ExportedProgram:
-    """Return what torch's own way gives."""
+def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
+    """Return what torch's own way gives, which knows no calls: operators kept in part are not."""
     own: Any = default_decompositions() if table is None else dict(table)
     for operator in keep:
-        own.pop(operator, None)
+        if not isinstance(keep, Mapping) or keep[operator] is None:
+            own.pop(operator, None)
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)

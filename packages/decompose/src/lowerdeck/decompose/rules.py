@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
 from torch.export.decomp_utils import CustomDecompTable
+from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import (
     KEPT_COMPOSITES,
@@ -16,7 +17,7 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     split_table,
 )
-from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.decompose.keeping import Keep, check_kept
 from lowerdeck.torch_base import OperatorBase, OpOverload, core_decompositions
 
 Table = Mapping[OperatorBase, Callable[..., Any]]
@@ -33,14 +34,17 @@ class Rules:
         by_result: Whether rules look at what the call gave in the original program, which is
             ``torch.fx.traceback.get_current_meta()["val"]`` where that is known: calls with other
             results are then distinct.
+        chosen: By operator, which of its calls stay whole whatever the tables say.
     """
 
     others: Table
     composites: Table
     by_result: bool = False
+    # What one call becomes is the same whatever is asked of others: caches need not tell.
+    chosen: Mapping[Any, Callable[[Node], bool]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, table: Table | None, keep: Iterable[OpOverload] = ()) -> Rules:
+    def of(cls, table: Table | None, keep: Keep = ()) -> Rules:
         """Return what ``table`` and ``keep`` say.
 
         Args:
@@ -51,16 +55,28 @@ class Rules:
         Raises:
             DecomposeError: An operator cannot be kept.
         """
-        kept = frozenset(keep)
-        for operator in kept:
-            _check_kept(operator)
+        said = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys(keep)
+        for operator, which in said.items():
+            check_kept(operator, which)
+        chosen = {operator: which for operator, which in said.items() if which is not None}
+        kept = said.keys() - chosen.keys()
         others, composites = _default() if table is None else _split(table)
         if not kept:
-            return cls(others, composites)
+            return cls(others, composites, chosen=chosen)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
             {**composites, **{op: stay for op in kept if is_taken_apart(op)}},
+            chosen=chosen,
         )
+
+    def keeps_call(self, call: Node) -> bool:
+        """Return whether just this call stays whole, by what was asked of calls one by one.
+
+        Args:
+            call: A call in the original graph.
+        """
+        which = self.chosen.get(call.target)
+        return which is not None and which(call)
 
     def leaves(self, operator: object) -> bool:
         """Return whether tracing a call of ``operator`` is known to give the call itself.
@@ -116,29 +132,3 @@ def _takes_apart_itself(rule: Callable[..., Any]) -> bool:
     """Return whether a rule for a composite operator is what torch does without one."""
     function = getattr(rule, "func", rule)
     return getattr(function, "__name__", "") == "_special_op_to_decompose_cia"
-
-
-def can_keep(operator: object) -> bool:
-    """Return whether ``keep`` may name ``operator``.
-
-    torch takes apart at once what may return its argument or a view of it, or writes.
-
-    Args:
-        operator: An overload of an operator; anything else cannot be kept.
-    """
-    if not isinstance(operator, OpOverload):
-        return False
-    return not is_taken_apart(operator) or is_preservable(operator)
-
-
-def _check_kept(operator: Any) -> None:
-    if not isinstance(operator, OpOverload):
-        raise DecomposeError(
-            f"keep names {operator!r}, which is no overload of an operator: give overloads, such "
-            "as torch.ops.aten.linear.default"
-        )
-    if not can_keep(operator):
-        raise DecomposeError(
-            f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
-            "and torch takes it apart before it can tell; leave it out of keep"
-        )

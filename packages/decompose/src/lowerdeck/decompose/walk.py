@@ -19,13 +19,12 @@ from lowerdeck.decompose._torch_private import (
 )
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
-from lowerdeck.decompose.heritage import Heritage
 from lowerdeck.decompose.identities import Before
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
-from lowerdeck.decompose.writer import Writer
+from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, schema_of
 
 _ATEN = torch.ops.aten
@@ -257,6 +256,8 @@ class Walk:
             raise WholeProgramError(f"{node.name!r} calls {target}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
+        if self.templates.rules.keeps_call(node):
+            return self.as_it_is(node, args, kwargs)
         return self.call(target, args, kwargs, node, before=Before(node, env))
 
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:

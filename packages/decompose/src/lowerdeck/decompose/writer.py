@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,14 +11,39 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import fake_tensor
+from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
-from lowerdeck.decompose.heritage import Heritage
 from lowerdeck.decompose.keys import Call
 from lowerdeck.decompose.template import Constant, Step, Template, is_static
 from lowerdeck.torch_base import FakeTensor, FakeTensorMode, add_node, reserve_name
+
+
+class Heritage:
+    """The meta that one node of the original program hands on.
+
+    Args:
+        source: The node.
+    """
+
+    __slots__ = ("_meta", "source")
+
+    def __init__(self, source: Node) -> None:
+        self.source: Node = source
+        meta = source.meta
+        self._meta: dict[str, Any] = {
+            name: meta[name] for name in ("stack_trace", *COPIED_META) if name in meta
+        }
+        # Shared by all nodes that come from it: nobody changes a source.
+        self._meta["from_node"] = [node_source(source)]
+
+    def meta(self) -> dict[str, Any]:
+        """Return meta for one more node."""
+        return {
+            name: copy.copy(value) if isinstance(value, (dict, list)) else value
+            for name, value in self._meta.items()
+        }
 
 
 class Writer:

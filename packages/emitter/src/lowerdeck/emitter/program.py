@@ -47,6 +47,16 @@ class EmittedProgram:
         ]
         return f"<EmittedProgram {', '.join(told)}>"
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of the methods, in the order of the file."""
+        return tuple(plan.name for plan in self.program.execution_plan)
+
+    @property
+    def buffer(self) -> bytes:
+        """The `.pte` file as bytes, made anew each time: :meth:`to_bytes` under exir's name."""
+        return self.to_bytes()
+
     def to_bytes(self, **options: Any) -> bytes:
         """Return the `.pte` file as bytes.
 

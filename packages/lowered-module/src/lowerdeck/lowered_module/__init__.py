@@ -54,6 +54,7 @@ from lowerdeck.lowered_module.inspect.inspection import (
 )
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
+from lowerdeck.lowered_module.pipeline import LoweredProgram, lower
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.signature import (
@@ -67,9 +68,11 @@ from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 __all__ = [
     # Lowering
     "LoweredBackendModule",
+    "LoweredProgram",
     "MethodProgramsPartitionerSpec",
     "executorch_call_delegate",
     "Progress",
+    "lower",
     "to_backend",
     # What a backend author writes
     "BackendDetails",

@@ -6,35 +6,38 @@ import argparse
 import importlib
 import importlib.util
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from tqdm import tqdm  # type: ignore[import-untyped]
 
-from lowerdeck.decompose import DecomposeError, can_keep, decompose
-from lowerdeck.emitter import emit
-from lowerdeck.lowered_module.authoring.quantization import Sample
+from lowerdeck.lowered_module.authoring.quantization import Quantization, Sample
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy, accuracy_of
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import LoweringFigures, figures_of, report_lines
-from lowerdeck.lowered_module.lowering import to_backend
+from lowerdeck.lowered_module.pipeline import (
+    LoweredProgram,
+    decomposed_for,
+    in_a_line,
+    lower_decomposed,
+)
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.quantizing import chosen_quantization, quantized, samples_from
-from lowerdeck.serializer import CommandError, ExitStatus, is_closed, keep_apart, say, writing
+from lowerdeck.lowered_module.stages import Stages
+from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
 from lowerdeck.torch_base import pytree
 
 _SAMPLES = "MODULE:FACTORY, such as mymodel:samples"
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
-STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
+_STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
+_Example = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class LowerCommand:
@@ -160,74 +163,97 @@ def lower_model(
     keep_apart(read=[], written=written)
     if calibrate is not None and quantize is None:
         raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
-    quantizer, offer = "", None
+    chosen = None
     if quantize is not None:
-        quantizer, offer = chosen_quantization(quantize, backends, calibrate=calibrate is not None)
-    samples: list[Sample] = []
-    seconds: dict[str, float] = {}
-    with _torch_quiet(), _outlived(factory), _progress_bar() as bar:
-        with _stage(bar, seconds, "build"):
-            module, inputs, named = load_example(factory)
-        with (
-            _stage(bar, seconds, "quantize" if quantize else "export"),
-            nullcontext() if debug else held_messages(),
-        ):
-            if offer is None or quantize is None:
-                program = _exported(factory, module, inputs, named)
-                made = None
-            else:
-                if calibrate is not None:
-                    samples = samples_from(calibrate, _named(calibrate, _SAMPLES))
-                given = samples or [(inputs, named)]
-                program, made = quantized(offer, quantize, module, inputs, named, given)
-        partitioners = [
-            made if made is not None and name == quantizer else _partitioner(name)
-            for name in backends
-        ]
+        chosen = chosen_quantization(quantize, backends, calibrate=calibrate is not None)
+    told = nullcontext if debug else held_messages
+    with _torch_quiet(), _outlived(factory), Stages(_STAGES) as stages:
+        with stages.stage("build"):
+            model = load_example(factory)
+        with stages.stage("quantize" if chosen else "export"), told():
+            made = None if chosen is None else _quantized(chosen, calibrate, model)
+            program = _exported(factory, model) if made is None else made.program
+        made_by = {} if made is None else {made.backend: made.partitioner}
+        partitioners = [made_by.get(name) or _partitioner(name) for name in backends]
         read = [factory, *backends, *([calibrate] if calibrate else [])]
         keep_apart(read=_sources(read), written=written)
-        with _stage(bar, seconds, "decompose"), nullcontext() if debug else held_messages():
-            program = _decomposed(program, partitioners)
-        before = program
-        with _stage(bar, seconds, "lower"):
-            reasons: dict[str, str] = {}
-            for partitioner in partitioners:
-                program = to_backend(program, partitioner, progress=_shown_on(bar))
-                reasons |= getattr(partitioner, "refused", {})
+        by_method = {"forward": partitioners}
+        with stages.stage("decompose"), told():
+            programs = decomposed_for(by_method, {"forward": program})
+        lowered = lower_decomposed(programs, by_method, stages)
         if html is not None:
-            page = graph_html(program, reasons=reasons, title=factory)
-            with writing(html):
-                html.parent.mkdir(parents=True, exist_ok=True)
-                html.write_text(page, encoding="utf-8")
-        with _stage(bar, seconds, "emit"):
-            emitted = emit(program)
-        with _stage(bar, seconds, "write"), writing(output):
+            _draw(lowered, partitioners, html, factory)
+        with stages.stage("write"), writing(output):
             output.parent.mkdir(parents=True, exist_ok=True)
-            emitted.save(output)
-        difference, not_compared = None, "not asked for"
-        accuracy: tuple[OutputAccuracy, ...] = ()
-        if check is not False and not _can_run(demanded=bool(check)):
-            not_compared = "lowerdeck.runner is not installed"
-        elif check is not False:
-            with _stage(bar, seconds, "check"):
-                try:
-                    accuracy = _accuracy(module, inputs, named, output)
-                    difference = max((one.largest for one in accuracy), default=0.0)
-                except (Exception, SystemExit) as error:
-                    # The file may well run elsewhere: a backend can lack a runtime half here.
-                    if check:
-                        raise CommandError(
-                            f"{output} cannot be compared: {error}", ExitStatus.FAILED
-                        ) from error
-                    not_compared = str(error)
-    figures = figures_of(before, program, emitted, output, seconds, difference, not_compared)
-    if offer is None:
+            lowered.save(output)
+        accuracy, not_compared = _compared(model, output, check, stages)
+    difference = None
+    if accuracy is not None:
+        difference = max((one.largest for one in accuracy), default=0.0)
+    summary = lowered.delegation()
+    figures = figures_of(lowered, summary, output, stages.seconds, difference, not_compared)
+    if made is None:
         return figures
-    calibrated = len(samples) if quantize in offer.calibrated else None
-    return replace(figures, accuracy=accuracy, calibrated=calibrated)
+    return replace(figures, accuracy=accuracy or (), calibrated=made.samples)
 
 
-def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    """A quantised model: its program, and who takes it."""
+
+    backend: str
+    program: ExportedProgram
+    partitioner: Any
+    samples: int | None
+
+
+def _quantized(
+    chosen: tuple[str, str, Quantization], calibrate: str | None, model: _Example
+) -> _Quantized:
+    """Return what the backend that was chosen makes of a model."""
+    backend, mode, offer = chosen
+    module, inputs, named = model
+    samples: list[Sample] = []
+    if calibrate is not None:
+        samples = samples_from(calibrate, _named(calibrate, _SAMPLES))
+    given = samples or [(inputs, named)]
+    program, partitioner = quantized(offer, mode, module, inputs, named, given)
+    counted = len(samples) if mode in offer.calibrated else None
+    return _Quantized(backend, program, partitioner, counted)
+
+
+def _draw(lowered: LoweredProgram, partitioners: Sequence[Any], html: Path, title: str) -> None:
+    """Write the page that ``--html`` asks for."""
+    reasons: dict[str, str] = {}
+    for partitioner in partitioners:
+        reasons |= getattr(partitioner, "refused", {})
+    page = graph_html(lowered.programs["forward"], reasons=reasons, title=title)
+    with writing(html):
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page, encoding="utf-8")
+
+
+def _compared(
+    model: _Example, output: Path, check: bool | None, stages: Stages
+) -> tuple[tuple[OutputAccuracy, ...] | None, str]:
+    """Return how far the outputs of a file are from eager's, or None and why that is not known."""
+    if check is False:
+        return None, "not asked for"
+    if not _can_run(demanded=bool(check)):
+        return None, "lowerdeck.runner is not installed"
+    with stages.stage("check"):
+        try:
+            return _accuracy(*model, output), ""
+        except (Exception, SystemExit) as error:
+            # The file may well run elsewhere: a backend can lack a runtime half here.
+            if check:
+                raise CommandError(
+                    f"{output} cannot be compared: {error}", ExitStatus.FAILED
+                ) from error
+            return None, str(error)
+
+
+def load_example(factory: str) -> _Example:
     """Return the module and example inputs that ``"package.module:function"`` makes.
 
     Args:
@@ -246,8 +272,8 @@ def load_example(factory: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
         found = made()
     except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"{factory!r} raised {_told(error)}; it is called without arguments, and must return "
-            "(module, example_args) or (module, example_args, example_kwargs)"
+            f"{factory!r} raised {in_a_line(error)}; it is called without arguments, and must "
+            "return (module, example_args) or (module, example_args, example_kwargs)"
         ) from error
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise LoweringError(
@@ -283,7 +309,7 @@ def _named(text: str, expected: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"module {module!r} of {text!r} cannot be imported: {_told(error)}"
+            f"module {module!r} of {text!r} cannot be imported: {in_a_line(error)}"
         ) from error
     for name in path.split("."):
         if not hasattr(made, name):
@@ -305,8 +331,8 @@ def _partitioner(name: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"{name!r} cannot be made without arguments: {_told(error)}; name a partitioner that "
-            "is made already"
+            f"{name!r} cannot be made without arguments: {in_a_line(error)}; name a partitioner "
+            "that is made already"
         ) from error
     missing = [part for part in _OF_PARTITIONERS if not callable(getattr(made, part, None))]
     if missing:
@@ -324,22 +350,15 @@ def _sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
         yield name, getattr(module, "__file__", None)
 
 
-def _exported(
-    factory: str, module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
-) -> ExportedProgram:
+def _exported(factory: str, model: _Example) -> ExportedProgram:
+    module, inputs, named = model
     try:
-        return torch.export.export(module, inputs, dict(named))
+        return torch.export.export(module, inputs, named)
     except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"torch.export cannot export what {factory!r} returned: {_told(error)}; --debug shows "
-            "where"
+            f"torch.export cannot export what {factory!r} returned: {in_a_line(error)}; "
+            "--debug shows where"
         ) from error
-
-
-def _told(error: BaseException) -> str:
-    """Return an error of others in one line."""
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 @contextmanager
@@ -359,50 +378,9 @@ def _outlived(factory: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         raise LoweringError(
-            f"code that lowering {factory!r} runs ended with {_told(error)}; --debug shows where"
+            f"code that lowering {factory!r} runs ended with {in_a_line(error)}; --debug shows "
+            "where"
         ) from error
-
-
-def _progress_bar() -> Any:
-    # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
-    disable = True if is_closed("stderr") else None
-    return tqdm(total=len(STAGES), unit="stage", disable=disable, leave=False)
-
-
-@contextmanager
-def _stage(bar: Any, seconds: dict[str, float], name: str) -> Iterator[None]:
-    bar.set_description(name)
-    start = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - start
-    bar.set_postfix_str("")
-    bar.update()
-
-
-def _shown_on(bar: Any) -> Callable[[int, int, str], None]:
-    def show(done: int, total: int, label: str) -> None:
-        bar.set_postfix_str(f"partition {done} of {total}: {label}")
-
-    return show
-
-
-def _decomposed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
-    whole: set[Any] = set()
-    for partitioner in partitioners:
-        try:
-            kept, wanted = partitioner.ops_to_not_decompose(program)
-        except Exception as error:
-            raise LoweringError(
-                f"ops_to_not_decompose of {type(partitioner).__name__} failed: {_told(error)}; "
-                "expected a list of operators, and a predicate on nodes or None"
-            ) from error
-        if wanted is None:
-            # What writes or returns a view is taken apart all the same, as exir does.
-            whole.update(operator for operator in kept if can_keep(operator))
-    try:
-        return decompose(program, keep=whole)
-    except DecomposeError as error:
-        raise LoweringError(f"the model cannot be decomposed: {error}") from error
 
 
 def _can_run(*, demanded: bool) -> bool:

@@ -330,7 +330,15 @@ def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> Export
         return splice_delegates(cut, delegates, copies)
 
 
-def _require_partitioner(given: object) -> None:
+def require_partitioner(given: object) -> None:
+    """Refuse what is no partitioner.
+
+    Args:
+        given: What was given as one.
+
+    Raises:
+        PartitionError: It is none.
+    """
     if isinstance(given, type):
         made_by = ".partitioner" if hasattr(given, "partitioner") else ""
         raise PartitionError(
@@ -357,7 +365,7 @@ def _partitioned(
     Where the cut would lose a write in place, the functional form of the program is partitioned
     instead. ``others`` are the other methods of the same file.
     """
-    _require_partitioner(partitioner)
+    require_partitioner(partitioner)
     mend_program(program)
     tagged, tags = _tagged(program, partitioner, others)
     harm: object = first_harm(tagged, tags)

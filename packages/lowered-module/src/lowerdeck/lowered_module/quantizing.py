@@ -17,8 +17,8 @@ from lowerdeck.serializer import CommandError, ExitStatus
 
 def chosen_quantization(
     mode: str, backends: Sequence[str], *, calibrate: bool
-) -> tuple[str, Quantization]:
-    """Return the first of some backends that can quantise, and what it offers.
+) -> tuple[str, str, Quantization]:
+    """Return the first of some backends that can quantise, the mode, and what it offers.
 
     Args:
         mode: What ``--quantize`` says.
@@ -46,7 +46,7 @@ def chosen_quantization(
         raise CommandError(
             f"--quantize {mode} looks at no samples: leave --calibrate out", ExitStatus.USAGE
         )
-    return name, offer
+    return name, mode, offer
 
 
 def quantized(

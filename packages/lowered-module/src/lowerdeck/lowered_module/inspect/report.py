@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
-
-from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from lowerdeck.emitter import EmittedProgram
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
-from lowerdeck.lowered_module.inspect.summary import Remark, delegation_summary
-from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
+from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark
 from lowerdeck.serializer import FileRange, Storage
-from lowerdeck.torch_base import graphs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +48,8 @@ class LoweringFigures:
 
 
 def figures_of(
-    before: ExportedProgram,
-    after: ExportedProgram,
     emitted: EmittedProgram,
+    summary: DelegationSummary,
     file: Path,
     seconds: Mapping[str, float],
     difference: float | None,
@@ -67,20 +58,18 @@ def figures_of(
     """Return the figures of one lowering.
 
     Args:
-        before: The program before lowering.
-        after: The program after lowering.
         emitted: What was emitted.
+        summary: What lowering did.
         file: Where it was written.
         seconds: Wall time of each stage.
         difference: Largest difference from eager, if measured.
         not_compared: Why it was not measured.
     """
-    left = len(list(computing_nodes(after.graph_module)))
-    nodes = len(list(computing_nodes(before.graph_module)))
+    delegated = sum(summary.delegated.values())
     return LoweringFigures(
-        nodes=nodes,
-        delegated_nodes=nodes - left,
-        partitions=Counter(delegate.backend_id for delegate in delegates_in(after.graph_module)),
+        nodes=delegated + sum(summary.left.values()),
+        delegated_nodes=delegated,
+        partitions=summary.delegates,
         file=file,
         file_bytes=file.stat().st_size,
         contents=_contents(emitted, file.stat().st_size),
@@ -90,15 +79,8 @@ def figures_of(
         seconds=seconds,
         difference=difference,
         not_compared=not_compared,
-        remarks=delegation_summary(after).remarks,
+        remarks=summary.remarks,
     )
-
-
-def delegates_in(graph_module: GraphModule) -> Iterator[LoweredBackendModule]:
-    """Yield the delegates that a graph and its nested graphs call, in order."""
-    for gm in graphs_of(graph_module):
-        for call in delegate_calls(gm):
-            yield cast("LoweredBackendModule", delegate_of(gm, call))
 
 
 def report_lines(figures: LoweringFigures) -> Iterator[str]:

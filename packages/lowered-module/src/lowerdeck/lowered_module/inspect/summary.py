@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast
 
 from torch.export import ExportedProgram
@@ -78,25 +79,31 @@ class DelegationSummary:
         return "\n".join([*lines, table(heads, rows), *map(str, self.remarks)])
 
 
-def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSummary:
+def delegation_summary(
+    program: ExportedProgram | GraphModule | Mapping[str, ExportedProgram],
+) -> DelegationSummary:
     """Return what lowering did to ``program``, nested graphs and delegates in delegates included.
 
     Args:
-        program: A lowered program, or its graph module.
+        program: A lowered program, or its graph module, or the programs of several methods.
 
     Raises:
         LoweringError: It is something else.
     """
-    if not isinstance(program, ExportedProgram | GraphModule):
-        raise LoweringError(
-            f"found a {type(program).__name__}, expected an exported program or its graph module"
-        )
-    top = program.graph_module if isinstance(program, ExportedProgram) else program
+    tops = [
+        one.graph_module if isinstance(one, ExportedProgram) else one
+        for one in (program.values() if isinstance(program, Mapping) else [program])
+    ]
+    for one in tops:
+        if not isinstance(one, GraphModule):
+            raise LoweringError(
+                f"found a {type(one).__name__}, expected an exported program or its graph module"
+            )
     count: Counter[str] = Counter()
     size: Counter[str] = Counter()
     delegated: Counter[str] = Counter()
     remarks: list[Remark] = []
-    for gm in graphs_of(top):
+    for gm in chain.from_iterable(map(graphs_of, tops)):
         for call in delegate_calls(gm):
             module = cast("LoweredBackendModule", delegate_of(gm, call))
             count[module.backend_id] += 1
@@ -105,7 +112,7 @@ def delegation_summary(program: ExportedProgram | GraphModule) -> DelegationSumm
             remarks += _remarks_in(module)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
-    for node in computing_nodes(top):
+    for node in chain.from_iterable(map(computing_nodes, tops)):
         name = operator_name(node)
         left[name] += 1
         if REJECT in node.meta:

@@ -1,0 +1,66 @@
+"""Which operators may stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch.fx import Node
+
+from lowerdeck.decompose._torch_private import is_preservable, is_taken_apart
+from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.torch_base import OpOverload, schema_of
+
+Keep = Iterable[OpOverload] | Mapping[OpOverload, Callable[[Node], bool] | None]
+"""Operators that stay whole; in a mapping, each with which of its calls do, None for all."""
+
+
+def can_keep(operator: object, *, some: bool = False) -> bool:
+    """Return whether ``keep`` may name ``operator``.
+
+    torch takes apart at once what may return its argument or a view of it, or writes.
+
+    Args:
+        operator: An overload of an operator; anything else cannot be kept.
+        some: Whether some of its calls are to be kept, and others not.
+    """
+    if not isinstance(operator, OpOverload) or (some and _shares_memory(operator)):
+        return False
+    return not is_taken_apart(operator) or is_preservable(operator)
+
+
+def _shares_memory(operator: OpOverload) -> bool:
+    schema = schema_of(operator)
+    return any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
+
+
+def check_kept(operator: Any, which: Any) -> None:
+    """Refuse what ``keep`` cannot name.
+
+    Args:
+        operator: What it names.
+        which: What it says of which calls are kept.
+
+    Raises:
+        DecomposeError: It is no operator, or torch cannot keep it, or not in part.
+    """
+    if not isinstance(operator, OpOverload):
+        raise DecomposeError(
+            f"keep names {operator!r}, which is no overload of an operator: give overloads, such "
+            "as torch.ops.aten.linear.default"
+        )
+    if which is not None and not callable(which):
+        raise DecomposeError(
+            f"keep says {which!r} of {operator}, expected a function from a node to whether that "
+            "call is kept, or None for all calls"
+        )
+    if which is not None and _shares_memory(operator):
+        raise DecomposeError(
+            f"some calls of {operator} cannot be kept, since it returns a view or writes: keep "
+            "all of them, or none"
+        )
+    if not can_keep(operator):
+        raise DecomposeError(
+            f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
+            "and torch takes it apart before it can tell; leave it out of keep"
+        )

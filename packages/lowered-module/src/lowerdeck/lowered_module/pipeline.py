@@ -1,0 +1,296 @@
+"""``lower``: from models or exported programs to the program of a file, in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.decompose import DecomposeError, DecompositionCache, can_keep, decompose
+from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.lowered_module.authoring.registry import find_partitioner
+from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
+from lowerdeck.lowered_module.lowering import (
+    MethodProgramsPartitionerSpec,
+    PartitionerLike,
+    require_partitioner,
+    to_backend,
+)
+from lowerdeck.lowered_module.preprocess.progress import Progress
+from lowerdeck.lowered_module.stages import Stages
+from lowerdeck.torch_base import OpOverload
+
+Model: TypeAlias = (
+    tuple[torch.nn.Module, tuple[Any, ...]]
+    | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]
+)
+"""A module with example inputs, and perhaps those that are given by name."""
+
+Partitioners: TypeAlias = PartitionerLike | str | Sequence[PartitionerLike | str]
+"""One partitioner or several, of which the first chooses first; a text names an installed one."""
+
+STAGES = ("export", "decompose", "lower", "emit")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoweredProgram(EmittedProgram):
+    """What ``lower`` returns: the program for the runtime, and what it was made of.
+
+    Attributes:
+        programs: The lowered program of each method, delegates in place.
+        seconds: Wall time of each stage.
+    """
+
+    programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def delegation(self, method: str | None = None) -> DelegationSummary:
+        """Return what went to backends, what was left and why; ``print`` it for a table.
+
+        Args:
+            method: One method; None for all together.
+
+        Raises:
+            LoweringError: There is no such method.
+        """
+        if method is None:
+            return delegation_summary(self.programs)
+        if method not in self.programs:
+            raise LoweringError(
+                f"there is no method {method!r} that was lowered, but {', '.join(self.programs)}"
+            )
+        return delegation_summary(self.programs[method])
+
+
+def lower(
+    programs: ExportedProgram | Model | Mapping[str, ExportedProgram | Model],
+    partitioners: Partitioners | Mapping[str, Partitioners] | None = None,
+    *,
+    constant_methods: Mapping[str, Any] | None = None,
+    config: EmitConfig | None = None,
+    shared_state: bool | Iterable[str | tuple[str, ...]] = (),
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> LoweredProgram:
+    """Return the program that the official runtime runs, with parts of it given to backends.
+
+    Each method is exported if it is a module, taken apart once into core ATen operators but for
+    those that its partitioners want whole, partitioned, preprocessed and emitted. Nothing that is
+    passed in is changed, and weights are not copied.
+
+    Args:
+        programs: An exported program, or a module with example inputs, ``(module, args)`` or
+            ``(module, args, kwargs)``: it becomes the method ``forward``. Several of them by
+            method name share what they share in memory.
+        partitioners: Who chooses what goes to backends: a partitioner, the name of a backend
+            whose partitioner is installed, or a list of which the first chooses first; for all
+            methods, or in a mapping by method. None leaves everything to the runtime's kernels.
+        constant_methods: Values that methods of their own return.
+        config: Settings of the emission.
+        shared_state: As ``lowerdeck.emitter.emit`` takes it.
+        executor: As ``to_backend`` takes it: partitions are sent to it.
+        cache: As ``to_backend`` takes it: a directory of results by content.
+        progress: As ``to_backend`` takes it; if None, stages are shown where standard error is a
+            terminal.
+
+    Raises:
+        LoweringError: A method is of another kind, or cannot be exported, decomposed or lowered.
+        lowerdeck.emitter.EmitterError: It cannot be emitted.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.lowered_module import lower
+        >>> lowered = lower((torch.nn.Linear(2, 3), (torch.ones(1, 2),)))
+        >>> lowered.methods
+        ('forward',)
+        >>> lowered.buffer[4:8]
+        b'ET12'
+        >>> lowered.delegation().delegates
+        {}
+    """
+    methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
+    chosen = _by_method(partitioners, methods)
+    settings = _settings(config, constant_methods)
+    with Stages(STAGES) as stages:
+        with stages.stage("export"):
+            exported = {name: _exported(name, one) for name, one in methods.items()}
+        with stages.stage("decompose"):
+            decomposed = decomposed_for(chosen, exported)
+        return lower_decomposed(
+            decomposed,
+            chosen,
+            stages,
+            config=settings,
+            shared_state=shared_state,
+            executor=executor,
+            cache=cache,
+            progress=progress,
+        )
+
+
+def lower_decomposed(
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Sequence[PartitionerLike]],
+    stages: Stages,
+    *,
+    config: EmitConfig | None = None,
+    shared_state: bool | Iterable[str | tuple[str, ...]] = (),
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> LoweredProgram:
+    """Return what ``lower`` returns, from programs that were taken apart.
+
+    Args:
+        programs: The program of each method.
+        partitioners: The partitioners of each method, in their order.
+        stages: Where it is told which stage it is in.
+        config: As for ``lower``.
+        shared_state: Likewise.
+        executor: Likewise.
+        cache: Likewise.
+        progress: Likewise.
+    """
+    lowered = dict(programs)
+    with stages.stage("lower"):
+        show = stages.partition if progress is None else progress
+        for turn in range(max(map(len, partitioners.values()), default=0)):
+            asked = {name: each[turn] for name, each in partitioners.items() if turn < len(each)}
+            spec = MethodProgramsPartitionerSpec(lowered, asked)
+            lowered = to_backend(spec, executor=executor, cache=cache, progress=show)
+    with stages.stage("emit"):
+        emitted = emit(lowered, config=config, shared_state=shared_state)
+    parts = {each.name: getattr(emitted, each.name) for each in fields(emitted)}
+    return LoweredProgram(**parts, programs=lowered, seconds=stages.seconds)
+
+
+def _by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, list[PartitionerLike]]:
+    """Return the partitioners of each method, in their order."""
+    by_method = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
+    unknown = [str(name) for name in by_method if name not in methods]
+    if unknown:
+        raise LoweringError(
+            f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
+            f"{', '.join(methods) or 'none'}: give a program for each"
+        )
+    return {name: _each(one) for name, one in by_method.items()}
+
+
+def _each(given: Any) -> list[PartitionerLike]:
+    several = () if given is None else given if isinstance(given, list | tuple) else (given,)
+    found = [find_partitioner(one) if isinstance(one, str) else one for one in several]
+    for partitioner in found:
+        require_partitioner(partitioner)
+    return found
+
+
+def _settings(
+    config: EmitConfig | None, constant_methods: Mapping[str, Any] | None
+) -> EmitConfig | None:
+    if not constant_methods:
+        return config
+    settings = EmitConfig() if config is None else config
+    twice = settings.constant_methods.keys() & constant_methods.keys()
+    if twice:
+        raise LoweringError(
+            f"constant_methods and config both say what {', '.join(sorted(twice))} returns: say "
+            "it once"
+        )
+    return replace(settings, constant_methods={**settings.constant_methods, **constant_methods})
+
+
+def _exported(method: str, given: Any) -> ExportedProgram:
+    if isinstance(given, ExportedProgram):
+        return given
+    expected = (
+        "expected an ExportedProgram, (module, example_args) or (module, example_args, "
+        "example_kwargs)"
+    )
+    if not isinstance(given, tuple) or len(given) not in {2, 3}:
+        hint = "give its example inputs too: " if isinstance(given, torch.nn.Module) else ""
+        raise LoweringError(
+            f"found a {type(given).__name__} as method {method!r}, {hint}{expected}"
+        )
+    module, args, kwargs = given if len(given) == 3 else (*given, {})
+    if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, Mapping):
+        told = ", ".join(type(one).__name__ for one in given)
+        raise LoweringError(f"found ({told}) as method {method!r}, {expected}")
+    inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
+    try:
+        return torch.export.export(module, inputs, dict(kwargs))
+    except Exception as error:
+        raise LoweringError(
+            f"torch.export cannot export method {method!r}: {in_a_line(error)}"
+        ) from error
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error of others in one line.
+
+    Args:
+        error: The error.
+    """
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def decomposed_for(
+    partitioners: Mapping[str, Sequence[PartitionerLike]], programs: Mapping[str, ExportedProgram]
+) -> dict[str, ExportedProgram]:
+    """Return programs in core ATen operators, and those that their partitioners want whole.
+
+    Args:
+        partitioners: The partitioners of each method.
+        programs: The program of each method.
+
+    Raises:
+        LoweringError: A partitioner cannot say what it wants, or a program cannot be taken apart.
+    """
+    cache = DecompositionCache()
+    found = {}
+    for name, program in programs.items():
+        kept = _kept(program, partitioners.get(name, ()))
+        try:
+            found[name] = decompose(program, keep=kept, cache=cache)
+        except DecomposeError as error:
+            raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
+    return found
+
+
+def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverload, Any]:
+    """Return what stays whole for any of some partitioners: operators, with which calls do."""
+    kept: dict[OpOverload, Any] = {}
+    for partitioner in partitioners:
+        asked = getattr(partitioner, "ops_to_not_decompose", None)
+        if asked is None:
+            continue
+        try:
+            operators, wanted = asked(program)
+            if wanted is not None and not callable(wanted):
+                raise TypeError(f"the predicate is {wanted!r}")
+            # What writes or returns a view is taken apart all the same, as exir does.
+            able = [each for each in operators if can_keep(each, some=wanted is not None)]
+        except Exception as error:
+            raise LoweringError(
+                f"ops_to_not_decompose of {type(partitioner).__name__} failed: "
+                f"{in_a_line(error)}; expected a list of operators, and a predicate on nodes "
+                "or None"
+            ) from error
+        for operator in able:
+            kept[operator] = _either(kept[operator], wanted) if operator in kept else wanted
+    return kept
+
+
+def _either(one: Any, other: Any) -> Callable[[Node], bool] | None:
+    """Return which calls either of two predicates keeps; None keeps all."""
+    if one is None or other is None:
+        return None
+    return lambda call: one(call) or other(call)

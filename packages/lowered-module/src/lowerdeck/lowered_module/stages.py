@@ -1,0 +1,68 @@
+"""How far a lowering is, and how long each of its stages took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from lowerdeck.serializer import is_closed
+
+
+class Stages:
+    """Shows a bar of stages while it is open, where standard error is a terminal.
+
+    Args:
+        names: The stages, in their order.
+
+    Attributes:
+        seconds: Wall time of each stage that is done.
+
+    Example:
+        >>> with Stages(["export", "lower"]) as stages:
+        ...     with stages.stage("export"):
+        ...         pass
+        >>> list(stages.seconds)
+        ['export']
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.seconds: dict[str, float] = {}
+        # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
+        disable = True if is_closed("stderr") else None
+        self._bar: Any = tqdm(total=len(names), unit="stage", disable=disable, leave=False)
+
+    def __enter__(self) -> Stages:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self._bar.close()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Show and time one stage.
+
+        Args:
+            name: Its name.
+        """
+        self._bar.set_description(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self._bar.set_postfix_str("")
+        self._bar.update()
+
+    def partition(self, done: int, total: int, label: str) -> None:
+        """Show how far the stage is: a ``Progress``.
+
+        Args:
+            done: Number of partitions done.
+            total: Number of all.
+            label: What the last one is called.
+        """
+        self._bar.set_postfix_str(f"partition {done} of {total}: {label}")

@@ -1,0 +1,229 @@
+"""``lower``: the whole way in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Node
+
+from lowerdeck.decompose import decompose
+from lowerdeck.emitter import EmitConfig, EmitterError, emit
+from lowerdeck.lowered_module import (
+    BackendNotFoundError,
+    LoweredProgram,
+    LoweringError,
+    PartitionError,
+    get_lowered_backend_modules,
+    lower,
+    to_backend,
+)
+from lowerdeck.lowered_module.pipeline import Model
+from lowerdeck.lowered_module.testing import RunPartitioner
+from lowerdeck.serializer import deserialize_pte
+
+ATEN = torch.ops.aten
+X = (torch.linspace(-2, 2, 8).reshape(2, 4),)
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.gelu(self.first(x))
+        return torch.softmax(self.last(hidden), -1)
+
+
+class Encoder(nn.Module):
+    def __init__(self, whole: Classifier) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.whole.first(x))
+
+
+class Wanting(RunPartitioner):
+    """Takes what it wants whole, and nothing else."""
+
+    def __init__(self, operator: Any, which: Callable[[Node], bool] | None = None) -> None:
+        super().__init__(lambda node: node.target is operator)
+        self.whole = [operator]
+        self.which = which
+        self.asked = 0
+
+    def ops_to_not_decompose(self, ep: Any) -> Any:
+        del ep
+        self.asked += 1
+        return self.whole, self.which
+
+
+def calls(lowered: LoweredProgram, method: str = "forward") -> list[str]:
+    """Return the operators that a method's delegates compute, each delegate's in one text."""
+    return [
+        " ".join(
+            str(node.target)
+            for node in delegate.original_module.graph.nodes
+            if node.op == "call_function"
+        )
+        for delegate in get_lowered_backend_modules(lowered.programs[method].graph_module)
+    ]
+
+
+def test_a_module_a_program_and_a_mapping_come_to_the_same_file() -> None:
+    model: Model = (Classifier().eval(), X)
+    program = torch.export.export(*model)
+    of_module = lower(model)
+    assert of_module.to_bytes() == lower(program).to_bytes() == lower({"forward": model}).buffer
+    assert of_module.methods == ("forward",)
+    assert list(of_module.seconds) == ["export", "decompose", "lower", "emit"]
+    assert isinstance(of_module, LoweredProgram)
+
+
+def test_it_is_what_the_steps_by_hand_come_to(tmp_path: Any) -> None:
+    program = torch.export.export(Classifier().eval(), X)
+    before = str(program.graph_module.graph)
+    partitioner = Wanting(ATEN.gelu.default)
+    lowered = lower(program, partitioner)
+    assert str(program.graph_module.graph) == before
+    assert calls(lowered) == ["aten.gelu.default"]
+    by_hand = to_backend(decompose(program, keep=[ATEN.gelu.default]), partitioner)
+    assert emit(by_hand).to_bytes() == lowered.buffer
+    torch.testing.assert_close(lowered.programs["forward"].module()(*X), program.module()(*X))
+    size = lowered.save(tmp_path / "model.pte")
+    assert (tmp_path / "model.pte").read_bytes() == lowered.buffer
+    assert size == len(lowered.buffer)
+
+
+def test_the_first_of_several_partitioners_chooses_first() -> None:
+    program = torch.export.export(Classifier().eval(), X)
+    everything = RunPartitioner(lambda node: "call_delegate" not in str(node.target))
+    lowered = lower(program, [Wanting(ATEN.gelu.default), everything])
+    assert calls(lowered).count("aten.gelu.default") == 1
+    assert len(calls(lowered)) == 3
+    assert not lowered.delegation().left
+    alone = lower(program, [everything, Wanting(ATEN.gelu.default)])
+    assert len(calls(alone)) == 1
+
+
+def test_each_method_has_its_own_partitioners_and_shares_what_it_shares() -> None:
+    whole = Classifier().eval()
+    methods: dict[str, Any] = {"forward": (whole, X), "encode": (Encoder(whole).eval(), X)}
+    lowered = lower(methods, {"encode": Wanting(ATEN.tanh.default)})
+    assert lowered.methods == ("encode", "forward")
+    assert calls(lowered) == []
+    assert calls(lowered, "encode") == ["aten.tanh.default"]
+    assert lowered.delegation("forward").delegates == {}
+    assert lowered.delegation("encode").delegates == lowered.delegation().delegates
+    both = lowered.delegation()
+    left = lowered.delegation("forward").left
+    assert both.left["aten.addmm.default"] == left["aten.addmm.default"] + 1
+    # One copy of the weights that both have.
+    alone = lower({"forward": (whole, X)})
+    assert len(lowered.program.constant_buffer) == len(alone.program.constant_buffer)
+    for_all = lower(methods, Wanting(ATEN.gelu.default))
+    assert calls(for_all) == ["aten.gelu.default"]
+    assert calls(for_all, "encode") == []
+
+
+def test_operators_stay_whole_for_those_who_asked_and_call_by_call() -> None:
+    program = torch.export.export(Classifier().eval(), X)
+    second = Wanting(ATEN.linear.default, lambda node: node.name == "linear_1")
+    lowered = lower(program, second)
+    assert second.asked == 1
+    assert calls(lowered) == ["aten.linear.default"]
+    assert lowered.delegation().left["aten.addmm.default"] == 1
+    also = Wanting(ATEN.linear.default, lambda node: node.name == "linear")
+    assert len(calls(lower(program, [second, also]))) == 2
+    everyone = Wanting(ATEN.linear.default)
+    assert len(calls(lower(program, [second, everyone]))) == 2
+
+
+def test_a_view_that_is_wanted_whole_is_taken_apart_all_the_same() -> None:
+    class Reshaped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1).transpose(0, 0) + 1
+
+    program = torch.export.export(Reshaped(), X)
+    for which in (None, lambda node: True):
+        for operator in (ATEN.reshape.default, ATEN.transpose.int):
+            lowered = lower(program, Wanting(operator, which))
+            assert torch.equal(lowered.programs["forward"].module()(*X), X[0].reshape(-1) + 1)
+
+
+def test_settings_and_constant_methods_reach_the_file() -> None:
+    model: Model = (Classifier().eval(), X)
+    config = EmitConfig(constant_methods={"get_bos": 1}, plan_inputs=False)
+    lowered = lower(model, constant_methods={"get_vocab": 128}, config=config)
+    assert lowered.methods == ("forward", "get_bos", "get_vocab")
+    plans = deserialize_pte(lowered.buffer).execution_plan
+    assert tuple(plan.name for plan in plans) == lowered.methods
+    with pytest.raises(LoweringError, match="both say what get_bos returns"):
+        lower(model, constant_methods={"get_bos": 2}, config=config)
+    with pytest.raises(EmitterError):
+        lower(model, constant_methods={"forward": 2})
+    with pytest.raises(LoweringError, match="no method 'get_bos' that was lowered"):
+        lowered.delegation("get_bos")
+
+
+def test_an_executor_and_a_cache_change_nothing(tmp_path: Any) -> None:
+    model: Model = (Classifier().eval(), X)
+    plain = lower(model, Wanting(ATEN.gelu.default)).buffer
+    seen = []
+    with ThreadPoolExecutor(2) as executor:
+        for _ in range(2):
+            lowered = lower(
+                model,
+                Wanting(ATEN.gelu.default),
+                executor=executor,
+                cache=tmp_path,
+                progress=lambda done, total, label: seen.append((done, total, label)),
+            )
+            assert lowered.buffer == plain
+    assert len(seen) == 1
+    assert any(tmp_path.iterdir())
+
+
+class Fails(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+
+class SaysTooLittle(RunPartitioner):
+    def ops_to_not_decompose(self, ep: Any) -> Any:
+        del ep
+
+
+@pytest.mark.parametrize(
+    ("programs", "partitioners", "error", "words"),
+    [
+        (Classifier(), None, LoweringError, "give its example inputs too"),
+        (3, None, LoweringError, "found a int as method 'forward'"),
+        ((Classifier(), X, 3), None, LoweringError, r"found \(Classifier, tuple, int\)"),
+        ({"a": (Fails(), X)}, None, LoweringError, "torch.export cannot export method 'a'"),
+        ((Classifier(), X), "Nobody", BackendNotFoundError, "Nobody"),
+        ((Classifier(), X), {"other": []}, LoweringError, "for methods other"),
+        ((Classifier(), X), RunPartitioner, PartitionError, "the class RunPartitioner"),
+        ((Classifier(), X), 3, PartitionError, "found a int as partitioner"),
+        ((Classifier(), X), SaysTooLittle(lambda _: True), LoweringError, "ops_to_not_decompose"),
+        (
+            (Classifier(), X),
+            Wanting(ATEN.gelu.default, True),  # type: ignore[arg-type]
+            LoweringError,
+            "the predicate is True",
+        ),
+    ],
+)
+def test_what_cannot_be_lowered_is_told_in_one_error(
+    programs: Any, partitioners: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        lower(programs, partitioners)
