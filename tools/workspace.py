@@ -26,6 +26,7 @@ PACKAGES = (
     "unflatten",
     "lowered-module",
     "xnnpack",
+    "language-models",
     "demo-backends",
 )
 TORCH_FREE = frozenset({"serializer"})

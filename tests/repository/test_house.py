@@ -32,8 +32,8 @@ def _public_definitions(
     return found
 
 
-def test_there_are_ten_packages():
-    assert len(PACKAGES) == 10
+def test_there_are_eleven_packages():
+    assert len(PACKAGES) == 11
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,0 +1,59 @@
+"""Whether a file gives the tokens that the model gives itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lowerdeck.language_models.decoder import CachedDecoder
+from lowerdeck.language_models.errors import GenerationError
+from lowerdeck.language_models.generating import ModelFile, inputs_of
+
+TOKENS = 16
+_MARGIN = 10.0
+
+
+def check_lines(
+    decoder: CachedDecoder, model: ModelFile, prompt: Sequence[int]
+) -> tuple[bool, list[str]]:
+    """Return whether both give the same tokens, and how far their logits are apart.
+
+    Both read the same text: the prompt, and what the model itself continues it with. Where its
+    two likeliest tokens are closer than ten times the error, either is right.
+
+    Args:
+        decoder: The model, with the weights that were exported.
+        model: The file.
+        prompt: The tokens of a text.
+
+    Raises:
+        GenerationError: The text is empty, or too long.
+    """
+    if not prompt or len(prompt) + TOKENS > model.context:
+        raise GenerationError(
+            f"--check has a prompt of {len(prompt)} tokens, expected 1 to {model.context - TOKENS}"
+        )
+    wanted, found = [], []
+    given, position = list(prompt), 0
+    for _ in range(TOKENS):
+        for start in range(0, len(given), model.chunk):
+            inputs = inputs_of(given[start : start + model.chunk], position + start)
+            with torch.no_grad():
+                eager = decoder(*inputs)[0, -1]
+            ours = model.program.run("forward", *inputs)[0, -1]
+        wanted.append(eager.float().clone())
+        found.append(ours.float().clone())
+        position += len(given)
+        given = [int(eager.argmax())]
+    one, other = torch.stack(wanted), torch.stack(found)
+    error = float((one - other).abs().max())
+    margins = one.topk(2).values.diff().abs().squeeze(1)
+    differs = one.argmax(-1) != other.argmax(-1)
+    wrong = int((differs & (margins > _MARGIN * error)).sum())
+    same = TOKENS - int(differs.sum())
+    lines = [
+        f"check          {same} of {TOKENS} tokens as the model's own, logits differ by at most "
+        f"{error:.3g} of {float(one.abs().max()):.3g}"
+    ]
+    return not wrong and bool(torch.isfinite(other).all()), lines

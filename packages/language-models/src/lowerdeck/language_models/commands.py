@@ -1,0 +1,211 @@
+"""The command ``lowerdeck lm``: export a language model, and generate text with it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from lowerdeck.language_models.checking import check_lines
+from lowerdeck.language_models.errors import FolderError, GenerationError
+from lowerdeck.language_models.exporting import (
+    ATTENTIONS,
+    BACKENDS,
+    QUANTIZATIONS,
+    lower_decoder,
+    prepared,
+)
+from lowerdeck.language_models.folder import tokenizer_json
+from lowerdeck.language_models.generating import (
+    Timing,
+    generate,
+    has_official_runtime,
+    open_model,
+)
+from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, printable, say, writing
+
+RUNTIMES = ("official", "lowerdeck")
+
+
+class LanguageModelCommand:
+    """Exports language models and runs them."""
+
+    help = "export a language model from a Hugging Face folder, and generate text with it"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of both forms.
+
+        Args:
+            parser: The parser of this command.
+        """
+        forms = parser.add_subparsers(dest="form", required=True, metavar="export|run")
+        _configure_export(forms.add_parser("export", help="from a folder to a .pte file"))
+        _configure_run(forms.add_parser("run", help="continue a text"))
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it, and return the exit code.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            ``DONE``; ``DIFFERS`` where ``--check`` finds other tokens than the model's own.
+
+        Raises:
+            LanguageModelError: The folder, the file or the prompt cannot be used.
+            lowerdeck.serializer.CommandError: A file cannot be written.
+        """
+        return _export(args) if args.form == "export" else _run(args)
+
+
+lm: LanguageModelCommand = LanguageModelCommand()
+
+
+def _configure_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="as save_pretrained writes it")
+    parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
+    parser.add_argument(
+        "--quantize", choices=QUANTIZATIONS, default="none", help="what linear layers become"
+    )
+    parser.add_argument(
+        "--group", type=int, default=32, metavar="N", help="weights that share a scale in 8da4w"
+    )
+    parser.add_argument(
+        "--quantize-embedding",
+        choices=("none", "8", "4"),
+        default="none",
+        help="bits of the embedding; the application must link quantized_ops_lib",
+    )
+    parser.add_argument("--context", type=int, default=2048, metavar="N", help="tokens of a text")
+    parser.add_argument("--backend", choices=BACKENDS, default="xnnpack")
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default="delegate",
+        help="custom-kernel: llama::custom_sdpa; the application must link custom_ops",
+    )
+    parser.add_argument(
+        "--prefill-chunk", type=int, metavar="N", help="tokens that are taken at once at most"
+    )
+    parser.add_argument(
+        "--check", metavar="PROMPT", help="generate, and fail if the model's own tokens differ"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _configure_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="the model's folder, or a tokenizer.json; by default what `export` wrote beside FILE",
+    )
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="how many to add")
+    parser.add_argument(
+        "--runtime", choices=RUNTIMES, help="the official one where it is installed, else ours"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _export(args: argparse.Namespace) -> int:
+    beside = tokenizer_beside(args.output)
+    keep_apart(read=[("FOLDER", args.folder)], written=[("--output", args.output)])
+    if not args.folder.is_dir():
+        raise FolderError(f"{args.folder} is no folder, expected one of a Hugging Face model")
+    # What fails early costs least: a folder without a tokenizer cannot be generated with.
+    tokenizer = tokenizer_json(args.folder)
+    bits = None if args.quantize_embedding == "none" else int(args.quantize_embedding)
+    made = prepared(
+        args.folder,
+        quantize=args.quantize,
+        group=args.group,
+        quantize_embedding=bits,
+        context=args.context,
+        backend=args.backend,
+        attention=args.attention,
+        prefill_chunk=args.prefill_chunk,
+    )
+    lowered = lower_decoder(made)
+    with writing(args.output):
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        size = lowered.save(args.output)
+    with writing(beside):
+        beside.write_text(tokenizer, encoding="utf-8")
+    delegates = sum(lowered.delegation("forward").delegates.values())
+    say(
+        f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegates, up to {made.context} tokens, "
+        f"{made.chunk} at once; tokenizer in {beside}",
+        "time           "
+        + ", ".join(f"{stage} {spent:.2f} s" for stage, spent in lowered.seconds.items()),
+    )
+    if made.kernels:
+        say(f"needs kernels  {', '.join(sorted(made.kernels))}: link their libraries")
+    if args.check is None:
+        return ExitStatus.DONE
+    alike, lines = check_lines(
+        made.decoder, open_model(args.output), Tokenizer.from_str(tokenizer).encode(args.check).ids
+    )
+    say(*lines)
+    return ExitStatus.DONE if alike else ExitStatus.DIFFERS
+
+
+def _run(args: argparse.Namespace) -> int:
+    official = has_official_runtime() if args.runtime is None else args.runtime == "official"
+    if official and not has_official_runtime():
+        raise CommandError(
+            "--runtime official needs it installed: pip install executorch", ExitStatus.FAILED
+        )
+    if args.tokens < 1:
+        raise GenerationError(f"--tokens is {args.tokens}, expected at least 1")
+    tokenizer = _tokenizer(args.tokenizer, args.file)
+    model = open_model(args.file)
+    timing = Timing()
+    found: list[int] = []
+    shown = ""
+    for token in generate(
+        model, tokenizer.encode(args.prompt).ids, args.tokens, official=official, timing=timing
+    ):
+        found.append(token)
+        text = tokenizer.decode(found)
+        # A letter may take several tokens: it is shown when it is whole.
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            print(printable(text[len(shown) :]), end="", flush=True)
+            shown = text
+    print(printable(tokenizer.decode(found)[len(shown) :]))
+    rate = timing.tokens / timing.seconds if timing.seconds else 0.0
+    say(
+        f"{timing.prompt_tokens} tokens read in {timing.prompt_seconds * 1e3:.1f} ms, "
+        f"{timing.tokens} more at {rate:.1f} tokens/s, in {timing.runtime}"
+    )
+    return ExitStatus.DONE
+
+
+def tokenizer_beside(file: Path) -> Path:
+    """Return where the tokenizer of a model's file lies.
+
+    Args:
+        file: The file.
+    """
+    return file.with_name(f"{file.stem}.tokenizer.json")
+
+
+def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
+    if given is None:
+        given = tokenizer_beside(file)
+        if not given.is_file():
+            raise FolderError(f"there is no {given}: name the model's folder with --tokenizer")
+    text = tokenizer_json(given) if given.is_dir() else _read(given)
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:
+        raise FolderError(f"{given} holds no tokenizer: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FolderError(f"{path} cannot be read: {error}") from error

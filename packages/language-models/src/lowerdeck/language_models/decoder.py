@@ -1,0 +1,162 @@
+"""A decoder with its key-value cache as state: from tokens and their positions to logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from transformers.cache_utils import StaticCache, StaticLayer
+from transformers.modeling_utils import PreTrainedModel
+
+from lowerdeck.language_models.custom_kernels import NAME, FilledLayer, register
+from lowerdeck.language_models.errors import UnsupportedModelError
+
+_EXAMPLE_TOKENS = 3
+
+
+class PositionedLayer(StaticLayer):  # type: ignore[misc]
+    """Keys and values of one layer, written where the caller's positions say.
+
+    The layer of transformers counts by itself, which is a write and an addition for each layer
+    and token, and would go on counting where another text begins.
+    """
+
+    positions: torch.Tensor
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep the keys and values of some tokens; return all.
+
+        Args:
+            key_states: Keys, ``[1, heads, n, width]``.
+            value_states: Values, likewise.
+        """
+        self.keys.index_copy_(2, self.positions, key_states)
+        self.values.index_copy_(2, self.positions, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> Any:
+        """Return how many tokens there were before those that are given."""
+        return self.positions[0]
+
+
+class CachedDecoder(nn.Module):
+    """Computes logits of the token after the last one given, and keeps keys and values.
+
+    Takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one; gives
+    logits, ``float[1, 1, vocabulary]``. What lies in the cache at and after the first position
+    given is forgotten, so that a new text begins at position 0.
+
+    Args:
+        model: A decoder of transformers.
+        context: How many tokens the cache holds.
+        custom_kernel: Whether attention is the runtime's ``llama::custom_sdpa``, which looks at
+            the filled part of the cache alone.
+
+    Raises:
+        UnsupportedModelError: The model keeps something else than keys and values.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, context: int, *, custom_kernel: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._custom = custom_kernel
+        self._context = context
+        if custom_kernel:
+            register()
+            try:
+                model.set_attn_implementation(NAME)
+            except ValueError as error:
+                raise UnsupportedModelError(
+                    f"a {model.config.model_type!r} model computes attention in its own way, not "
+                    "as llama::custom_sdpa does: leave attention to the delegate"
+                ) from error
+        kind = FilledLayer if custom_kernel else PositionedLayer
+        self.cache: StaticCache = _cache_of(model, context, kind)
+        for index, layer in enumerate(self.cache.layers):
+            self.register_buffer(f"key_cache_{index}", layer.keys, persistent=False)
+            self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the next token.
+
+        Args:
+            tokens: The tokens.
+            positions: Where in the text they stand.
+        """
+        for layer in self.cache.layers:
+            layer.positions = positions
+        more = {"start_position": self._start(tokens, positions)} if self._custom else {}
+        found = self.model(
+            input_ids=tokens,
+            position_ids=positions.unsqueeze(0),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **more,
+        )
+        logits: torch.Tensor = found.logits
+        return logits
+
+    def _start(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+        start: Any = positions[0].item()
+        check: Any = torch._check
+        check(start >= 0)
+        check(start + tokens.shape[1] <= self._context)
+        return start
+
+
+def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> StaticCache:
+    config = model.config.get_text_config()
+    family = config.model_type
+    if getattr(config, "is_encoder_decoder", False) or (
+        not hasattr(model, "lm_head") and (model.get_output_embeddings() is None)
+    ):
+        raise UnsupportedModelError(
+            f"{family!r} is no decoder-only language model: lower it with `lowerdeck lower`"
+        )
+    cache = StaticCache(config=config, max_cache_len=context)
+    for index, layer in enumerate(cache.layers):
+        if not isinstance(layer, StaticLayer):
+            raise UnsupportedModelError(
+                f"layer {index} of {family!r} keeps a {type(layer).__name__}, expected keys and "
+                "values alone: transformers has no static cache for this family"
+            )
+        # One that slides decides by numbers known at run time; the mask keeps its window.
+        cache.layers[index] = kind(context)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache.early_initialization(1, heads, width, model.dtype, torch.device("cpu"))
+    return cache
+
+
+def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
+    """Return the program of a decoder for any number of tokens up to a bound.
+
+    Args:
+        decoder: The decoder.
+        tokens: How many it takes at most at once.
+
+    Raises:
+        UnsupportedModelError: ``torch.export`` cannot export it.
+    """
+    count = min(_EXAMPLE_TOKENS, tokens)
+    example: tuple[Any, ...] = (torch.zeros(1, count, dtype=torch.int64), torch.arange(count))
+    varies = Dim("tokens", min=1, max=tokens) if tokens > 1 else None
+    shapes = {"tokens": {1: varies}, "positions": {0: varies}} if varies else None
+    try:
+        with torch.no_grad():
+            return torch.export.export(decoder.eval(), example, dynamic_shapes=shapes)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UnsupportedModelError(
+            f"torch.export cannot export a {decoder.model.config.model_type!r} model with a "
+            f"static cache: {type(error).__name__}: {first}"
+        ) from error

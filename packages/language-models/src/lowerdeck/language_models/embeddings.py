@@ -1,0 +1,139 @@
+"""Embeddings in 8 or 4 bits, looked up by the runtime's quantised kernels.
+
+A runtime has these kernels only if the application links them (``quantized_ops_lib``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowerdeck.language_models.errors import LanguageModelError
+from lowerdeck.language_models.kernel_library import define
+
+KERNELS = {
+    8: "quantized_decomposed::embedding_byte.out",
+    4: "quantized_decomposed::embedding_4bit.out",
+}
+"""What a file needs of the runtime beside the kernels that it always has, by bits."""
+
+GROUP = 32
+"""How many weights of a row share a scale in 4 bits; in 8 bits a row has one."""
+
+_ARGUMENTS = (
+    "Tensor weight, Tensor weight_scales, Tensor? weight_zero_points, int weight_quant_min, "
+    "int weight_quant_max, Tensor indices"
+)
+
+
+class QuantizedEmbedding(nn.Module):
+    """An embedding whose weights are integers around zero, times a scale for each group.
+
+    Args:
+        weight: The weights, ``float[rows, width]``.
+        bits: 8 or 4.
+
+    Raises:
+        LanguageModelError: Rows cannot be divided into groups.
+    """
+
+    def __init__(self, weight: torch.Tensor, bits: int) -> None:
+        super().__init__()
+        register()
+        rows, width = weight.shape
+        group = width if bits == 8 else GROUP
+        if width % group:
+            raise LanguageModelError(
+                f"the embedding has rows of {width} weights, which groups of {group} do not "
+                "divide: quantise it to 8 bits, or leave it"
+            )
+        self._limits = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        self._bits = bits
+        grouped = weight.detach().float().reshape(rows, width // group, group)
+        scales = grouped.abs().amax(-1, keepdim=True) / self._limits[1]
+        # A group of zeros has any scale.
+        scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+        numbers = (grouped / scales).round().clamp(*self._limits).to(torch.int8)
+        numbers = numbers.reshape(rows, width)
+        self.register_buffer("weight", numbers if bits == 8 else _packed(numbers))
+        self.register_buffer("scales", scales.reshape(rows, -1).squeeze(-1))
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the rows of some tokens.
+
+        Args:
+            tokens: Their numbers.
+        """
+        ops = torch.ops.quantized_decomposed
+        look_up = ops.embedding_byte if self._bits == 8 else ops.embedding_4bit
+        found: torch.Tensor = look_up(self.weight, self.scales, None, *self._limits, tokens)
+        return found
+
+
+def quantize_embedding(model: Any, bits: int) -> None:
+    """Quantise the input embedding of a model of transformers, in place.
+
+    Args:
+        model: The model.
+        bits: 8 or 4.
+
+    Raises:
+        LanguageModelError: It has another kind of embedding, or one that cannot be quantised.
+    """
+    found = model.get_input_embeddings()
+    if type(found) is not nn.Embedding:
+        raise LanguageModelError(
+            f"the model's embedding is a {type(found).__name__}, which computes more than a row "
+            "of its weights: leave it unquantised"
+        )
+    model.set_input_embeddings(QuantizedEmbedding(found.weight, bits))
+
+
+@cache
+def register() -> None:
+    """Let torch know the kernels."""
+    define("quantized_decomposed", "embedding_byte", _ARGUMENTS, _rows_of_bytes)
+    define("quantized_decomposed", "embedding_4bit", _ARGUMENTS, _rows_of_halves)
+
+
+def _rows_of_bytes(
+    weight: torch.Tensor, weight_scales: torch.Tensor, zero_points: Any, *rest: Any
+) -> torch.Tensor:
+    rows = nn.functional.embedding(rest[-1], weight)
+    return _dequantized(rows, weight_scales, zero_points, rest[-1])
+
+
+def _rows_of_halves(
+    weight: torch.Tensor, weight_scales: torch.Tensor, zero_points: Any, *rest: Any
+) -> torch.Tensor:
+    rows = _unpacked(nn.functional.embedding(rest[-1], weight))
+    return _dequantized(rows, weight_scales, zero_points, rest[-1])
+
+
+def _dequantized(
+    rows: torch.Tensor, weight_scales: torch.Tensor, zero_points: Any, indices: torch.Tensor
+) -> torch.Tensor:
+    scales = weight_scales[indices]
+    groups = scales.unsqueeze(-1) if weight_scales.dim() == 1 else scales
+    grouped = rows.to(weight_scales.dtype).reshape(*groups.shape, -1)
+    if zero_points is not None:
+        grouped = grouped - zero_points[indices].reshape(*groups.shape, 1)
+    found: torch.Tensor = grouped * groups.unsqueeze(-1)
+    return found.reshape(rows.shape)
+
+
+def _packed(numbers: torch.Tensor) -> torch.Tensor:
+    """Return pairs of numbers of 4 bits in a byte each, moved to 0 to 15, the first one high."""
+    moved = (numbers + 8).to(torch.uint8)
+    return moved[:, ::2] * 16 + moved[:, 1::2]
+
+
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    pairs = torch.stack((packed // 16, packed % 16), -1)
+    return pairs.reshape(*packed.shape[:-1], -1).to(torch.int8) - 8

@@ -1,0 +1,210 @@
+"""From a model or its folder to a program that generates."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.modeling_utils import PreTrainedModel
+
+from lowerdeck.emitter import EmitConfig
+from lowerdeck.language_models.custom_kernels import KERNELS as ATTENTION_KERNELS
+from lowerdeck.language_models.decoder import CachedDecoder, export_decoder
+from lowerdeck.language_models.embeddings import KERNELS as EMBEDDING_KERNELS
+from lowerdeck.language_models.embeddings import quantize_embedding as quantize_rows
+from lowerdeck.language_models.errors import LanguageModelError, UnsupportedModelError
+from lowerdeck.language_models.folder import Vocabulary, load_folder, vocabulary_of
+from lowerdeck.language_models.quantization import quantize_linears
+from lowerdeck.lowered_module import LoweredProgram, lower
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+QUANTIZATIONS = ("none", "fp16", "8da4w", "8da8w")
+BACKENDS = ("xnnpack", "portable")
+ATTENTIONS = ("delegate", "custom-kernel")
+
+
+def export_language_model(
+    model: PreTrainedModel | str | os.PathLike[str],
+    *,
+    quantize: str = "none",
+    group: int = 32,
+    quantize_embedding: int | None = None,
+    context: int = 2048,
+    backend: str = "xnnpack",
+    attention: str = "delegate",
+    prefill_chunk: int | None = None,
+) -> LoweredProgram:
+    """Return the program of a decoder that the official runner generates text with.
+
+    Its method ``forward`` takes tokens and their positions and gives the logits of the next
+    token; other methods say what a runner asks: its vocabulary, bounds and ends of text.
+
+    Args:
+        model: A decoder of transformers, or the folder of one.
+        quantize: ``"none"``, or what linear layers become: ``"fp16"`` stores weights in float16;
+            ``"8da4w"`` and ``"8da8w"`` quantise weights to 4 or 8 bits and activations to 8 when
+            the program runs.
+        group: How many weights share a scale in ``"8da4w"``.
+        quantize_embedding: 8 or 4 bits for the embedding, None to leave it. The application must
+            then link the quantised kernels.
+        context: How many tokens a text may have; at most what the model was made for.
+        backend: ``"xnnpack"``, or ``"portable"`` for the runtime's own kernels alone.
+        attention: ``"delegate"``, or ``"custom-kernel"`` for ``llama::custom_sdpa``, which the
+            application must link.
+        prefill_chunk: How many tokens are taken at once at most; None for all of the context.
+
+    Raises:
+        FolderError: The folder cannot be loaded.
+        UnsupportedModelError: The model is no decoder that can be exported with a static cache.
+        LanguageModelError: An argument makes no sense.
+    """
+    return lower_decoder(
+        prepared(
+            model,
+            quantize=quantize,
+            group=group,
+            quantize_embedding=quantize_embedding,
+            context=context,
+            backend=backend,
+            attention=attention,
+            prefill_chunk=prefill_chunk,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A decoder as it will be exported, and with what.
+
+    Attributes:
+        decoder: The decoder, quantised.
+        context: How many tokens a text may have.
+        chunk: How many are taken at once at most.
+        kernels: Kernels that the runtime must have beside those that it always has.
+        partitioners: Who chooses what goes to a backend.
+    """
+
+    decoder: CachedDecoder
+    context: int
+    chunk: int
+    kernels: frozenset[str]
+    partitioners: Sequence[XnnpackPartitioner]
+
+
+def prepared(
+    model: PreTrainedModel | str | os.PathLike[str],
+    *,
+    quantize: str,
+    group: int,
+    quantize_embedding: int | None,
+    context: int,
+    backend: str,
+    attention: str,
+    prefill_chunk: int | None,
+) -> Prepared:
+    """Return the decoder that ``export_language_model`` exports, from the same arguments.
+
+    Args:
+        model: As there.
+        quantize: Likewise.
+        group: Likewise.
+        quantize_embedding: Likewise.
+        context: Likewise.
+        backend: Likewise.
+        attention: Likewise.
+        prefill_chunk: Likewise.
+    """
+    _check("quantize", quantize, QUANTIZATIONS)
+    _check("backend", backend, BACKENDS)
+    _check("attention", attention, ATTENTIONS)
+    _check("quantize_embedding", quantize_embedding, (None, *EMBEDDING_KERNELS))
+    if context < 1 or (prefill_chunk is not None and prefill_chunk < 1):
+        raise LanguageModelError(
+            f"context {context} and prefill_chunk {prefill_chunk} are numbers of tokens: give at "
+            "least 1"
+        )
+    loaded = _beside(model) if isinstance(model, PreTrainedModel) else load_folder(Path(model))
+    made_for = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+    context = min(context, made_for or context)
+    kernels: set[str] = set()
+    # First what keeps the weights as they are: what cannot be exported is then told at once.
+    custom = attention == "custom-kernel"
+    window = getattr(loaded.config.get_text_config(), "sliding_window", None)
+    if custom and window is not None and window < context:
+        raise UnsupportedModelError(
+            f"the model looks at {window} tokens at a time, and llama::custom_sdpa at all of "
+            f"{context}: give a context of at most {window}, or leave attention to the delegate"
+        )
+    decoder = CachedDecoder(loaded, context, custom_kernel=custom)
+    if custom:
+        kernels |= ATTENTION_KERNELS
+    if quantize_embedding is not None:
+        quantize_rows(loaded, quantize_embedding)
+        kernels.add(EMBEDDING_KERNELS[quantize_embedding])
+    if quantize in {"8da4w", "8da8w"}:
+        quantize_linears(loaded, quantize, group)
+    precision = "fp16" if quantize == "fp16" else None
+    partitioners = [XnnpackPartitioner(precision=precision)] if backend == "xnnpack" else []
+    chunk = min(prefill_chunk or context, context)
+    return Prepared(decoder, context, chunk, frozenset(kernels), partitioners)
+
+
+def lower_decoder(made: Prepared) -> LoweredProgram:
+    """Return the program of a decoder.
+
+    Args:
+        made: The decoder.
+    """
+    program = export_decoder(made.decoder, made.chunk)
+    model: Any = made.decoder.model
+    layers = model.config.get_text_config().num_hidden_layers
+    return lower(
+        program,
+        made.partitioners,
+        constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
+        config=EmitConfig(custom_kernels=made.kernels),
+    )
+
+
+def _beside(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model whose modules can be replaced, with the same weights."""
+    held = [*model.parameters(), *model.buffers()]
+    copied: PreTrainedModel = copy.deepcopy(model, {id(one): one for one in held})
+    return copied.eval()
+
+
+def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> Mapping[str, Any]:
+    """Return what runners ask of a file, by the names of their methods.
+
+    Args:
+        vocabulary: The tokens.
+        quantize_embedding: 8 or 4 bits for the embedding, None to leave it. The application must
+            then link the quantised kernels.
+        context: How many tokens a text may have.
+        chunk: How many are taken at once at most.
+        layers: Number of layers.
+    """
+    said: dict[str, Any] = {
+        "get_eos_ids": list(vocabulary.eos),
+        "get_max_seq_len": chunk,
+        "get_max_context_len": context,
+        "get_vocab_size": vocabulary.size,
+        "get_n_layers": layers,
+        "use_kv_cache": True,
+        "enable_dynamic_shape": chunk > 1,
+        "use_sdpa_with_kv_cache": False,
+    }
+    if vocabulary.bos is not None:
+        said["get_bos_id"] = vocabulary.bos
+    return said
+
+
+def _check(name: str, found: object, expected: tuple[object, ...]) -> None:
+    if found not in expected:
+        raise LanguageModelError(
+            f"{name} is {found!r}, expected one of {', '.join(map(str, expected))}"
+        )

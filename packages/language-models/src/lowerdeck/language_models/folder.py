@@ -1,0 +1,139 @@
+"""A model folder of Hugging Face: its decoder, its tokenizer, and what runners ask of both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from lowerdeck.language_models.errors import FolderError, UnsupportedModelError
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a runner has to know of tokens.
+
+    Attributes:
+        size: Number of tokens that logits are given for.
+        bos: The token that a text begins with, None where there is none.
+        eos: The tokens that end it.
+    """
+
+    size: int
+    bos: int | None
+    eos: tuple[int, ...]
+
+
+def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the decoder of a folder, in evaluation mode.
+
+    Weights are converted while they are read, tensor by tensor, so that the model is in memory
+    once. Nothing is fetched, and no code of the folder runs.
+
+    Args:
+        folder: Has ``config.json`` and weights in safetensors, in one file or several.
+        dtype: What weights become.
+
+    Raises:
+        FolderError: It is no folder of a model.
+        UnsupportedModelError: transformers knows no decoder of that kind.
+    """
+    config = load_config(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise FolderError(
+            f"{folder} has no *.safetensors, expected the weights of the model: save it with "
+            "save_pretrained"
+        )
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, local_files_only=True
+        )
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"{folder} holds a {config.model_type!r} model, which transformers cannot load as a "
+            f"causal language model: {_first_line(error)}"
+        ) from error
+    except Exception as error:
+        raise FolderError(
+            f"{folder} cannot be loaded ({type(error).__name__}: {_first_line(error)}): is it "
+            "whole?"
+        ) from error
+    return model.eval()
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """Return the configuration of a folder.
+
+    Args:
+        folder: Has ``config.json``.
+
+    Raises:
+        FolderError: It has none, or one of a model that transformers does not know.
+    """
+    if not (folder / "config.json").is_file():
+        raise FolderError(
+            f"{folder} has no config.json, expected a folder as save_pretrained of transformers "
+            "writes it"
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise FolderError(
+            f"{folder / 'config.json'} is of no model that the installed transformers knows: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
+    """Return what a runner has to know of the tokens of ``model``.
+
+    Args:
+        model: A decoder; its generation config goes before its config.
+    """
+    text, generation = model.config.get_text_config(), model.generation_config
+
+    def said(name: str) -> Any:
+        found = getattr(generation, name, None)
+        return getattr(text, name, None) if found is None else found
+
+    eos = said("eos_token_id")
+    several = eos if isinstance(eos, list | tuple) else [] if eos is None else [eos]
+    return Vocabulary(text.vocab_size, said("bos_token_id"), tuple(map(int, several)))
+
+
+def tokenizer_json(folder: Path) -> str:
+    """Return the tokenizer of a folder, as the runner reads it.
+
+    Args:
+        folder: Has ``tokenizer.json``, or another tokenizer that transformers can convert.
+
+    Raises:
+        FolderError: It has none.
+    """
+    file = folder / TOKENIZER
+    if file.is_file():
+        text = file.read_text(encoding="utf-8")
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise FolderError(f"{file} is no JSON ({error}): get it again") from error
+        return text
+    try:
+        fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return str(fast.backend_tokenizer.to_str())
+    except Exception as error:
+        raise FolderError(
+            f"{folder} has no {TOKENIZER}, nor another tokenizer that transformers can convert "
+            f"({_first_line(error)}): copy the tokenizer's files into it"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

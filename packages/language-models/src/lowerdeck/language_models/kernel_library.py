@@ -1,0 +1,38 @@
+"""Kernels that a runtime has only where an application links them, made known to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def define(namespace: str, name: str, arguments: str, computed: Callable[..., Any]) -> None:
+    """Let torch know an operator that returns one tensor, and its out-variant.
+
+    Where another library has defined it, such as ExecuTorch's own, its definition is taken.
+
+    Args:
+        namespace: Such as ``"llama"``.
+        name: Such as ``"custom_sdpa"``.
+        arguments: Its arguments, as torch writes schemas.
+        computed: Computes it in eager mode; from fake tensors it must come to the right shape.
+    """
+    if hasattr(getattr(torch.ops, namespace), name):
+        return
+
+    def written(*args: Any, out: torch.Tensor, **named: Any) -> torch.Tensor:
+        found = computed(*args, **named)
+        return out.resize_(found.shape).copy_(found)
+
+    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define(f"{name}({arguments}) -> Tensor")
+    library.define(f"{name}.out({arguments}, *, Tensor(a!) out) -> Tensor(a!)")
+    library.impl(name, computed, "CompositeExplicitAutograd")
+    library.impl(f"{name}.out", written, "CPU")
+    _LIBRARIES.append(library)
+
+
+_LIBRARIES: list[Any] = []
+"""Definitions go when their library does."""

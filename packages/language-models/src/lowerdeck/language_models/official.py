@@ -1,0 +1,64 @@
+"""The bridge to the official runtime: ``python -m`` this, where ``executorch`` is installed.
+
+The only module that loads it, and only when run as a program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowerdeck.language_models.generating import Timing, continued, inputs_of
+
+LIBRARIES = (
+    "extension/llm/custom_ops/libcustom_ops_aot_lib.so",
+    "kernels/quantized/libquantized_ops_aot_lib.so",
+)
+"""What the wheel brings beside its kernels; applications link them where files need them."""
+
+
+def main(asked: str) -> None:
+    """Print the tokens that follow, each in a line, and then how long it took.
+
+    Args:
+        asked: In JSON: the file, the prompt, how many tokens, and what ends a text.
+    """
+    # The runtime prints where it likes; answers go where nothing else does.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    given: dict[str, Any] = json.loads(asked)
+    binding: Any = importlib.import_module("executorch.extension.pybindings._portable_lib")
+    root = Path(binding.__file__).parents[2]
+    for library in LIBRARIES:
+        if (root / library).is_file():
+            load: Any = torch.ops.load_library
+            load(str(root / library))
+    module = binding._load_for_executorch(given["path"])
+
+    def step(tokens: Sequence[int], position: int) -> int:
+        (logits,) = module.run_method("forward", inputs_of(tokens, position))
+        return int(logits[0, -1].argmax())
+
+    timing = Timing(f"the official ExecuTorch runtime ({_version()})")
+    for token in continued(
+        step, given["prompt"], given["count"], given["chunk"], given["ends"], timing
+    ):
+        print(token, file=answers)
+    print(json.dumps(dataclasses.asdict(timing)), file=answers)
+
+
+def _version() -> str:
+    return version("executorch")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,54 @@
+"""Linear layers quantised by torchao, in the forms that XNNPACK computes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+from torchao.quantization.granularity import PerAxis, PerGroup
+
+from lowerdeck.language_models.errors import LanguageModelError
+
+_INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
+
+GROUPS = range(32, 257, 32)
+"""How many weights may share a scale in XNNPACK."""
+
+
+def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
+    """Quantise the linear layers of a model, in place, one after the other.
+
+    Args:
+        model: The model; its weights are freed as they are replaced.
+        mode: ``"8da4w"`` or ``"8da8w"``.
+        group: How many weights of a row share a scale in ``"8da4w"``.
+
+    Raises:
+        LanguageModelError: No linear layer can be divided into such groups.
+    """
+    if mode == "8da8w":
+        config = Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int8, weight_granularity=PerAxis(0)
+        )
+        quantize_(model, config)
+        return
+    if group not in GROUPS:
+        raise LanguageModelError(
+            f"group is {group}, expected a multiple of {GROUPS.step} from {GROUPS.start} to "
+            f"{GROUPS.stop - 1}"
+        )
+    linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    odd = [one.in_features for one in linears if one.in_features % group]
+    if len(odd) == len(linears):
+        raise LanguageModelError(
+            f"no linear layer has rows of a multiple of {group} weights (found "
+            f"{sorted(set(odd))}): give a --group that divides them"
+        )
+    config = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=_INT4, weight_granularity=PerGroup(group)
+    )
+    quantize_(model, config, filter_fn=lambda one, _: _is_divided(one, group))
+
+
+def _is_divided(module: nn.Module, group: int) -> bool:
+    return isinstance(module, nn.Linear) and module.in_features % group == 0

@@ -1,0 +1,92 @@
+"""Small model folders, as ``save_pretrained`` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+PROMPT = "the quick brown fox"
+VOCABULARY = 300
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Gemma": {},
+    "Gemma2": {"sliding_window": 8},
+    "Gemma3Text": {"sliding_window": 8},
+    "Mistral": {"sliding_window": 8},
+    "Phi3": {},
+    "Olmo2": {},
+    "Granite": {},
+    "StableLm": {},
+    "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "SmolLM3": {},
+}
+"""Families of decoders, with what their configurations want besides."""
+
+
+def small_model(family: str = "Llama", **settings: Any) -> Any:
+    """Return a decoder with random weights."""
+    torch.manual_seed(0)
+    known = {"num_key_value_heads": 4} if family == "GPT2" else {}
+    config = getattr(transformers, f"{family}Config")(
+        **{**SMALL, **known, **FAMILIES[family], **settings}
+    )
+    name = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}.get(
+        family, f"{family}ForCausalLM"
+    )
+    return getattr(transformers, name)(config).eval()
+
+
+def tokenizer() -> Any:
+    """Return a small byte-level tokenizer."""
+    made: Any = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([f"{PROMPT} jumps over the lazy dog " * 20], trainer)
+    return made
+
+
+def save_folder(
+    folder: Path, family: str = "Llama", dtype: torch.dtype = torch.float32, **saving: Any
+) -> Any:
+    """Write the folder of a small model; return the model."""
+    model = small_model(family).to(dtype)
+    model.save_pretrained(folder, **saving)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Return what transformers itself continues a text with."""
+    with torch.no_grad():
+        found = model.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+    tokens: list[int] = found[0, len(prompt) :].tolist()
+    return tokens

@@ -1,0 +1,240 @@
+"""Exported decoders give the tokens that transformers gives."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folders import (
+    FAMILIES,
+    PROMPT,
+    greedy,
+    save_folder,
+    small_model,
+    tokenizer,
+)
+
+from lowerdeck.language_models import (
+    CachedDecoder,
+    FolderError,
+    LanguageModelError,
+    UnsupportedModelError,
+    export_language_model,
+)
+from lowerdeck.language_models.checking import check_lines
+from lowerdeck.language_models.exporting import lower_decoder, prepared
+from lowerdeck.language_models.generating import Timing, generate, open_model
+from lowerdeck.runner import load
+from lowerdeck.serializer import KernelCall
+
+IDS = tokenizer().encode(PROMPT).ids
+COUNT = 12
+CONTEXT = 48
+DEFAULTS: dict[str, Any] = {
+    "quantize": "none",
+    "group": 32,
+    "quantize_embedding": None,
+    "context": CONTEXT,
+    "backend": "xnnpack",
+    "attention": "delegate",
+    "prefill_chunk": None,
+}
+
+
+def tokens_of(program: Any, path: Path, prompt: list[int] = IDS) -> list[int]:
+    program.save(path)
+    found = open_model(path)
+    assert found.context == CONTEXT
+    # Random weights end no text on purpose.
+    endless = type(found)(found.path, found.chunk, found.context, (), found.program)
+    return list(generate(endless, prompt, COUNT, official=False, timing=Timing()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_give_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+    model = small_model(family)
+    program = export_language_model(model, context=CONTEXT)
+    assert tokens_of(program, tmp_path / "model.pte") == greedy(model, IDS, COUNT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_folders_of_all_precisions_in_several_files(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = save_folder(tmp_path / "in", dtype=dtype, max_shard_size="60kB")
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2
+    program = export_language_model(tmp_path / "in", context=CONTEXT, backend="portable")
+    assert tokens_of(program, tmp_path / "model.pte") == greedy(model.float(), IDS, COUNT)
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "portable"])
+def test_prefill_at_once_in_chunks_and_token_by_token_agree(
+    backend: str, llama: Path, tmp_path: Path
+) -> None:
+    found = [
+        tokens_of(
+            export_language_model(llama, context=CONTEXT, backend=backend, prefill_chunk=chunk),
+            tmp_path / "model.pte",
+        )
+        for chunk in (None, 3, 1)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quantize": "fp16"},
+        {"quantize": "8da8w"},
+        {"quantize": "8da4w"},
+        {"quantize": "8da4w", "group": 64},
+        {"quantize_embedding": 8},
+        {"quantize_embedding": 4},
+        {"attention": "custom-kernel"},
+        {"quantize": "8da4w", "quantize_embedding": 8, "attention": "custom-kernel"},
+        {"quantize_embedding": 8, "backend": "portable", "attention": "custom-kernel"},
+    ],
+    ids=str,
+)
+def test_every_mode_is_near_the_model_with_the_same_weights(
+    settings: dict[str, Any], llama: Path, tmp_path: Path
+) -> None:
+    made = prepared(llama, **(DEFAULTS | settings))
+    lowered = lower_decoder(made)
+    lowered.save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+    kernels = {f"{each.name}.{each.overload}" for each in operators(lowered)}
+    assert made.kernels <= kernels
+
+
+def operators(lowered: Any) -> Any:
+    return lowered.program.execution_plan[lowered.methods.index("forward")].operators
+
+
+def test_what_runners_ask_is_said() -> None:
+    model = small_model("Llama", eos_token_id=[1, 7])
+    program = export_language_model(model, context=64, prefill_chunk=16)
+    file = load(program.to_bytes())
+    said = {name: file.run(name) for name in file.methods if name != "forward"}
+    assert said == {
+        "get_bos_id": 0,
+        "get_eos_ids": [1, 7],
+        "get_max_seq_len": 16,
+        "get_max_context_len": 64,
+        "get_vocab_size": 300,
+        "get_n_layers": 2,
+        "use_kv_cache": True,
+        "enable_dynamic_shape": True,
+        "use_sdpa_with_kv_cache": False,
+    }
+
+
+def test_a_context_beyond_what_the_model_was_made_for_is_cut() -> None:
+    file = load(export_language_model(small_model(), context=4096).to_bytes())
+    assert file.run("get_max_context_len") == 128
+
+
+@pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
+def test_no_token_copies_the_cache(attention: str) -> None:
+    context = 128
+    lowered = export_language_model(small_model(), context=context, attention=attention)
+    plan = lowered.program.execution_plan[lowered.methods.index("forward")]
+    names = [each.name for each in plan.operators]
+    calls = [
+        one.instr_args
+        for one in plan.chains[0].instructions
+        if isinstance(one.instr_args, KernelCall)
+    ]
+    into_cache = [call for call in calls if names[call.op_index] == "aten::index_put"]
+    assert len(into_cache) == 4
+    for call in into_cache:
+        # What is written is what was read: the state itself, in place.
+        assert call.args[0] == call.args[-1]
+    assert "aten::index_copy" not in names
+    assert "aten::copy" not in names
+
+
+def test_the_model_that_is_given_stays_as_it_is() -> None:
+    model = small_model()
+    before = copy.deepcopy(model)
+    export_language_model(
+        model, context=32, quantize="8da4w", quantize_embedding=8, attention="custom-kernel"
+    )
+    assert str(model) == str(before)
+    assert model.config.to_dict() == before.config.to_dict()
+    for (name, one), (_, other) in zip(
+        model.state_dict().items(), before.state_dict().items(), strict=True
+    ):
+        assert torch.equal(one, other), name
+    assert greedy(model, IDS, 4) == greedy(before, IDS, 4)
+
+
+def test_another_text_begins_at_the_first_position() -> None:
+    decoder = CachedDecoder(small_model(), 32)
+    positions = torch.arange(len(IDS))
+    with torch.no_grad():
+        first = decoder(torch.tensor([IDS]), positions)
+        decoder(torch.tensor([[5]]), torch.tensor([len(IDS)]))
+        again = decoder(torch.tensor([IDS]), positions)
+    assert torch.equal(first, again)
+    assert torch.equal(positions, torch.arange(len(IDS)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quantize": "int3"}, "quantize is 'int3'"),
+        ({"backend": "tpu"}, "backend is 'tpu'"),
+        ({"attention": "flash"}, "attention is 'flash'"),
+        ({"quantize_embedding": 3}, "quantize_embedding is 3"),
+        ({"context": 0}, "give at least 1"),
+        ({"prefill_chunk": -1}, "give at least 1"),
+        ({"quantize": "8da4w", "group": 33}, "group is 33"),
+        ({"quantize": "8da4w", "group": 128}, "no linear layer has rows of a multiple of 128"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(LanguageModelError, match=words):
+        export_language_model(small_model(intermediate_size=96), **settings)
+
+
+def test_attention_that_the_custom_kernel_does_not_compute_is_named() -> None:
+    model = small_model("Mistral")
+    with pytest.raises(UnsupportedModelError, match="looks at 8 tokens at a time"):
+        export_language_model(model, context=48, attention="custom-kernel")
+    export_language_model(model, context=8, attention="custom-kernel")
+    with pytest.raises(UnsupportedModelError, match="in its own way"):
+        export_language_model(small_model("Gemma2"), context=8, attention="custom-kernel")
+
+
+def test_folders_that_are_none_are_named(tmp_path: Path, llama: Path) -> None:
+    with pytest.raises(FolderError, match=r"has no config\.json"):
+        export_language_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "nothing"}')
+    with pytest.raises(FolderError, match="no model that the installed transformers knows"):
+        export_language_model(tmp_path)
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    with pytest.raises(FolderError, match=r"has no \*\.safetensors"):
+        export_language_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(FolderError, match="cannot be loaded"):
+        export_language_model(tmp_path)
+
+
+def test_models_that_are_no_decoders_with_keys_and_values_are_named(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    bert = transformers.T5Config(
+        d_model=32, d_kv=8, num_layers=1, num_heads=4, d_ff=64, vocab_size=50
+    )
+    transformers.T5Model(bert).save_pretrained(tmp_path / "t5")
+    with pytest.raises(UnsupportedModelError, match="'t5'"):
+        export_language_model(tmp_path / "t5")
+    mamba = transformers.MambaConfig(
+        hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=50
+    )
+    with pytest.raises(UnsupportedModelError, match="mamba"):
+        export_language_model(transformers.MambaForCausalLM(mamba), context=16)

@@ -1,0 +1,92 @@
+"""The command ``lowerdeck lm``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import PROMPT, greedy, save_folder, tokenizer
+
+from lowerdeck.language_models import commands
+from lowerdeck.serializer import ExitStatus
+
+
+def lowerdeck(*words: object) -> int:
+    """Run the installed script, as a user does."""
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="lowerdeck")
+    return int(script.load()(list(map(str, words))))
+
+
+def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_folder(tmp_path / "folder")
+    file = tmp_path / "made" / "model.pte"
+    given = ("lm", "export", tmp_path / "folder", "-o", file, "--context", 64, "--check", PROMPT)
+    assert lowerdeck(*given) == ExitStatus.DONE
+    told = capsys.readouterr().out
+    assert "16 of 16 tokens as the model's own" in told
+    assert (file.parent / "model.tokenizer.json").is_file()
+    assert lowerdeck("lm", "run", file, PROMPT, "--tokens", 8, "--runtime", "lowerdeck") == 0
+    said = capsys.readouterr().out
+    words = tokenizer()
+    wanted = words.decode(greedy(model, words.encode(PROMPT).ids, 8))
+    plain = "".join(each for each in wanted if each.isalnum())
+    assert all(each in said for each in plain)
+    assert "it emulates the runtime" in said
+    assert lowerdeck("lm", "run", file, PROMPT, "--tokenizer", tmp_path / "folder") == 3
+    assert "64 more are asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["lm", "export", "nowhere"], "nowhere is no folder"),
+        (["lm", "export", "{empty}"], "has no tokenizer.json"),
+        (["lm", "run", "nowhere.pte", "text"], "there is no nowhere.tokenizer.json"),
+        (["lm", "run", "nowhere.pte", "text", "--tokenizer", "{folder}"], "nowhere.pte"),
+        (["lm", "run", "x.pte", "text", "--tokens", "0"], "--tokens is 0"),
+        (["lm", "run", "x.pte", "text", "--tokenizer", "{empty}/no"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    words: list[str],
+    told: str,
+    llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    places = {"empty": tmp_path / "empty", "folder": llama}
+    runtime = ["--runtime", "lowerdeck"] if words[1] == "run" else []
+    assert lowerdeck(*(word.format(**places) for word in words), *runtime) == 3
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.glob("*.pte"))
+
+
+def test_an_empty_prompt_and_another_file_are_refused(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.pte"
+    assert lowerdeck("lm", "export", llama, "-o", file, "--context", 32) == 0
+    assert lowerdeck("lm", "run", file, "", "--runtime", "lowerdeck") == 3
+    assert "the prompt has no tokens" in capsys.readouterr().err
+    other = llama / "tokenizer.json"
+    assert lowerdeck("lm", "run", other, "a", "--tokenizer", llama, "--runtime", "lowerdeck") == 3
+    assert "cannot be loaded" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_nothing_half_written(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "lower_decoder", interrupted)
+    file = tmp_path / "out" / "model.pte"
+    assert lowerdeck("lm", "export", llama, "-o", file) == ExitStatus.INTERRUPTED
+    assert not file.parent.exists()
