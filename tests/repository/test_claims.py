@@ -59,6 +59,10 @@ def test_pages_count_as_the_code_does(page, words, number):
     assert words.format(number) in (ROOT / page).read_text()
 
 
+# The official runtime ends its process over some files, so `lowerdeck lm run` starts another one.
+STARTS_ITSELF = "language-models/src/lowerdeck/language_models/generating.py"
+
+
 def test_no_package_opens_connections_starts_programs_or_unpickles_files():
     refused = {
         "ftplib",
@@ -79,7 +83,9 @@ def test_no_package_opens_connections_starts_programs_or_unpickles_files():
             ]
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            assert not {name.split(".")[0] for name in names} & refused, source
+            found = {name.split(".")[0] for name in names} & refused
+            allowed = {"subprocess"} if source.as_posix().endswith(STARTS_ITSELF) else set()
+            assert found <= allowed, source
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
                 assert "weights_only=True" in ast.unparse(node), source
 

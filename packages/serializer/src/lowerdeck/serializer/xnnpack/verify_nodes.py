@@ -17,6 +17,12 @@ _TRANSPOSED = 1
 # Beginnings of the names of fields that must not be 0.
 _FROM_ONE = {"kernel", "subsampling", "dilation", "groups", "group", "pooling", "stride"}
 _PACKING = ("FullyConnected", "Convolution")
+_SLIDING = {
+    *(XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D),
+    *(XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D),
+}
+_SAME_PADDING = 4
+"""The flag of an operator that pads by itself, as TensorFlow's SAME does."""
 
 
 def damaged(reason: str) -> ContentError:
@@ -54,6 +60,7 @@ class NodeVerifier:
                         )
             self._verify_fields(node)
             self._verify_lists(node)
+            self._verify_window(node)
             if node.operator.table in _PACKING:
                 self._verify_packing(node)
                 packed.update(node.inputs[1:])
@@ -102,6 +109,28 @@ class NodeVerifier:
         order = lists.get("perm", ())[:wanted]
         if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(wanted)):
             raise damaged(f"found the order {order}, expected one of {wanted} sizes")
+
+    def _verify_window(self, node: XnnNode) -> None:
+        """Refuse windows larger than what they slide over, whose results the runtime dies of."""
+        if node.operator not in _SLIDING or _flags(node) & _SAME_PADDING:
+            return
+        sizes = self._values[node.inputs[0]].shape
+        if len(sizes) != 4:
+            return
+        kind = "kernel" if node.operator.table == "Convolution" else "pooling"
+        averages = node.operator is XnnOperator.AVG_POOLING_2D
+        for axis, size, before, after in (
+            ("height", sizes[1], "top", "bottom"),
+            ("width", sizes[2], "left", "right"),
+        ):
+            apart = 1 if averages else _number(node, f"dilation_{axis}")
+            span = (_number(node, f"{kind}_{axis}") - 1) * apart + 1
+            padded = size + _number(node, f"padding_{before}") + _number(node, f"padding_{after}")
+            if span > padded:
+                raise damaged(
+                    f"found a window of {node.operator.label} that spans {span} of a {axis} of "
+                    f"{padded} with its padding, expected one that fits"
+                )
 
     def _verify_packing(self, node: XnnNode) -> None:
         """Refuse weights that the runtime reads beyond their end, or again once it freed them."""

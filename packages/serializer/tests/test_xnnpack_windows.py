@@ -1,0 +1,87 @@
+"""Windows that slide over an image, and must fit into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lowerdeck.serializer import (
+    FormatError,
+    XnnConstant,
+    XnnDatatype,
+    XnnGraph,
+    XnnNode,
+    XnnOperator,
+    XnnValue,
+    verify_payload,
+)
+
+NAMED = {"data": 1 << 16}
+
+
+def sliding(operator: XnnOperator, *, flags: int = 0, **fields: int) -> XnnGraph:
+    """Return a graph of one window over an image of 6 by 7."""
+    pools = operator in POOLS
+    kind, steps = ("pooling", "stride") if pools else ("kernel", "subsampling")
+    given: dict[str, Any] = dict.fromkeys(
+        ("padding_top", "padding_right", "padding_bottom", "padding_left"), 0
+    )
+    given |= {f"{name}_{axis}": 1 for name in (kind, steps, "dilation") for axis in AXES}
+    inputs: tuple[int, ...] = (0,)
+    more: tuple[XnnValue, ...] = ()
+    if not pools:
+        each = operator is XnnOperator.DEPTHWISE_CONV2D
+        window = (fields.get("kernel_height", 1), fields.get("kernel_width", 1))
+        given |= (
+            {"groups": 4, "group_input_channels": 1, "group_output_channels": 1}
+            if each
+            else {
+                "groups": 1,
+                "group_input_channels": 4,
+                "group_output_channels": 4,
+            }
+        )
+        shape = (1, *window, 4) if each else (4, *window, 4)
+        inputs, more = (0, 2), (XnnValue(2, XnnDatatype.FP32, shape, constant=DATA),)
+    ends = (
+        XnnValue(0, XnnDatatype.FP32, (1, 6, 7, 4), flags=1, external_id=0),
+        XnnValue(1, XnnDatatype.FP32, (1, 1, 1, 4), flags=2, external_id=1),
+    )
+    node = XnnNode(operator, inputs, (1,), {"flags": flags, **given, **fields})
+    constants = (XnnConstant(None, 0, 0), DATA)
+    return XnnGraph("0", (*ends, *more), (node,), (0,), (1,), 2, constants, memoryview(b""))
+
+
+AXES = ("height", "width")
+DATA = XnnConstant("data", 1 << 14, 0)
+CONVOLUTIONS = (XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D)
+POOLS = (XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D)
+
+
+@pytest.mark.parametrize("operator", [*CONVOLUTIONS, *POOLS])
+@pytest.mark.parametrize(("axis", "size"), [("height", 6), ("width", 7)])
+def test_a_window_fits_into_the_image_with_its_padding(
+    operator: XnnOperator, axis: str, size: int
+) -> None:
+    kind = "pooling" if operator in POOLS else "kernel"
+    padding = {"height": "padding_bottom", "width": "padding_left"}[axis]
+    whole = {f"{kind}_{axis}": size}
+    larger = {f"{kind}_{axis}": size + 1}
+    verify_payload(sliding(operator, **whole), NAMED)
+    verify_payload(sliding(operator, **larger, **{padding: 1}), NAMED)
+    with pytest.raises(FormatError, match=f"spans {size + 1} of a {axis} of {size}"):
+        verify_payload(sliding(operator, **larger), NAMED)
+
+
+@pytest.mark.parametrize("operator", [*CONVOLUTIONS, POOLS[0]])
+def test_a_window_with_gaps_spans_them_too(operator: XnnOperator) -> None:
+    kind = "pooling" if operator in POOLS else "kernel"
+    fields = {f"{kind}_width": 3, "dilation_width": 3}
+    verify_payload(sliding(operator, **fields), NAMED)
+    with pytest.raises(FormatError, match="spans 9 of a width of 7"):
+        verify_payload(sliding(operator, **{**fields, "dilation_width": 4}), NAMED)
+
+
+def test_an_operator_that_pads_by_itself_fits_always() -> None:
+    verify_payload(sliding(XnnOperator.MAX_POOLING_2D, pooling_width=9, flags=4), NAMED)
