@@ -14,7 +14,7 @@ from tests.interop import official
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from xnnpack_cases import Case, cases
 
-from lowerdeck.emitter import emit
+from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
 
@@ -87,3 +87,27 @@ def test_constants_are_viewed_wherever_they_lie_after_folding() -> None:
     outcome = official.run(emit(lowered).to_bytes(), [official.Call((x,))])
     assert isinstance(outcome, official.Ran), outcome
     torch.testing.assert_close(outcome.outputs[0][0], model(x))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("tagged", [False, True])
+def test_weights_in_a_file_of_their_own(tagged: bool, mapped: bool, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(
+        *(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16, 8)),
+    ).eval()
+    x = torch.randn(1, 3, 4, 4)
+    exported = torch.export.export(model, (x,))
+    if tagged:
+        for node in exported.graph.find_nodes(op="placeholder"):
+            node.meta["custom"] = {"delegate_constant_tag": "weights"}
+    config = EmitConfig(weights_file=None if tagged else "weights")
+    emitted = emit(to_backend(exported, XnnpackPartitioner()), config=config)
+    assert not emitted.named_data.get_named_data_store_output().pte_data
+    emitted.save(tmp_path / "model.pte")
+    paths = tmp_path / "model.pte", tmp_path / "weights.ptd"
+    program, data = paths if mapped else [path.read_bytes() for path in paths]
+    outcome = official.run(program, [official.Call((x,))], data=data)
+    assert isinstance(outcome, official.Ran), outcome
+    torch.testing.assert_close(outcome.outputs[0][0], model(x), rtol=0, atol=1e-5)
+    alone = official.run(program, [official.Call((x,))])
+    assert not isinstance(alone, official.Ran)

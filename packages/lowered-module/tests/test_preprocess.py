@@ -116,6 +116,35 @@ def test_a_cache_misses_when_anything_changes(tmp_path: Path) -> None:
     lower()
     Counting.version = ""
     assert len(Counting.calls) == 4
+    program.graph.find_nodes(op="placeholder")[0].meta["custom"] = {"file": "weights"}
+    lower()
+    assert len(Counting.calls) == 5
+
+
+@pytest.mark.parametrize("reads_only", [False, True])
+def test_weights_from_a_file_are_copied_only_for_backends_that_write(
+    reads_only: bool, tmp_path: Path
+) -> None:
+    class Addresses(BackendDetails):
+        """Tells where the weights lie that it is given."""
+
+        @staticmethod
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
+            return PreprocessResult(str(edge_program.state_dict["weight"].data_ptr()).encode())
+
+    Addresses.reads_only = reads_only
+    torch.save(torch.nn.Linear(64, 64), tmp_path / "weights")
+    model = torch.load(tmp_path / "weights", weights_only=False)
+    program = torch.export.export(model, (torch.ones(1, 64),))
+    register_backend(Addresses)
+    try:
+        lowered = to_backend(program, RunPartitioner(lambda _: True, backend_id="Addresses"))
+    finally:
+        unregister_backend("Addresses")
+    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
+    assert (int(delegate.processed_bytes) == model.weight.data_ptr()) is reads_only
 
 
 def test_an_altered_cache_file_counts_as_absent(program: ExportedProgram, tmp_path: Path) -> None:
@@ -189,7 +218,21 @@ def test_a_parcel_arrives_as_it_was_sent() -> None:
     program = generated(2, 6, dynamic=True).export()
     for index, node in enumerate(program.graph.nodes):
         node.meta["debug_handle"] = 100 + index
-    result = preprocess_parcel(pack(program, Counting, []))
+        node.meta["custom"] = {"number": index}
+    arrived: list[Any] = []
+
+    class Keeping(Counting):
+        """Counts, and notes what users wrote to nodes."""
+
+        @staticmethod
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
+            arrived.extend(node.meta["custom"]["number"] for node in edge_program.graph.nodes)
+            return Counting.preprocess(edge_program, compile_specs)
+
+    result = preprocess_parcel(pack(program, Keeping, []))
+    assert arrived == list(range(len(program.graph.nodes)))
     assert result.processed_bytes == str(program.graph).encode()
     assert result.debug_handle_map is not None
     assert min(result.debug_handle_map[0]) > 100  # type: ignore[index]

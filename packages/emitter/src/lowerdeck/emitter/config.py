@@ -26,8 +26,8 @@ class EmitConfig:
         plan_outputs: Whether outputs get planned memory; else the caller must bring it.
         zeroed_memory: Whether the target fills planned memory with zeros before the first call,
             so that the zeros of a mutable buffer need not be in the file.
-        weights_file: Stem of a `.ptd` file that parameters and buffers go to, None to keep them
-            in the `.pte`.
+        weights_file: Stem of a `.ptd` file that parameters, buffers and the named data of
+            delegates (such as their weights) go to, None to keep them in the `.pte`.
         weight_names: Whether weights carry their names in the model, for tools such as `lowerdeck
             inspect`; some 50 bytes for each.
         stack_traces: Whether each instruction carries the stack trace of the user's code.

@@ -88,7 +88,7 @@ class _Emission:
     ) -> None:
         self._settings = settings
         self._constants = ConstantPool()
-        self._delegates = DelegatePool()
+        self._delegates = DelegatePool(settings.weights_file)
         self._states = StatePool(settings.zeroed_memory)
         self._programs = programs
         self._decomposed = {

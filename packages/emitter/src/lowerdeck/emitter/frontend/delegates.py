@@ -42,11 +42,16 @@ class LoweredModule(Protocol):
 class DelegatePool:
     """Collects the bytes of the delegates of a program.
 
+    Args:
+        weights_file: Stem of the `.ptd` file that the delegates' named data go to; None for the
+            `.pte`. Those that a backend sends to a file of its own choice go there.
+
     Attributes:
         data: The bytes; equal ones are held once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights_file: str | None = None) -> None:
+        self._weights_file = weights_file
         self.data: list[BackendDelegateInlineData] = []
         self._by_content: dict[bytes, int] = {}
         self._named_data = NamedDataStore()
@@ -81,4 +86,8 @@ class DelegatePool:
 
     def named_data(self) -> NamedDataStoreOutput:
         """Return the blobs that the backends look up by key at run time."""
-        return self._named_data.get_named_data_store_output()
+        output = self._named_data.get_named_data_store_output()
+        if self._weights_file is not None and output.pte_data:
+            output.external_data.setdefault(self._weights_file, {}).update(output.pte_data)
+            output.pte_data = {}
+        return output

@@ -57,6 +57,8 @@ def _graph(digest: Any, graph_module: GraphModule) -> bool:
         target = operator_name(node) if node.op == "call_function" else str(node.target)
         _say(digest, node.op, node.name, target, str(node.args), str(node.kwargs))
         _say(digest, str(node.meta.get("debug_handle")))
+        if node.meta.get("custom"):  # such as which file a weight is to go to
+            _say(digest, str(node.meta["custom"]))
         for leaf in pytree.tree_leaves(node.meta.get("val")):
             _say(digest, _described(leaf))
         if node.op == "get_attr" and not _attribute(digest, graph_module, node):

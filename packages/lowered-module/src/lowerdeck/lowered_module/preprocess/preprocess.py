@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
 from typing import Any
 
+from torch.export import ExportedProgram
+
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PreprocessError
@@ -115,9 +117,13 @@ def preprocess_methods(
 
 def _run_here(cut: Cut, backend: Any) -> Any:
     try:
-        return backend.preprocess(backend_copy(cut.part.program), cut.compile_specs)
+        return backend.preprocess(_copy_for(backend, cut.part.program), cut.compile_specs)
     except Exception as error:
         raise failure(cut, error) from error
+
+
+def _copy_for(backend: Any, program: ExportedProgram) -> ExportedProgram:
+    return backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
 
 
 def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
@@ -155,7 +161,7 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
     programs: dict[str, list[Any]] = {}
     specs: dict[str, list[Any]] = {}
     for method, cut in mine:
-        programs.setdefault(method, []).append(backend_copy(cut.part.program))
+        programs.setdefault(method, []).append(_copy_for(backend, cut.part.program))
         specs.setdefault(method, []).append(cut.compile_specs)
     try:
         found = backend.preprocess_multimethod(programs, specs)

@@ -38,6 +38,7 @@ class Parcel:
     Attributes:
         program: The partition in the format of ``torch.export.save``.
         handles: The debug handle of each node, in order, None where there is none.
+        custom: The user's metadata of each node, in order: torch's format keeps not all of it.
         arguments: The arguments of each node, exactly: torch's format makes lists of tuples.
         backend: The backend class.
         compile_specs: What the backend is told.
@@ -45,6 +46,7 @@ class Parcel:
 
     program: bytes
     handles: tuple[int | None, ...]
+    custom: tuple[Any, ...]
     arguments: tuple[Any, ...]
     backend: Any
     compile_specs: list[Any]
@@ -75,6 +77,7 @@ def pack(program: ExportedProgram, backend: Any, compile_specs: list[Any]) -> Pa
     return Parcel(
         stream.getvalue(),
         tuple(node.meta.get(HANDLE) for gm in graphs for node in gm.graph.nodes),
+        tuple(node.meta.get("custom") for gm in graphs for node in gm.graph.nodes),
         tuple(found for gm in graphs for found in _arguments(gm)),
         backend,
         compile_specs,
@@ -101,9 +104,11 @@ def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
             f"a partition of {len(parcel.handles)} nodes arrived with {len(nodes)}: use the same "
             "torch on both sides, or lower without an executor"
         )
-    for node, handle in zip(nodes, parcel.handles, strict=True):
+    for node, handle, custom in zip(nodes, parcel.handles, parcel.custom, strict=True):
         if handle is not None:
             node.meta[HANDLE] = handle
+        if custom is not None:
+            node.meta["custom"] = custom
     arguments = iter(parcel.arguments)
     for gm in graphs:
         _set_arguments(gm, arguments)

@@ -43,13 +43,18 @@ def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def backend_copy(program: ExportedProgram) -> ExportedProgram:
+def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> ExportedProgram:
     """Return a copy for a backend to change as it likes.
 
     Its tensors share memory with the original's until one of them is written to.
+
+    Args:
+        program: A partition.
+        reads_only: Whether the backend never writes to tensors: then those whose memory torch
+            cannot share so (what was loaded or mapped) are the very same, not copies.
     """
     with collector_held():
-        return _with_values(program, _lazily)
+        return _with_values(program, _shared if reads_only else _lazily)
 
 
 def shared_copy(program: ExportedProgram) -> ExportedProgram:
@@ -83,10 +88,26 @@ def _with_values(
 
 
 def _lazily(values: dict[str, Any]) -> dict[str, Any]:
+    return _each_once(values, lazy_clone)
+
+
+def _shared(values: dict[str, Any]) -> dict[str, Any]:
+    return _each_once(values, lambda value: value if _is_lent(value) else lazy_clone(value))
+
+
+def _is_lent(tensor: torch.Tensor) -> bool:
+    """Return whether torch cannot replace a tensor's memory, so that no copy of it is lazy."""
+    try:
+        return not tensor.untyped_storage().resizable()
+    except (NotImplementedError, RuntimeError):
+        return True  # it has no storage of its own
+
+
+def _each_once(
+    values: dict[str, Any], copy: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
     # Names that share a tensor (tied weights) share its copy.
     copies = {
-        id(value): lazy_clone(value)
-        for value in values.values()
-        if isinstance(value, torch.Tensor)
+        id(value): copy(value) for value in values.values() if isinstance(value, torch.Tensor)
     }
     return {name: copies.get(id(value), value) for name, value in values.items()}

@@ -19,6 +19,7 @@ from lowerdeck.lowered_module import (
     constant_tensors,
 )
 from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
 from lowerdeck.xnnpack.emit.arguments import Call, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked, float_of
@@ -50,11 +51,13 @@ class XnnpackBackend(BackendDetails):
     """Compiles partitions to what the official runtime's XNNPACK delegate executes.
 
     Weights go into the file's named data under the hash of their bytes, so that equal weights are
-    stored once; batch norms are folded into the convolution or linear layer before them, and
-    clamps into the node before them.
+    stored once; weights that are tagged with ``delegate_constant_tag`` go to the `.ptd` file of
+    that name. Batch norms are folded into the convolution or linear layer before them, and clamps
+    into the node before them.
     """
 
-    version = "2"
+    version = "3"
+    reads_only = True
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
     @staticmethod
@@ -85,7 +88,7 @@ class XnnpackBackend(BackendDetails):
         return PreprocessResult(
             processed_bytes=encode(emission.graph),
             debug_handle_map=debug_map.get_delegate_mapping(),
-            data_store_output=emission.named_data.get_named_data_store_output(),
+            data_store_output=data_by_file(emission, edge_program.graph),
         )
 
 

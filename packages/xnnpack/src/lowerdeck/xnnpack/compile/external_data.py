@@ -1,0 +1,75 @@
+"""Which of a partition's constants go to files of their own, because their weights are tagged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch.fx import Graph, Node
+
+from lowerdeck.serializer import NamedDataStoreOutput
+from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.payload.schema import NONE
+from lowerdeck.xnnpack.payload.schema import Graph as Payload
+from lowerdeck.xnnpack.payload.schema import Node as PayloadNode
+
+TAG = "delegate_constant_tag"
+"""The key under a placeholder's custom metadata that names a `.ptd` file, as ExecuTorch's pass
+``delegate_external_constants_pass_unlifted`` writes it."""
+
+
+def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
+    """Return a partition's constants, those of tagged weights under the names of their files.
+
+    What XNNPACK reads is seldom a weight as it was: batch norms are folded in, and scales lie
+    beside. So all constants of an operator go together: to the file of the first of its weights
+    that has a tag. Without one they stay in the `.pte`.
+
+    Args:
+        emission: The partition's payload.
+        graph: The partition, whose placeholders may have tags.
+    """
+    output = emission.named_data.get_named_data_store_output()
+    tags = _tags(emission, graph)
+    if not tags:
+        return output
+    for node, sources in zip(emission.graph.nodes, emission.sources, strict=True):
+        tag = _first_tag(sources, tags)
+        for key in _keys(node, emission.graph) if tag is not None else ():
+            entry = output.pte_data.pop(key, None)
+            if entry is not None:  # else the operator before it has the same bytes
+                output.external_data.setdefault(str(tag), {})[key] = entry
+    return output
+
+
+def _tags(emission: Emission, graph: Graph) -> dict[Node, str]:
+    """Return the tags of tagged weights, and of what is computed of weights alone."""
+    tags: dict[Node, str] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            found = (node.meta.get("custom") or {}).get(TAG)
+        else:
+            found = _first_of(node.all_input_nodes, tags)
+        if found is not None and _is_constant(node, emission):
+            tags[node] = found
+    return tags
+
+
+def _is_constant(node: Node, emission: Emission) -> bool:
+    return node in emission and emission.of(node).is_constant
+
+
+def _first_tag(sources: Sequence[Node], tags: dict[Node, str]) -> str | None:
+    return _first_of((one for node in sources for one in (node, *node.all_input_nodes)), tags)
+
+
+def _first_of(nodes: Iterable[Node], tags: dict[Node, str]) -> str | None:
+    return next((tags[node] for node in nodes if node in tags), None)
+
+
+def _keys(node: PayloadNode, payload: Payload) -> list[str]:
+    """Return the keys of the constants, and of their scales, that a node of a payload reads."""
+    read = [value for name, value in node.fields.items() if name.endswith("_id")]
+    ids = [one for one in read if isinstance(one, int) and one != NONE]
+    values = [payload.values[one] for one in ids]
+    numbers = [number for value in values for number in (value.constant, value.encoding.scales)]
+    return [payload.constants[number].key for number in numbers if number]
