@@ -297,8 +297,10 @@ def test_an_xnnpack_delegate_shows_its_nodes_with_types_and_sizes() -> None:
     (delegate,) = page["file"]["methods"][0]["delegates"]
     assert delegate["ops"] == [["Conv2d", 1]]
     assert page["file"]["texts"][delegate["graph"]] == (
-        "Conv2d(qint8[1, 4, 4, 3], qcint8[2, 3, 3, 3] constant, qcint32[2] constant) -> "
-        "qint8[1, 4, 4, 2]"
+        "Conv2d(qint8[1, 4, 4, 3] scale 0.5 zero -3, "
+        "qcint8[2, 3, 3, 3] scales 0.25 to 0.5 for each channel constant of 54 B, "
+        "qcint32[2] scales 1 for each channel constant of 8 B) -> "
+        "qint8[1, 4, 4, 2] scale 0.5 zero -3"
     )
 
 

@@ -19,6 +19,9 @@ from lowerdeck.serializer.pte.schema import ContainerMetadata
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.documents import html_diff
 from lowerdeck.serializer.report.embed import clip
+from lowerdeck.serializer.report.pairing import pair_rows
+
+_MOST_LINES = 40
 
 
 class DiffCommand:
@@ -100,6 +103,7 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
             yield from _structure_differences(name, *(side[name] for side in structures))
             yield from _method_differences(methods[0][name], methods[1][name])
             yield from _instruction_differences(name, changes.get(clip(name), []))
+    yield from _payload_differences(left, right)
     before, after = _of_delegates(left), _of_delegates(right)
     for word, gone in (("removed", before - after), ("added", after - before)):
         yield from (f"delegate {word}: {text}" for text in sorted(gone.elements()))
@@ -140,6 +144,35 @@ def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
     added = sum(1 for row in rows if row[0] < 0)
     if removed or added:
         yield f"method {name}: {removed} instructions removed, {added} added"
+
+
+def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
+    """Yield the operators of delegates that are not the same; those at one place are paired."""
+    for (name, number), old, new in _paired(_payloads(left), _payloads(right)):
+        rows = pair_rows(old, new)
+        lines = [f"- {old[a]}" if b < 0 else f"+ {new[b]}" for a, b in rows if a < 0 or b < 0]
+        what = f"method {name}: delegate {number}"
+        yield from (f"{what}: {line}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"{what}: ... and {len(lines) - _MOST_LINES} operators more"
+
+
+def _paired(
+    old: dict[tuple[str, int], list[str]], new: dict[tuple[str, int], list[str]]
+) -> Iterator[tuple[tuple[str, int], list[str], list[str]]]:
+    yield from ((key, old[key], new[key]) for key in old if key in new and old[key] != new[key])
+
+
+def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:
+    """Return the operators of each delegate that can be read, by method and number in it."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for entry in summary["delegates"]:
+        key = entry["method"], counts[entry["method"]]
+        counts[entry["method"]] += 1
+        if entry["payload"] is not None:
+            found[key] = entry["payload"]["nodes"]
+    return found
 
 
 def _of_delegates(summary: dict[str, Any]) -> Counter[str]:

@@ -128,7 +128,7 @@ def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
     if summary["delegates"]:
         yield ""
         yield "delegates"
-        yield from _cut([_delegate_line(entry) for entry in summary["delegates"]])
+        yield from _cut([_delegate_text(entry) for entry in summary["delegates"]])
     yield ""
     yield "what fills the file"
     yield from _section_lines(summary)
@@ -147,6 +147,15 @@ def _method_lines(method: dict[str, Any]) -> Iterator[str]:
     if method["operators"]:
         yield "  operators"
         yield from _cut([f"    {n:6d}  {name}" for name, n in method["operators"].items()])
+
+
+def _delegate_text(entry: dict[str, Any]) -> str:
+    line, payload = _delegate_line(entry), entry["payload"]
+    if payload is None:
+        return line
+    named = ", ".join(f"{count} {name}" for name, count in payload["operators"].items())
+    size = size_text(payload["constant_bytes"])
+    return f"{line}; {named or 'no operators'}; constants {size}"
 
 
 def _delegate_line(entry: dict[str, Any]) -> str:

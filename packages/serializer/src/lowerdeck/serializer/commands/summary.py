@@ -11,8 +11,10 @@ from typing import Any
 from lowerdeck.serializer.flatbuffer.limits import PREVIEW_BYTES
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
 from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.report.file_map import Section
+from lowerdeck.serializer.report.operators import contents_of
 from lowerdeck.serializer.report.placement import placement_of
 from lowerdeck.serializer.report.values import dtype_name, tensor_text
 
@@ -47,16 +49,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
             "segment_data_size": header.segment_data_size,
         },
         "methods": [_method(plan) for plan in file.program().execution_plan],
-        "delegates": [
-            {
-                "method": entry.method,
-                "id": entry.id,
-                "location": entry.location.name,
-                "size": len(entry.data),
-                "compile_specs": {spec.key: _spec_text(spec) for spec in entry.compile_specs},
-            }
-            for entry in file.delegates
-        ],
+        "delegates": _delegates(file),
         "constants": _stored(file.constants),
         "state": _stored(file.mutable_data),
         "named_data": [
@@ -66,6 +59,40 @@ def summarise(file: PteFile) -> dict[str, Any]:
             {"kind": s.kind, "label": s.label, "offset": s.offset, "size": s.nbytes}
             for s in _sections(file)
         ],
+    }
+
+
+def _delegates(file: PteFile) -> list[dict[str, Any]]:
+    # Bytes that many delegates share are read once.
+    seen: dict[tuple[DataLocation, int], dict[str, Any] | None] = {}
+    entries = []
+    for entry in file.delegates:
+        place = entry.location, entry.index
+        if place not in seen:
+            seen[place] = _payload(entry.data)
+        entries.append(
+            {
+                "method": entry.method,
+                "id": entry.id,
+                "location": entry.location.name,
+                "size": len(entry.data),
+                "compile_specs": {spec.key: _spec_text(spec) for spec in entry.compile_specs},
+                "payload": seen[place],
+            }
+        )
+    return entries
+
+
+def _payload(data: memoryview) -> dict[str, Any] | None:
+    """Return what is inside a delegate of XNNPACK, None where that cannot be read."""
+    found = contents_of(data)
+    if found is None:
+        return None
+    return {
+        "operators": found.operators,
+        "constant_bytes": found.constant_bytes,
+        "nodes": list(found.lines),
+        "nodes_left_out": found.left_out,
     }
 
 

@@ -9,7 +9,7 @@ from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
 from lowerdeck.serializer.pte.schema import BackendDelegate, CompileSpec, Program
 from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.report.operators import operators_inside
+from lowerdeck.serializer.report.operators import contents_of
 from lowerdeck.serializer.report.texts import Interned
 
 _PREVIEW_TEXT = 4096
@@ -62,9 +62,12 @@ class DelegateEntries:
         }
 
     def _look(self, view: memoryview) -> dict[str, Any]:
-        operators, lines = operators_inside(view)
+        found = contents_of(view)
+        lines = [] if found is None else [*found.lines]
+        if found is not None and found.left_out:
+            lines.append(f"... and {found.left_out} more")
         return {
-            "ops": operators,
+            "ops": [] if found is None else [[*pair] for pair in found.operators.items()],
             "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
             "preview": blob_preview(view),
         }
