@@ -11,6 +11,8 @@ import functools
 import sys
 from typing import Any
 
+from lowerdeck.torch_base import OpOverload
+
 _DELEGATES = "executorch.exir.lowered_backend_module"
 _BACKENDS = "executorch.exir.backend.backend_details"
 _DIALECT = "executorch.exir.dialects._ops"
@@ -42,6 +44,12 @@ def backend_base() -> Any:
 def is_peers(value: object) -> bool:
     """Return whether ``value`` is an object of one of ExecuTorch's own classes."""
     return type(value).__module__.partition(".")[0] == "executorch"
+
+
+def edge_operator(target: object) -> Any:
+    """Return torch's operator behind one of ExecuTorch's Edge dialect, None for anything else."""
+    operator = getattr(target, "_op", None) if is_peers(target) else None
+    return operator if isinstance(operator, OpOverload) else None
 
 
 def clone_operator(like: object) -> Any:

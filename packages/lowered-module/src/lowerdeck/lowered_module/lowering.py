@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._executorch import is_peers
+from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
@@ -330,6 +331,14 @@ def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> Export
         return splice_delegates(cut, delegates, copies)
 
 
+def _partition_here(partitioner: Any, program: ExportedProgram) -> Any:
+    """Return what a partitioner answers; called, one of ours would serve ExecuTorch's lowering."""
+    if not isinstance(partitioner, Partitioner):
+        return partitioner(program)
+    with in_torchs_operators(program):
+        return partitioner.partition(program)
+
+
 def require_partitioner(given: object) -> None:
     """Refuse what is no partitioner.
 
@@ -403,7 +412,7 @@ def _tagged(
         mark_shared(copied, program, others.changed, others.used)
     name = type(partitioner).__name__
     try:
-        result = partitioner(copied)
+        result = _partition_here(partitioner, copied)
     except LoweringError:
         raise
     except Exception as error:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.errors import PreprocessError
-
-if TYPE_CHECKING:
-    from lowerdeck.serializer import NamedDataStoreOutput
+from lowerdeck.serializer import NamedDataStoreOutput
 
 DebugHandleMap = Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]]
 
@@ -58,6 +56,22 @@ class PreprocessResult:
     def _delegate_info_meta(self) -> Any:
         # ExecuTorch's `to_backend` reads the result of any backend under this name.
         return self.delegate_info_meta
+
+
+def with_plain_bytes(result: Any) -> PreprocessResult:
+    """Return ``result`` with named data as bytes, for those who take no view of a tensor's memory.
+
+    Args:
+        result: What a backend returned.
+    """
+    store = getattr(result, "data_store_output", None)
+    if isinstance(store, NamedDataStoreOutput):
+        result.data_store_output = NamedDataStoreOutput(
+            buffers=[bytes(memoryview(blob)) for blob in store.buffers],  # type: ignore[arg-type]
+            pte_data=store.pte_data,
+            external_data=store.external_data,
+        )
+    return cast("PreprocessResult", result)
 
 
 class BackendDetails(ABC):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowerdeck.lowered_module._executorch import backend_base
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
-from lowerdeck.lowered_module.authoring.quantization import Quantization
+from lowerdeck.lowered_module.authoring.edge_dialect import is_offered
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
 from lowerdeck.serializer import installed_entries
+
+if TYPE_CHECKING:
+    from lowerdeck.lowered_module.authoring.quantization import Quantization
 
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"
@@ -197,7 +200,7 @@ def _subclasses(base: Any) -> Iterator[Any]:
     while waiting:
         cls = waiting.pop(0)
         waiting.extend(cls.__subclasses__())
-        if not getattr(cls, "__abstractmethods__", None):
+        if not getattr(cls, "__abstractmethods__", None) and not is_offered(cls):
             yield cls
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module.authoring.backend import BackendDetails
+from lowerdeck.lowered_module._executorch import backend_base
+from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
+from lowerdeck.lowered_module.authoring.edge_dialect import to_torchs_operators
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.partition.cut import Cut
@@ -117,13 +119,20 @@ def preprocess_methods(
 
 def _run_here(cut: Cut, backend: Any) -> Any:
     try:
-        return backend.preprocess(_copy_for(backend, cut.part.program), cut.compile_specs)
+        copied, is_edge = _copy_for(backend, cut.part.program)
+        result = backend.preprocess(copied, cut.compile_specs)
+        return with_plain_bytes(result) if is_edge else result
     except Exception as error:
         raise failure(cut, error) from error
 
 
-def _copy_for(backend: Any, program: ExportedProgram) -> ExportedProgram:
-    return backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
+def _copy_for(backend: Any, program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+    """Return a copy in torch's operators, and whether it was in ExecuTorch's for our backend."""
+    copied = backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
+    base = backend_base()
+    if base is not None and issubclass(backend, base):
+        return copied, False
+    return copied, bool(to_torchs_operators(copied.graph_module))
 
 
 def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
@@ -161,7 +170,7 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
     programs: dict[str, list[Any]] = {}
     specs: dict[str, list[Any]] = {}
     for method, cut in mine:
-        programs.setdefault(method, []).append(_copy_for(backend, cut.part.program))
+        programs.setdefault(method, []).append(_copy_for(backend, cut.part.program)[0])
         specs.setdefault(method, []).append(cut.compile_specs)
     try:
         found = backend.preprocess_multimethod(programs, specs)

@@ -7,17 +7,16 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from lowerdeck.lowered_module.authoring.backend import PreprocessResult
+from lowerdeck.lowered_module.authoring.backend import PreprocessResult, with_plain_bytes
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.serializer import NamedDataStoreOutput
 from lowerdeck.torch_base import graphs_of
 
 # torch.export.save and load keep what they are doing in globals.
@@ -112,7 +111,7 @@ def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
     arguments = iter(parcel.arguments)
     for gm in graphs:
         _set_arguments(gm, arguments)
-    return _plain(parcel.backend.preprocess(program, parcel.compile_specs))
+    return with_plain_bytes(parcel.backend.preprocess(program, parcel.compile_specs))
 
 
 def _arguments(graph_module: GraphModule) -> Iterator[Any]:
@@ -133,15 +132,3 @@ def _set_arguments(graph_module: GraphModule, arguments: Iterator[Any]) -> None:
 
     for node in nodes:
         node.args, node.kwargs = map_aggregate(next(arguments), found)  # type: ignore[arg-type]
-
-
-def _plain(result: Any) -> PreprocessResult:
-    """Return ``result`` with buffers that can travel: views of tensors' memory cannot."""
-    store = getattr(result, "data_store_output", None)
-    if isinstance(store, NamedDataStoreOutput):
-        result.data_store_output = NamedDataStoreOutput(
-            buffers=[bytes(memoryview(blob)) for blob in store.buffers],  # type: ignore[arg-type]
-            pte_data=store.pte_data,
-            external_data=store.external_data,
-        )
-    return cast("PreprocessResult", result)

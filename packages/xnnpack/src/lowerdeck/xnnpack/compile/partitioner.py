@@ -104,9 +104,13 @@ class XnnpackPartitioner(Partitioner):
         self,
         ep: ExportedProgram,
     ) -> tuple[list[OpOverload], None]:
-        """Return the operators that XNNPACK takes whole."""
-        known = [op for op in OPERATORS if isinstance(op, OpOverload)]
-        found = dict.fromkeys(node.target for node in ep.graph.nodes)
+        """Return the operators that XNNPACK takes whole, wherever they stand in the program."""
+        constants = constant_names(ep)
+        calls = [node for node in ep.graph.nodes if node.op == "call_function"]
+        # ExecuTorch fails on what it kept whole for us and we left all the same.
+        left = {node.target for node in calls if refusal(node, constants) is not None}
+        known = [op for op in OPERATORS if isinstance(op, OpOverload) and op not in left]
+        found = dict.fromkeys(node.target for node in calls)
         return [
             *known,
             *(op for op in found if isinstance(op, OpOverload) and str(op) in QUANTIZATION),
