@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.lowered_module.authoring import registry
+from lowerdeck.lowered_module.authoring import quantization
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
 from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import installed_entries
@@ -84,11 +84,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return Rounds
 
     def found(group: str, name: str | None = None) -> Any:
-        if group == registry.QUANTIZATIONS:
+        if group == quantization.QUANTIZATIONS:
             return [Entry()] if name in (None, "Tenths") else []
         return installed_entries(group, name)
 
-    monkeypatch.setattr(registry, "installed_entries", found)
+    monkeypatch.setattr(quantization, "installed_entries", found)
     return tmp_path
 
 

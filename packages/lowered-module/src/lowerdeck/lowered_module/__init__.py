@@ -12,12 +12,11 @@ from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from lowerdeck.lowered_module.authoring.quantization import Quantization
+from lowerdeck.lowered_module.authoring.quantization import Quantization, find_quantization
 from lowerdeck.lowered_module.authoring.registry import (
     backend_names,
     find_backend,
     find_partitioner,
-    find_quantization,
     register_backend,
     unregister_backend,
 )

@@ -48,7 +48,8 @@ def is_peers(value: object) -> bool:
 
 def edge_operator(target: object) -> Any:
     """Return torch's operator behind one of ExecuTorch's Edge dialect, None for anything else."""
-    operator = getattr(target, "_op", None) if is_peers(target) else None
+    # The name under which ExecuTorch's class keeps it; nothing public tells.
+    operator = getattr(target, "__dict__", {}).get("_op") if is_peers(target) else None
     return operator if isinstance(operator, OpOverload) else None
 
 

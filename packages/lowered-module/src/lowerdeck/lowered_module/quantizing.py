@@ -9,8 +9,12 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
-from lowerdeck.lowered_module.authoring.quantization import Quantization, Sample
-from lowerdeck.lowered_module.authoring.registry import find_quantization, quantization_names
+from lowerdeck.lowered_module.authoring.quantization import (
+    Quantization,
+    Sample,
+    find_quantization,
+    quantization_names,
+)
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.serializer import CommandError, ExitStatus
 

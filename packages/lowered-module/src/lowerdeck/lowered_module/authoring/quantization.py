@@ -9,7 +9,10 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
+from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
+from lowerdeck.serializer import installed_entries
 
+QUANTIZATIONS = "lowerdeck.quantizations"
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -48,3 +51,32 @@ class Quantization(Protocol):
             ModuleNotFoundError: Something has to be installed; the message says what.
         """
         ...
+
+
+def quantization_names() -> list[str]:
+    """Return the sorted names of the backends that offer to quantise, without loading any."""
+    return sorted({entry.name for entry in installed_entries(QUANTIZATIONS)})
+
+
+def find_quantization(name: str) -> Quantization:
+    """Return what the backend called ``name`` offers to quantise with.
+
+    Args:
+        name: Name of an entry point in the group ``lowerdeck.quantizations``: the backend's.
+
+    Raises:
+        BackendNotFoundError: No distribution offers it.
+        AmbiguousBackendError: Several distributions offer different ones.
+    """
+    chosen = {entry.value: entry for entry in installed_entries(QUANTIZATIONS, name)}
+    if not chosen:
+        raise BackendNotFoundError(
+            f"{name!r} does not quantise. Installed: {', '.join(quantization_names()) or 'none'}. "
+            f"Install a distribution with an entry point of that name in {QUANTIZATIONS!r}"
+        )
+    if len(chosen) > 1:
+        raise AmbiguousBackendError(
+            f"ways to quantise for {name!r} are offered as {' and '.join(chosen)}: uninstall one"
+        )
+    made: Quantization = next(iter(chosen.values())).load()()
+    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowerdeck.lowered_module._executorch import backend_base
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
@@ -12,12 +12,8 @@ from lowerdeck.lowered_module.authoring.edge_dialect import is_offered
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
 from lowerdeck.serializer import installed_entries
 
-if TYPE_CHECKING:
-    from lowerdeck.lowered_module.authoring.quantization import Quantization
-
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"
-QUANTIZATIONS = "lowerdeck.quantizations"
 
 
 _registered: dict[str, Any] = {}
@@ -140,35 +136,6 @@ def find_partitioner(name: str) -> Any:
             f"partitioner {name!r} is offered as {' and '.join(chosen)}: uninstall one"
         )
     return next(iter(chosen.values())).load()()
-
-
-def quantization_names() -> list[str]:
-    """Return the sorted names of the backends that offer to quantise, without loading any."""
-    return sorted({entry.name for entry in installed_entries(QUANTIZATIONS)})
-
-
-def find_quantization(name: str) -> Quantization:
-    """Return what the backend called ``name`` offers to quantise with.
-
-    Args:
-        name: Name of an entry point in the group ``lowerdeck.quantizations``: the backend's.
-
-    Raises:
-        BackendNotFoundError: No distribution offers it.
-        AmbiguousBackendError: Several distributions offer different ones.
-    """
-    chosen = {entry.value: entry for entry in installed_entries(QUANTIZATIONS, name)}
-    if not chosen:
-        raise BackendNotFoundError(
-            f"{name!r} does not quantise. Installed: {', '.join(quantization_names()) or 'none'}. "
-            f"Install a distribution with an entry point of that name in {QUANTIZATIONS!r}"
-        )
-    if len(chosen) > 1:
-        raise AmbiguousBackendError(
-            f"ways to quantise for {name!r} are offered as {' and '.join(chosen)}: uninstall one"
-        )
-    made: Quantization = next(iter(chosen.values())).load()()
-    return made
 
 
 def _different(candidates: Iterable[Any]) -> list[Any]:
