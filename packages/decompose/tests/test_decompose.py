@@ -223,6 +223,42 @@ def test_calls_cannot_be_chosen_of_what_shares_memory_or_by_what_is_no_function(
     assert not can_keep(ATEN.transpose.int, some=True)
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda x: x.as_strided((2, 3), (6, 2), 1),
+        lambda x: x.view(-1) * 2,
+        lambda x: x.flatten().add_(1),
+        lambda x: x.t().reshape(-1),
+        lambda x: x.view(torch.int32),
+        lambda x: x.view(3, 2, 2).select(1, 1).as_strided((2, 2), (1, 3)),
+    ],
+    ids=range(6),
+)
+def test_what_is_copied_to_lies_as_it_lay(seen: Any) -> None:
+    """torch lets the copy go, and then views see what was copied, in its own order."""
+
+    class Copies(nn.Module):
+        table: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.zeros(4, 3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return seen(self.table.copy_(x.t())), self.table * 1, x + 1
+
+    given = torch.arange(12.0).reshape(3, 4)
+    program = torch.export.export(Copies(), (given,))
+    eager = Copies()
+    wanted = eager(given)
+    found = decompose(program).module()
+    got = found(given)
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(dict(found.named_buffers())["table"], eager.table)
+
+
 def test_what_may_return_its_argument_cannot_be_kept() -> None:
     program = torch.export.export(Blocks(1), (torch.randn(2, 8),))
     with pytest.raises(DecomposeError, match=r"aten\.reshape\.default cannot be kept"):

@@ -152,6 +152,10 @@ def _without_copy(node: Node) -> Node:
     if copied.shape != held.shape or copied.dtype is not held.dtype:
         # It converts or broadcasts, which torch's own way loses.
         return node
+    if node.users and copied.stride() != held.stride():
+        # What reads it takes views by its strides: as_strided would see other numbers, and torch,
+        # which lets the copy go, fails or is wrong.
+        return node
     node.replace_all_uses_with(source)
     node.graph.erase_node(node)
     return source  # type: ignore[no-any-return]
