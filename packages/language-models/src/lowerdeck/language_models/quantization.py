@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
 from torchao.quantization.granularity import PerAxis, PerGroup
+from torchao.utils import unwrap_tensor_subclass
 
 from lowerdeck.language_models.errors import LanguageModelError
 
@@ -31,6 +32,7 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
             weight_dtype=torch.int8, weight_granularity=PerAxis(0)
         )
         quantize_(model, config)
+        unwrap_tensor_subclass(model)
         return
     if group not in GROUPS:
         raise LanguageModelError(
@@ -48,6 +50,9 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
         weight_dtype=_INT4, weight_granularity=PerGroup(group)
     )
     quantize_(model, config, filter_fn=lambda one, _: _is_divided(one, group))
+    # Of plain tensors each distinct layer is taken apart once; of its own classes torch traces the
+    # whole program, which takes seven times as long.
+    unwrap_tensor_subclass(model)
 
 
 def _is_divided(module: nn.Module, group: int) -> bool:

@@ -79,6 +79,8 @@ def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
         weight_dtype=_INT4, weight_granularity=granularity
     )
     torchao.quantize_(module, config, filter_fn=_has_groups)
+    # Programs with tensors of torchao's own classes can only be taken apart as a whole.
+    _torchao("torchao.utils").unwrap_tensor_subclass(module)
     return module
 
 
