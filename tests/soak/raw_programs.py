@@ -266,14 +266,15 @@ class RawProgram:
         """Return the outputs of each call in eager, and its inputs afterwards.
 
         Args:
-            noise: By how much of itself each number of the state and the inputs is changed before,
-                to see what rounding may do.
+            noise: By how much of itself each number of the state and the inputs is changed before
+                each call, to see what rounding may do.
         """
         models = self.models()
-        for value in next(iter(models.values())).state.state_dict().values():
-            value.mul_(1 + noise * torch.randn(value.shape))
+        state = next(iter(models.values())).state.state_dict()
         found = []
         for name, inputs in self.calls:
+            for value in state.values():
+                value.mul_(1 + noise * torch.randn(value.shape))
             own = tuple(value * (1 + noise * torch.randn(value.shape)) for value in inputs)
             with torch.no_grad():
                 outputs = [value.clone() for value in models[name](*own)]
