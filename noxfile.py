@@ -455,6 +455,18 @@ def retraced(session: nox.Session) -> None:
     session.run("python", "tests/retraced/run.py", *(session.posargs or ("zoo", "models", "raw")))
 
 
+@nox.session(requires=["torch"], default=False)
+def changes(session: nox.Session) -> None:
+    """Replace, wrap and hook modules of random hierarchies: ``-- [FIRST PAST] [--shard 1/4]``.
+
+    Without seeds it takes 2,000 fresh ones each day. What came of each is kept in
+    ``out/changes.jsonl``; a seed that is there is not run again.
+    """
+    _borrow_torch(session)
+    session.install(*EDITABLE, *DEV)
+    session.run("python", "tests/changes/run.py", *session.posargs)
+
+
 @nox.session(default=False)
 def peers(session: nox.Session) -> None:
     """Compare with all of ExecuTorch, torch and transformers, in an environment of its own."""

@@ -23,18 +23,6 @@ def exported(
 ) -> ExportedProgram:
     """Return the program of ``model`` in one form: strict or not, decomposed or not."""
     args, kwargs = case.arguments()
-    rows = Dim("rows", min=2, max=64)
-
-    def shape(leaf: Any) -> Any:
-        if isinstance(leaf, Pair):
-            return [shape(leaf.first), pytree.tree_map(shape, leaf.second)]
-        return {0: rows} if isinstance(leaf, Tensor) else None
-
-    shapes = None
-    if case.dynamic:
-        names = list(inspect.signature(case.model.forward).parameters)
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        shapes = pytree.tree_map(shape, named, is_leaf=lambda leaf: isinstance(leaf, Pair))
     with warnings.catch_warnings():
         # torch's own passes warn of torch's own deprecations.
         warnings.simplefilter("ignore")
@@ -42,7 +30,7 @@ def exported(
             copy.deepcopy(model),
             args,
             kwargs,
-            dynamic_shapes=shapes,
+            dynamic_shapes=dynamic_shapes(case),
             strict=form.startswith("strict"),
             preserve_module_call_signature=preserved,
         )
@@ -51,6 +39,23 @@ def exported(
         elif form.endswith("functional"):
             program = program.run_decompositions({})
         return program
+
+
+def dynamic_shapes(case: Case) -> Any:
+    """Return which sizes of the arguments vary, as ``export`` takes it."""
+    args, kwargs = case.arguments()
+    rows = Dim("rows", min=2, max=64)
+
+    def shape(leaf: Any) -> Any:
+        if isinstance(leaf, Pair):
+            return [shape(leaf.first), pytree.tree_map(shape, leaf.second)]
+        return {0: rows} if isinstance(leaf, Tensor) else None
+
+    if not case.dynamic:
+        return None
+    names = list(inspect.signature(case.model.forward).parameters)
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    return pytree.tree_map(shape, named, is_leaf=lambda leaf: isinstance(leaf, Pair))
 
 
 def compare_calls(eager: nn.Module, subject: Callable[..., Any], case: Case, calls: int) -> None:

@@ -175,9 +175,167 @@ def test_a_module_that_decomposing_dissolved_cannot_be_replaced() -> None:
         made(X)
 
 
-def test_a_module_that_computes_nothing_may_be_replaced() -> None:
-    eager = nn.Sequential(nn.Identity(), nn.Linear(4, 4)).eval()
-    for program in (export_preserving(eager, (X,)), torch.export.export(eager, (X,))):
+class Passes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Identity(), nn.Linear(4, 4))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.blocks[0](x)
+        return result
+
+
+@pytest.mark.parametrize("preserving", [True, False])
+def test_a_module_that_computes_nothing_may_be_replaced_by_another(preserving: bool) -> None:
+    eager = Passes().eval()
+    made = unflatten((export_preserving if preserving else torch.export.export)(eager, (X,)))
+    made.set_submodule("blocks.0.0", nn.Identity())
+    torch.testing.assert_close(made(X), eager(X))
+
+
+def test_what_computes_nothing_is_never_replaced_without_effect() -> None:
+    eager = Passes().eval()
+    made = unflatten(export_preserving(eager, (X,)))
+    (row,) = [row for row in made.swappable() if row.path == "blocks.0.0"]
+    assert not row.replaceable
+    assert "would have no effect" in row.reason
+    other = nn.Tanh()
+    made.set_submodule("blocks.0.0", other)
+    with pytest.raises(UnflattenError, match=r"'blocks\.0\.0', which returns what it is"):
+        made(X)
+    # The block itself may be another one, with or without such a child.
+    made.set_submodule("blocks.0", nn.Sequential(other, eager.blocks[0][1]))  # type: ignore[index]
+    torch.testing.assert_close(made(X), eager(X.tanh()))
+    plain = unflatten(torch.export.export(eager, (X,))).swappable()
+    (told,) = [row for row in plain if row.path == "blocks.0.0"]
+    assert "no effect" in told.reason
+
+
+class Sometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.scale(self.scale(x, 2.0), 1.0)
+        return result
+
+
+class Scale(nn.Module):
+    def forward(self, x: Tensor, by: float) -> Tensor:
+        return x if by == 1.0 else x * by
+
+
+def test_what_computes_nothing_in_some_calls_is_never_replaced_without_effect() -> None:
+    made = unflatten(export_preserving(Sometimes().eval(), (X,)))
+    torch.testing.assert_close(made(X), X * 2)
+    (row,) = made.swappable()
+    assert not row.replaceable
+    assert "in some of its calls" in row.reason
+    made.set_submodule("scale", nn.Identity())
+    with pytest.raises(UnflattenError, match="'scale', which returns in some of its calls"):
+        made(X)
+
+
+class Activated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.act(self.work(x))
+        return result
+
+
+def test_a_stateless_module_that_decomposing_dissolved_is_never_replaced_without_effect() -> None:
+    program = export_preserving(Activated().eval(), (X,))
+    for node in program.graph.nodes:
+        if "relu" in node.name:
+            # As a pass does that makes a node anew.
+            del node.meta["nn_module_stack"]
+            node.name = "another"
+    made = unflatten(program)
+    assert not {row.path: row for row in made.swappable()}["act"].replaceable
+    made.set_submodule("act", nn.Tanh())
+    with pytest.raises(UnflattenError, match="'act', which"):
+        made(X)
+
+
+class Shared(nn.Module):
+    # Modules of two names, the second of which is called; once by both.
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = self.first
+        self.act = nn.ReLU()
+        self.same_act = self.act
+        self.block = nn.Sequential(self.first, nn.Tanh())
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.same_act(self.again(self.block(x)))) + self.again(x)
+        return result
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_modules_of_several_names_keep_their_signatures(strict: bool) -> None:
+    eager = Shared().eval()
+    program = export_preserving(eager, (X,), strict=strict)
+    table = unflatten(program).swappable()
+    assert all(row.replaceable and row.callable_alone for row in table), str(table)
+    for row in table:
         made = unflatten(program)
-        made.set_submodule("0", nn.Identity())
-        torch.testing.assert_close(made(X), eager(X))
+        for name, module in eager.named_modules(remove_duplicate=False):
+            if module is eager.get_submodule(row.path):
+                made.set_submodule(name, module)
+        torch.testing.assert_close(made(X), eager(X), msg=row.path)
+
+
+def test_strict_export_finds_out_too_what_cannot_be_recorded() -> None:
+    class Texts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.kinds = Kinds()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.kinds(self.first(x), "more")
+            return result
+
+    program = export_preserving(Texts().eval(), (X,), strict=True)
+    known = {row.path: row for row in unflatten(program).swappable()}
+    assert known["kinds"].reason == "takes the text 'more', which export cannot record"
+    assert known["first"].replaceable
+
+
+class Quiet(nn.Module):
+    # Calls in regions of another mode, some of which are outside of any too.
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.kept = Block()
+        self.wide = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pair(x)
+        with torch.no_grad():
+            z = self.pair[1](y + 1)
+            z = self.kept(z, scale=z)["sum"] + 1
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            w = self.wide(z) * 2
+        result: Tensor = y * z + w.float()
+        return result
+
+
+def test_calls_in_other_modes_keep_their_signatures() -> None:
+    eager = Quiet().eval()
+    program = export_preserving(eager, (X,))
+    table = unflatten(program).swappable()
+    assert all(row.replaceable and row.callable_alone for row in table), str(table)
+    for row in table:
+        made = unflatten(program)
+        assert "tracepoint" not in made.print_readable(print_output=False)
+        made.set_submodule(row.path, eager.get_submodule(row.path))
+        torch.testing.assert_close(made(X), eager(X), msg=row.path)
+        made(X.clone().requires_grad_()).sum().backward()

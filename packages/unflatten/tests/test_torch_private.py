@@ -99,6 +99,41 @@ def test_mode_regions_carry_their_mode_and_body() -> None:
     assert {private.GRAD_MODE_REGION, private.AUTOCAST_REGION} <= targets
 
 
+def test_marks_of_calls_stay_in_regions_and_hand_on_their_arguments() -> None:
+    class Quiet(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y: torch.Tensor = self.fc(x) + 1
+            return y * x
+
+    x = torch.ones(2, 2)
+    program = export(Quiet(), (x,), preserve_module_call_signature=("fc",))
+    graphs = [part.graph for part in program.graph_module.modules() if hasattr(part, "graph")]
+    marks = [
+        node
+        for graph in graphs
+        for node in graph.find_nodes(op="call_function", target=private.TRACEPOINT)
+    ]
+    path = f"{private.TRACER_ROOT}.fc"
+    assert [(mark.kwargs["path"], mark.kwargs["kind"]) for mark in marks] == [
+        (path, "module_call_inputs"),
+        (path, "module_call_outputs"),
+    ]
+    assert private.TRACEPOINT(x, kind="module_call_inputs", path="fc")[0] is x
+
+
+def test_children_and_state_are_shared_by_what_holds_them() -> None:
+    owner, other = torch.nn.BatchNorm1d(2), torch.nn.Module()
+    private.shares_children_and_state(other, owner)
+    owner.add_module("later", torch.nn.ReLU())
+    assert list(other.state_dict()) == list(owner.state_dict())
+    assert [name for name, _ in other.named_children()] == ["later"]
+
+
 def test_a_program_without_tokens_is_not_copied() -> None:
     program = export(torch.nn.ReLU(), (torch.ones(2),))
     assert private.without_effect_tokens(program) is program

@@ -166,3 +166,44 @@ def test_exported_again_each_call_runs_its_own_form(sampler: tuple[Any, Sampler]
     again = torch.export.export(module, (X,))
     torch.testing.assert_close(again.module()(X), wrapped(eager, 2.0)(X))
     torch.testing.assert_close(unflatten(again)(X), wrapped(eager, 2.0)(X))
+
+
+class Outer(nn.Module):
+    # Both modules of several forms have one name, and call each other in other forms.
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def forward(self, x: Tensor, t: float) -> Tensor:
+        result: Tensor = self.step(self.step(x, t) * t, 1 - t)
+        return result
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Outer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for t in (0.5, 0.25, 0.9):
+            x = self.step(x, t)
+        return x
+
+
+def test_forms_in_forms_of_one_name_are_told_apart() -> None:
+    eager = Nested().eval()
+    made: Any = unflatten(torch.export.export(eager, (X,)))
+    made.step.step = Around(made.step.step)
+    torch.testing.assert_close(made(X), eager(X))
+    made.step = Around(made.step)
+    torch.testing.assert_close(made(X), eager(X))
+    made.step = nn.Sequential(made.step)
+    torch.testing.assert_close(made(X), eager(X))
+
+
+def test_two_different_modules_of_forms_in_one_wrapper_are_refused() -> None:
+    made: Any = unflatten(torch.export.export(Nested().eval(), (X,)))
+    other: Any = unflatten(torch.export.export(Sampler().eval(), (X,)))
+    made.step = nn.Sequential(made.step, other.step)
+    with pytest.raises(UnflattenError, match="several forms"):
+        made(X)

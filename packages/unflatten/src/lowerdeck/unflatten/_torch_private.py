@@ -28,6 +28,7 @@ __all__ = [
     "MovesConstants",
     "NATIVE_FUNCTIONS",
     "SET_GRAD_MODE",
+    "TRACEPOINT",
     "TRACER_ROOT",
     "buffers_of",
     "children_of",
@@ -35,6 +36,7 @@ __all__ = [
     "module_state",
     "packet_name",
     "parameters_of",
+    "shares_children_and_state",
     "unsaved_buffers_of",
     "without_effect_tokens",
 ]
@@ -56,6 +58,13 @@ ENTER_AUTOCAST: Any = _enter_autocast
 EXIT_AUTOCAST: Any = _exit_autocast
 SET_GRAD_MODE: Any = torch._C._set_grad_enabled
 """Functions that change the mode; the code writer turns their pairs into ``with`` blocks."""
+
+TRACEPOINT: Any = torch.ops.higher_order._export_tracepoint
+"""Returns its arguments: export's mark of what a preserved call takes or returns.
+
+Export takes the marks out and notes what they mark, but for those in a piece that runs in another
+mode.
+"""
 
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
@@ -85,6 +94,12 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 def unsaved_buffers_of(module: torch.nn.Module) -> set[str]:
     """Return where ``module`` holds the names of its buffers that no state dict has."""
     return module._non_persistent_buffers_set
+
+
+def shares_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) -> None:
+    """Let ``module`` hold the children, parameters and buffers of ``owner``, now and later."""
+    for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+        module.__dict__[name] = owner.__dict__[name]
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -56,24 +56,41 @@ def export_preserving(
             "found preserve_module_call_signature among the options; export_preserving records "
             "the signature of every module: leave it out, or call torch.export.export."
         )
-    paths = [path for path, _ in model.named_modules() if path]
+    # Every name of a shared module: export records a call by the name under which it is made.
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
 
-    def exported(recorded: Sequence[str]) -> ExportedProgram:
-        given = {"dynamic_shapes": dynamic_shapes, **options}
+    def exported(recorded: Sequence[str], **more: Any) -> ExportedProgram:
+        given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
         return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     try:
-        return exported(paths)
+        return _without_unused_names(exported(paths), model)
     except Exception:
         # Which module it was is found by exporting without: torch's error does not say.
+        # Strict export leaves out what hooks note.
         with _watched(model, paths) as found:
-            exported(())
+            exported((), strict=False)
         if not found:
             raise
     program = exported([path for path in paths if path not in found])
     program.graph_module.meta[NOT_RECORDED] = dict(found)
+    return _without_unused_names(program, model)
+
+
+def _without_unused_names(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:
+    """Drop the signatures of names by which a shared module is never called; return ``program``.
+
+    Export gives these names signatures without leaves, as if something had lost the leaves.
+    """
+    signed = [entry for entry in program.module_call_graph if entry.fqn and entry.signature]
+    used = [entry for entry in signed if entry.signature.inputs or entry.signature.outputs]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    called = {id(modules.get(entry.fqn)) for entry in used}
+    for entry in signed:
+        if entry not in used and id(modules.get(entry.fqn)) in called:
+            entry.signature = None
     return program
 
 

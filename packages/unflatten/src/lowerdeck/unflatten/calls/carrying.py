@@ -55,14 +55,21 @@ def returned(module: Callable[..., Any], result: Any, names: Sequence[str]) -> A
 
 
 LOST_SIGNATURE = (
-    "takes and returns flat values here: decomposing or a mode around it lost what eager's takes "
-    "and returns. Unflatten the program before run_decompositions(), and replace the module "
-    "there; one that is called inside no_grad or autocast can be replaced where its signature is "
-    "not preserved."
+    "takes and returns flat values here: decomposing lost what eager's takes and returns. "
+    "Unflatten the program before run_decompositions(), and replace the module there."
 )
 LOST_CALL = (
     "is called nowhere in this program: decomposing gave what it computes to its caller. "
     "Unflatten the program before run_decompositions(), and replace the module there."
+)
+COMPUTES_NOTHING = (
+    "returns what it is given, so that this program has no call of it: another module in its "
+    "place would have no effect. Export the model with that module in it."
+)
+SOMETIMES_NOTHING = (
+    "returns in some of its calls what it is given, so that this program has not all of them: "
+    "another module in its place would have no effect there. Export the model with that module "
+    "in it."
 )
 UNSURE_MODE = (
     "runs under autocast, and the program does not tell whether it or its caller switches that "
@@ -86,6 +93,21 @@ def must_be_generated(module: object, name: str, why: str) -> None:
         raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
 
 
+def must_compute_nothing(module: object, name: str, why: str) -> None:
+    """Check that a module of which no call is left was not replaced by one that computes.
+
+    Args:
+        module: What is there.
+        name: The name of what was there.
+        why: Why no call is left.
+
+    Raises:
+        UnflattenError: It was.
+    """
+    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
+        must_be_generated(module, name, why)
+
+
 def form_of(module: torch.nn.Module, form: str, name: str) -> Callable[..., Any]:
     """Return what runs a further form of a call.
 
@@ -103,8 +125,11 @@ def form_of(module: torch.nn.Module, form: str, name: str) -> Callable[..., Any]
         return found
     inside = [inner for inner in module.modules() if isinstance(inner, Generated)]
     around = [inner for inner in inside if hasattr(type(inner), form)]
-    meant = [inner for inner in around if name in inner.__dict__[PRIVATE].names]
-    if meant:
+    named = [inner for inner in around if name in inner.__dict__[PRIVATE].names]
+    # What one of them calls itself may have the same name: it is told by its own caller.
+    within = {id(deep) for inner in named for deep in inner.modules() if deep is not inner}
+    meant = [inner for inner in named if id(inner) not in within]
+    if meant and len({type(inner) for inner in meant}) == 1:
         return partial(call_around, module, meant, int(form.rpartition("_")[2]))
     if around:
         raise UnflattenError(

@@ -16,6 +16,7 @@ _VARIANT = re.compile(r"(.+)\.\.(\d+)", re.DOTALL)
 OWN_NAMES = frozenset(
     {
         "graph",
+        "graph_module",
         "code",
         "recompile",
         "finalize",

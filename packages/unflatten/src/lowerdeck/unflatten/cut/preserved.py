@@ -56,18 +56,24 @@ class PreservedCall:
         return list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
 
-def preserved_calls(program: ExportedProgram) -> dict[str, Any]:
-    """Return the signature of each call that was to keep one, by the call's name.
-
-    Decomposing can lose what the arguments or results of a call were; then it is None.
-    """
-    asked = {
+def asked_signatures(program: ExportedProgram) -> dict[str, Any]:
+    """Return what export recorded of each call that was to keep its signature, by its name."""
+    return {
         entry.fqn: entry.signature
         for entry in program.module_call_graph
         if entry.fqn and entry.signature is not None
     }
-    if not asked:
-        return {}
+
+
+def preserved_calls(program: ExportedProgram, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the signature of each call that was to keep one, by the call's name.
+
+    Decomposing can lose what the arguments or results of a call were; then it is None.
+
+    Args:
+        program: The program.
+        asked: What export recorded.
+    """
     nodes = {node.name: node for node in program.graph.nodes}
     renamed = _misnamed_results(program.graph)
     return {

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import Node
 
 from lowerdeck.unflatten.calls.carrying import (
+    COMPUTES_NOTHING,
     LOST_CALL,
     LOST_SIGNATURE,
     NOT_RECORDED,
+    SOMETIMES_NOTHING,
     must_be_generated,
+    must_compute_nothing,
 )
 from lowerdeck.unflatten.cut.preserved import (
     Leaf,
     PreservedCall,
+    asked_signatures,
     leaf_names,
     preserved_calls,
     preserved_signature,
@@ -31,9 +37,16 @@ from lowerdeck.unflatten.cut.working_graph import WorkingGraph, first_node, node
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.trace import Trace
 
+MarkedCalls = dict[Frame, dict[str, tuple[Leaf, ...]]]
+"""What export's own marks say that calls take and return, by the kind of the mark."""
+
 
 def find_preserved_calls(
-    trace: Trace, made: WorkingGraph, reads: StateReads, values: Mapping[Node, Any]
+    trace: Trace,
+    made: WorkingGraph,
+    reads: StateReads,
+    values: Mapping[Node, Any],
+    marked: MarkedCalls,
 ) -> None:
     """Enter the preserved calls into ``made``; calls whose signature was lost stay generated.
 
@@ -42,50 +55,96 @@ def find_preserved_calls(
         made: The working graph, whole but for its output.
         reads: Adds reads of state to it.
         values: What the working graph has for each node of the outermost graph.
+        marked: What marks that export left in the graph say of calls.
     """
     not_recorded = trace.program.graph_module.meta.get(NOT_RECORDED, {})
     for frame in made.tree.frames() if not_recorded else ():
         if frame.parent is not None and frame.path in not_recorded:
             why = f"{not_recorded[frame.path]}, which export cannot record"
             forbid_replacing(made, frame, frame.parent, why)
-    signatures = preserved_calls(trace.program)
-    if not signatures:
+    asked = asked_signatures(trace.program)
+    if not asked:
         return
+    signatures = preserved_calls(trace.program, asked)
     leaves = _Leaves(trace, reads, values)
     output = next(iter(trace.program.graph.find_nodes(op="output")))
     returned = {values.get(node) for node in output.all_input_nodes}
     stored = {values.get(mutation.value) for mutation in trace.mutations.all}
     doubtful: list[str] = []
+    lost: set[str] = set()
     for frame in made.tree.frames():
-        if frame.parent is None or frame.part or frame.call_name not in signatures:
+        if frame.parent is None or frame.part or frame.path not in asked:
             continue
-        signature = signatures[frame.call_name]
-        if signature is None:
+        found = leaves.recorded(frame, signatures.get(frame.call_name))
+        if found is None and frame in marked:
+            found = _marked_call(frame, asked[frame.path], marked[frame])
+        if found is None:
+            lost.add(frame.path)
             forbid_replacing(made, frame, frame.parent, LOST_SIGNATURE)
             continue
         inside = dict.fromkeys(nodes_in(frame))
-        inputs = tuple(
-            None if isinstance(leaf, Node) and leaf in inside else leaf
-            for leaf in leaves.of(signature.inputs, frame.parent)
-        )
-        outputs = tuple(leaves.of(signature.outputs, frame))
-        call = PreservedCall(preserved_signature(frame, signature), inputs, outputs)
+        inputs = (None if leaf in inside else leaf for leaf in found.inputs)
+        call = replace(found, inputs=tuple(inputs))
         around = Surroundings(inside, returned, stored, made.reads)
-        made.preserved[frame], lost = with_current_leaves(call, around)
-        doubtful.extend(frame.path for _ in lost)
-    called = {frame.path for frame in made.tree.frames()}
-    for name in signatures:
-        # What has no state may compute nothing in eager either, as an Identity does.
-        has_state = any(entry.startswith(name + ".") for entry in trace.state.entries)
-        if name not in called and has_state:
-            _forbid_lost(made, name)
+        made.preserved[frame], unsure = with_current_leaves(call, around)
+        doubtful.extend(frame.path for _ in unsure)
+    lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
-    warn_of_lost(name for name, signature in signatures.items() if signature is None)
+    warn_of_lost(lost)
+
+
+def _guard_uncalled(
+    trace: Trace, made: WorkingGraph, signatures: Mapping[str, Any]
+) -> Iterator[str]:
+    """Forbid replacing what eager calls and this program does not; yield what has lost its leaves.
+
+    A module whose results are its arguments computes nothing, as an Identity: another one may.
+    """
+    known = trace.paths.canonical
+    frames = made.tree.frames()
+    called = {known(frame.path) for frame in frames}
+    calls = {(known(frame.path), frame.index) for frame in frames}
+    for name, signature in signatures.items():
+        path, _, number = (name, "", "0") if name in trace.paths else name.rpartition("@")
+        if (known(path), int(number)) in calls:
+            continue
+        if signature is None:
+            yield path
+        outer = path.rpartition(".")[0]
+        while known(outer) not in called:
+            outer = outer.rpartition(".")[0]
+        callers = [frame for frame in frames if known(frame.path) == known(outer)]
+        why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature)
+        _forbid_uncalled(made, path, callers, why)
+
+
+def _why_uncalled(signature: Any) -> str:
+    if signature is None:
+        return LOST_CALL
+    taken = {spec.name for spec in signature.inputs}
+    return COMPUTES_NOTHING if taken.issuperset(s.name for s in signature.outputs) else LOST_CALL
+
+
+def _marked_call(
+    frame: Frame, signature: Any, leaves: Mapping[str, tuple[Leaf, ...]]
+) -> PreservedCall | None:
+    """Return the call that marks surround; None if they are not those of ``signature``."""
+    inputs, outputs = (leaves.get(f"module_call_{kind}") for kind in ("inputs", "outputs"))
+    if inputs is None or outputs is None:
+        return None
+    found = PreservedCall(preserved_signature(frame, signature), inputs, outputs)
+    wanted = (signature.in_spec.num_leaves, signature.out_spec.num_leaves)
+    return found if (len(inputs), len(outputs)) == wanted else None
 
 
 def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) -> None:
     """Let ``caller`` check before a call that its module is still the generated one."""
     made.forbidden[frame.path] = why
+    # Whatever is between the two holds the module, and would bring another one with it.
+    outer = frame.path.rpartition(".")[0]
+    while outer and outer != caller.path:
+        made.forbidden.setdefault(outer, f"holds {frame.path!r}, which {why}")
+        outer = outer.rpartition(".")[0]
     first = first_node(frame)
     if first is None:
         return
@@ -96,15 +155,16 @@ def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) 
     caller.nodes[index:index] = [module, check]
 
 
-def _forbid_lost(made: WorkingGraph, name: str) -> None:
-    """Let the outermost code check that a module is still there of which no call is left."""
-    made.forbidden[name] = LOST_CALL
-    root = made.tree.root
-    first = next(node for node in made.graph.nodes if node.op != "placeholder")
-    with made.graph.inserting_before(first):
-        module = made.graph.get_attr(name)
-        check = made.graph.call_function(must_be_generated, (module, name, LOST_CALL))
-    root.nodes[:0] = [module, check]
+def _forbid_uncalled(made: WorkingGraph, name: str, callers: Sequence[Frame], why: str) -> None:
+    """Let the calls around check that a module is still there of which no call is left."""
+    made.forbidden[name] = why
+    for frame in callers:
+        first = first_node(frame)
+        path = name[len(frame.path) + 1 :] if frame.path else name
+        with nullcontext() if first is None else made.graph.inserting_before(first):
+            module = made.graph.get_attr(path)
+            check = made.graph.call_function(must_compute_nothing, (module, name, why))
+        frame.nodes[:0] = [module, check]
 
 
 class _Leaves:
@@ -122,6 +182,14 @@ class _Leaves:
             inner = item.inner.values.items() if item.inner is not None else ()
             for node, value in inner:
                 self.by_name.setdefault(node.name, value)
+
+    def recorded(self, frame: Frame, signature: Any) -> PreservedCall | None:
+        """Return the call as export recorded it; None where the record is lost."""
+        if signature is None or frame.parent is None:
+            return None
+        inputs = tuple(self.of(signature.inputs, frame.parent))
+        outputs = tuple(self.of(signature.outputs, frame))
+        return PreservedCall(preserved_signature(frame, signature), inputs, outputs)
 
     def of(self, specs: Sequence[Any], frame: Frame) -> Iterator[Leaf]:
         """Yield the values of ``specs``; reads of state come first in ``frame``."""

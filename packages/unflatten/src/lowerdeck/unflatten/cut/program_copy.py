@@ -17,6 +17,7 @@ from lowerdeck.unflatten._torch_private import (
     EXIT_AUTOCAST,
     GRAD_MODE_REGION,
     SET_GRAD_MODE,
+    TRACEPOINT,
 )
 from lowerdeck.unflatten.calls.carrying import UNSURE_MODE
 from lowerdeck.unflatten.cut.flat_calls import (
@@ -26,7 +27,11 @@ from lowerdeck.unflatten.cut.flat_calls import (
 )
 from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
 from lowerdeck.unflatten.cut.own_sizes import compute_own_sizes
-from lowerdeck.unflatten.cut.preserved_frames import find_preserved_calls, forbid_replacing
+from lowerdeck.unflatten.cut.preserved_frames import (
+    MarkedCalls,
+    find_preserved_calls,
+    forbid_replacing,
+)
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
@@ -58,6 +63,7 @@ class ProgramCopier:
         self.made: WorkingGraph = WorkingGraph(self.graph, trace.tree)
         self.reads: StateReads = StateReads(trace, self.made)
         self._values: dict[Node, Any] = {}
+        self._marked: MarkedCalls = {}
         self._clones: dict[Node, Node] = {}
         self._opened: list[Node] = []
 
@@ -87,7 +93,7 @@ class ProgramCopier:
         for frame in self.tree.frames():
             if frame in self.tree.unsure and frame.parent is not None:
                 forbid_replacing(self.made, frame, frame.parent, UNSURE_MODE)
-        find_preserved_calls(self.trace, self.made, self.reads, self._values)
+        find_preserved_calls(self.trace, self.made, self.reads, self._values, self._marked)
         self._copy_output()
         self._part_calls()
         return self.made
@@ -132,6 +138,9 @@ class ProgramCopier:
         if node.op == "get_attr":
             values[node] = self.reads.attribute(node, scope, frame)
             return
+        if node.target is TRACEPOINT:
+            self._pass_mark(node, scope, frame, position)
+            return
         target = node.target
         if target is torch.ops.aten.alias.default and _was_detach(node):
             # Decomposing makes a plain view of it, which lets gradients through.
@@ -144,6 +153,22 @@ class ProgramCopier:
         held = values.get(first) if isinstance(first, Node) else None
         # What is written in place is the state itself: later calls read it from there.
         values[node] = held if isinstance(held, StateRead) else copy
+
+    def _pass_mark(self, node: Node, scope: Scope, frame: Frame, position: int) -> None:
+        """Note what a preserved call takes or returns; whoever reads the mark reads that."""
+        kind, path = str(node.kwargs["kind"]), self.trace.paths.eager(str(node.kwargs["path"]))
+        values = self._scope_values(scope)
+        handed = tuple(
+            scope.values.get(arg, self._values.get(arg)) if isinstance(arg, Node) else arg
+            for arg in node.args
+        )
+        for user in node.users:
+            values[user] = handed[user.args[1]]  # type: ignore[index]
+        called = self.tree.marked.get(node)
+        if called is not None and called.path == path:
+            reader = frame if kind == "module_call_inputs" else called
+            leaves = self._resolve(node.args, scope, reader, position)
+            self._marked.setdefault(called, {})[kind] = leaves
 
     def _scope_values(self, scope: Scope) -> dict[Node, Any]:
         return self._values if scope.module is self.program.graph_module else scope.values

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import MovesConstants, children_of
 from lowerdeck.unflatten.calls.carrying import Generated
@@ -24,6 +26,16 @@ class Container(Generated, MovesConstants):
 
     def __iter__(self) -> Iterator[torch.nn.Module]:
         return self.children()
+
+    @property
+    def graph(self) -> Any:
+        """An empty graph, for whoever reads the graphs of all modules."""
+        return children_of(self).get("graph") or Graph()
+
+    @property
+    def graph_module(self) -> Any:
+        """A module of the empty graph."""
+        return children_of(self).get("graph_module") or GraphModule(self, Graph())
 
     def __bool__(self) -> bool:
         return True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import (
     FUNCTIONS,
     Body,
@@ -30,6 +32,15 @@ class InterpreterModuleDispatcher(InterpreterModule):
         _, *others = _functions(type(self))
         held: Body = self.__dict__[PRIVATE]
         return [self, *map(partial(_form, self), held.others, others)]
+
+    def __getattr__(self, name: str) -> Any:
+        # Graphs call a further form by the path "step..1": every other name is for torch.
+        if name:
+            return super().__getattr__(name)
+        forms = Container()
+        for number, form in enumerate(self.call_modules()[1:], start=1):
+            forms.add_module(str(number), form)
+        return forms
 
 
 def _form(

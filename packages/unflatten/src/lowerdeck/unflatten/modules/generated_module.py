@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
@@ -30,6 +30,7 @@ from lowerdeck.unflatten.modules.graph_record import (
     record_graph,
     record_module,
 )
+from lowerdeck.unflatten.modules.graph_view import GraphView
 
 Function = Callable[..., Any]
 
@@ -49,6 +50,7 @@ class Body:
         shadowed: Names of ours that the model gave to a child or to state.
         eager_type: The class that the module should be an instance of too.
         names: The names that callers have for a module of several forms.
+        view: The graph as torch's own kind of module, once somebody asked for it.
     """
 
     made: Graph | DeferredGraph
@@ -60,6 +62,7 @@ class Body:
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
     names: tuple[str, ...] = ()
+    view: GraphView | None = None
 
     @property
     def graph(self) -> Graph:
@@ -95,7 +98,7 @@ class Body:
         """Return a body with graphs of its own."""
         others = [other.copy(memo) for other in self.others]
         made = copy.deepcopy(self.made, memo) if isinstance(self.made, Graph) else self.made
-        return replace(self, made=made, others=others)
+        return replace(self, made=made, others=others, view=None)
 
     def record(self) -> tuple[Any, ...]:
         """Return the body as data that pickles."""
@@ -150,6 +153,18 @@ class GeneratedModule(Generated, MovesConstants):
         GeneratedModule.recompile(self)
 
     @property
+    def graph_module(self) -> GraphModule:
+        """The graph as a ``torch.fx.GraphModule`` with this module's children and state.
+
+        It takes and returns the flat values that the graph does. Its own ``recompile`` generates
+        this module's code anew too, as with ``torch.export.unflatten``.
+        """
+        body: Body = self.__dict__[PRIVATE]
+        if body.view is None:
+            body.view = GraphView(self, body.graph, body.attributes, _recompiled)
+        return body.view
+
+    @property
     def code(self) -> str:
         """The Python source of ``forward``, with the model's own lines as comments.
 
@@ -162,6 +177,7 @@ class GeneratedModule(Generated, MovesConstants):
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
+        body.view = None
         self.__class__ = class_with(
             _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type
         )
@@ -207,6 +223,12 @@ class GeneratedModule(Generated, MovesConstants):
 
 _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
 """What describes the program and never changes: copies share it."""
+
+
+def _recompiled(module: torch.nn.Module, view: GraphView) -> None:
+    if isinstance(module, GeneratedModule):
+        GeneratedModule.recompile(module)
+        module.__dict__[PRIVATE].view = view
 
 
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:

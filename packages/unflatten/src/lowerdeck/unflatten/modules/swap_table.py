@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import torch
 
+from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls.carrying import NOT_RECORDED, PRIVATE
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.modules.container import Container
@@ -19,6 +20,10 @@ NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 _FLAT = (
     "takes and returns flat values: the program does not tell its signature; export the model "
     "with export_preserving"
+)
+_UNCALLED = (
+    "is called nowhere in this program, or computes nothing: another module in its place has no "
+    "effect; export_preserving tells which"
 )
 
 
@@ -82,15 +87,23 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
     not_recorded, forbidden = meta.get(NOT_RECORDED, {}), meta.get(NOT_REPLACEABLE, {})
-    return SwapTable(tuple(_rows(root, not_recorded, forbidden)))
+    recorded = root.__dict__["module_call_graph"]
+    is_plain = all(entry.signature is None for entry in recorded if entry.fqn)
+    return SwapTable(tuple(_rows(root, not_recorded, forbidden, is_plain=is_plain)))
 
 
 def _rows(
-    root: torch.nn.Module, not_recorded: Mapping[str, str], forbidden: Mapping[str, str]
+    root: torch.nn.Module,
+    not_recorded: Mapping[str, str],
+    forbidden: Mapping[str, str],
+    *,
+    is_plain: bool,
 ) -> Iterator[Swap]:
     for path, module in root.named_modules():
         if path in forbidden and isinstance(module, Container):
             yield Swap(path, False, False, forbidden[path])
+        elif is_plain and isinstance(module, Container) and not children_of(module):
+            yield Swap(path, False, False, _UNCALLED)
         if not path or isinstance(module, Container):
             continue
         if not isinstance(module, GeneratedModule):

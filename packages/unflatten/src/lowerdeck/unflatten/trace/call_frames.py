@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from torch.fx import Node
 
-from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY
+from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame, common_ancestor
 from lowerdeck.unflatten.trace.flat_items import Item, Role
 from lowerdeck.unflatten.trace.mode_borders import settle_borders
@@ -31,12 +31,20 @@ def build_call_tree(items: list[Item], paths: ModulePaths) -> CallTree:
     root = Frame("", 0, None, 0, _root_type(items))
     builder = _Builder(paths, CallTree(root, {}))
     missing: list[Item] = []
+    marked: dict[Node, tuple[Step, ...]] = {}
     for item in items:
         steps = module_stack(item.node, paths)
         if steps is None:
             missing.append(item)
-        else:
-            builder.tree.frame_of[item] = builder.enter(steps)
+            continue
+        if item.node.target is TRACEPOINT:
+            # The caller comes by it, in the caller's mode.
+            marked[item.node] = steps
+            steps = steps[:-1]
+        builder.tree.frame_of[item] = builder.enter(steps)
+    builder.tree.marked.update(
+        (node, builder.known[steps]) for node, steps in marked.items() if steps in builder.known
+    )
     _adopt(builder.tree, missing)
     settle_borders(builder.tree, items)
     return builder.tree

@@ -53,11 +53,13 @@ class CallTree:
     Attributes:
         root: The call of the outermost module.
         frame_of: The innermost call around each item.
+        marked: The call that each of export's marks in the graph is of.
         unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
     """
 
     root: Frame
     frame_of: dict[Item, Frame]
+    marked: dict[Node, Frame] = field(default_factory=dict)
     unsure: set[Frame] = field(default_factory=set)
 
     def frames(self) -> list[Frame]:
@@ -93,3 +95,4 @@ def release(tree: CallTree) -> None:
     for frame in tree.frames():
         frame.parent = None
     tree.frame_of.clear()
+    tree.marked.clear()

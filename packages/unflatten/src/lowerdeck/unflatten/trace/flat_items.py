@@ -10,7 +10,11 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, GRAD_MODE_REGION
+from lowerdeck.unflatten._torch_private import (
+    AUTOCAST_REGION,
+    GRAD_MODE_REGION,
+    TRACEPOINT,
+)
 from lowerdeck.unflatten.trace.dtype_check import CHECK, is_needless
 
 _MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
@@ -93,7 +97,7 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                 yield enter
                 stack.append((inner, iter(inner.module.graph.nodes), enter))
                 break
-            if unpacks_region(node) or _only_names_a_body(node):
+            if unpacks_region(node) or _unpacks_mark(node) or _only_names_a_body(node):
                 continue
             if node.target is CHECK:
                 if autocasts is None:
@@ -140,6 +144,11 @@ def _body(node: Node, scope: Scope) -> Scope | None:
 def unpacks_region(node: Node) -> bool:
     """Return whether a node takes one result out of a mode region's operator."""
     return node.target is operator.getitem and _is_region(node.args[0])
+
+
+def _unpacks_mark(node: Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and source.target is TRACEPOINT
 
 
 def _only_names_a_body(node: Node) -> bool:

@@ -1,0 +1,306 @@
+"""Change random models: replace, wrap and hook modules, of eager and of unflattened alike."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from random_comparison import compare_calls, dynamic_shapes  # type: ignore[import-not-found]
+from random_leaves import SIZE  # type: ignore[import-not-found]
+from random_models import Case, Tree, random_case  # type: ignore[import-not-found]
+from torch import Tensor, nn
+from torch.export import ExportedProgram, export
+from torch.utils import _pytree as pytree
+from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
+
+from lowerdeck.unflatten import SwapTable, UnflattenedModule, export_preserving, unflatten
+
+FORMS = ("preserving", "preserving", "strict preserving", "plain", "plain all", "copied")
+"""How a model is exported and unflattened: with all signatures, with none, without but for all."""
+
+REPLACED = ("eager", "eager changed")
+WRAPPED = ("sequential", "changed", "low rank", "logged")
+HOOKED = ("hooked", "changed by a hook", "changed before")
+
+Call = tuple[str, Any]
+Step = Callable[..., Any]
+
+
+@dataclass
+class Outcome:
+    """What came of one seed.
+
+    Attributes:
+        seed: The seed.
+        form: How it was exported.
+        changes: What was done, by how often.
+        refused: Modules that the table refuses, by reason, and those that it allows.
+        outcome: "same", or why nothing was compared, or "wrong".
+        detail: What is wrong.
+    """
+
+    seed: int
+    form: str
+    changes: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    outcome: str = "same"
+    detail: str = ""
+
+
+def check_seed(seed: int, cost: int = 20) -> Outcome:
+    """Change the model of ``seed``, and compare.
+
+    Args:
+        seed: What the model and its changes are made of.
+        cost: How many calls the model may have.
+
+    Raises:
+        AssertionError: The two differ.
+    """
+    case, rng = random_case(seed, cost=cost), random.Random(seed + 1)
+    made = Outcome(seed, FORMS[seed % len(FORMS)])
+    program = _exported(case, made)
+    if program is None:
+        return made
+    module = unflatten(program, preserve="all" if made.form == "plain all" else None)
+    table = module.swappable()
+    made.refused = dict(Counter(_kind_of(row.reason) for row in table))
+    for number in range(2):
+        changed = module if not number or made.form != "copied" else copy.deepcopy(module)
+        chosen = _chosen(case, module, table, made, rng)
+        made.changes = dict(Counter(made.changes) + Counter(chosen.values()))
+        _compare(case, changed, chosen, seed + number, flat="plain" in made.form)
+        module = unflatten(program, preserve="all" if made.form == "plain all" else None)
+    return made
+
+
+def _exported(case: Case, made: Outcome) -> ExportedProgram | None:
+    args, kwargs = case.arguments()
+    how = partial(export if "plain" in made.form else export_preserving, copy.deepcopy(case.model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return how(
+                args,
+                kwargs,
+                dynamic_shapes=dynamic_shapes(case),
+                strict="strict" in made.form,
+            )
+        except Exception as error:
+            # torch.export fails with errors of many types.
+            made.outcome, made.detail = "no export", f"{type(error).__name__}: {error}"[:300]
+            return None
+
+
+def _kind_of(reason: str) -> str:
+    words = [word for word in reason.split() if not any(letter.isdigit() for letter in word)]
+    return " ".join(words[:12]) or "allowed"
+
+
+def _chosen(
+    case: Case, module: UnflattenedModule, table: SwapTable, made: Outcome, rng: random.Random
+) -> dict[str, str]:
+    """Return which modules are changed, and how: those within others first."""
+    loose = _loose(case.model)
+    allowed = {row.path for row in table if row.replaceable or "plain" in made.form}
+    told = {name for name, one in module.named_modules() if hasattr(one, "graph") and name}
+    paths = sorted(allowed & told & loose.keys() - _called_in_branches(case.model))
+    found: dict[str, str] = {}
+    for path in sorted(rng.sample(paths, min(len(paths), rng.randint(1, 5)))):
+        # Of a Sequential the trees call children too, which a module around it has not.
+        is_container = isinstance(case.model.get_submodule(path), nn.Sequential)
+        kinds: tuple[str, ...] = HOOKED if is_container else (*WRAPPED, *HOOKED)
+        if "plain" in made.form:
+            kinds = ("hooked",) if is_container else ("logged", "hooked")
+        elif loose[path] and not any(outer_of(path, other) for other in found):
+            kinds = (*kinds, *REPLACED, *REPLACED)
+        if any(outer_of(other, path) and found[other] in REPLACED for other in found):
+            continue
+        found[path] = rng.choice(kinds)
+    return dict(sorted(found.items(), key=lambda item: -item[0].count(".")))
+
+
+def outer_of(outer: str, inner: str) -> bool:
+    """Return whether a path is within another one."""
+    return inner.startswith(outer + ".")
+
+
+def _loose(model: nn.Module) -> dict[str, bool]:
+    """Return the modules of one name, and whether they share nothing with others.
+
+    Export does not tell of every module with several names that it is one.
+    """
+    modules = list(model.named_modules(remove_duplicate=False))
+    names = Counter(id(module) for _, module in modules)
+    held = [
+        *modules,
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    memory = {name: value.untyped_storage()._cdata for name, value in held if _is_tensor(value)}
+    found = {}
+    for path, module in modules:
+        if not path or any(names[id(inner)] > 1 for inner in module.modules()):
+            continue
+        inside = {memory.get(name, id(value)) for name, value in held if outer_of(path, name)}
+        outside = {memory.get(name, id(value)) for name, value in held if not outer_of(path, name)}
+        found[path] = inside.isdisjoint(outside)
+    return found
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _called_in_branches(model: nn.Module) -> set[str]:
+    """Return the modules that a branch calls: the graph of a branch has no modules."""
+    found = set()
+    for name, tree in model.named_modules():
+        for path, step in tree.steps if isinstance(tree, Tree) else ():
+            if step == "branch calls":
+                child = ".".join((name, *path) if name else path)
+                found |= {
+                    child,
+                    *(f"{child}.{n}" for n, _ in model.get_submodule(child).named_modules()),
+                }
+    return found
+
+
+def _compare(
+    case: Case, subject: Any, chosen: Mapping[str, str], seed: int, *, flat: bool
+) -> None:
+    eager, other = copy.deepcopy(case.model), copy.deepcopy(case.model)
+    logs: tuple[list[Call], list[Call]] = ([], [])
+    for path, kind in chosen.items():
+        own = eager.get_submodule(path)
+        around = _around(kind, path, seed)
+        if kind in HOOKED:
+            for module, log in zip((own, subject.get_submodule(path)), logs, strict=True):
+                _hook(module, path, kind, log)
+            continue
+        outer, _, last = path.rpartition(".")
+        parent = subject.get_submodule(outer)
+        inner = parent._modules[last]
+        own.forward = partial(around, logs[0], own.forward)
+        if kind in REPLACED:
+            inner = other.get_submodule(path)
+            inner.forward = partial(around, logs[1], inner.forward)
+            parent._modules[last] = inner
+        elif kind == "sequential":
+            parent._modules[last] = Sequential(inner)
+        else:
+            parent._modules[last] = Around(inner, partial(around, logs[1]))
+    compare_calls(eager, subject, case, 3)
+    for path in chosen:
+        expected, found = ([call for name, call in log if name == path] for log in logs)
+        assert len(found) == len(expected), f"{path}: {len(found)} calls, not {len(expected)}"
+        # Flat calls take and return what the program does there, in an order of their own.
+        for one, two in () if flat else zip(found, expected, strict=True):
+            assert_equal(one, two)
+
+
+class Around(nn.Module):
+    """What people put around a layer; it has the layer's attributes, as adapters have."""
+
+    def __init__(self, inner: nn.Module, around: Step) -> None:
+        super().__init__()
+        self.inner = inner
+        self.around = around
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.around(self.inner, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+
+class Sequential(Around):
+    """The layer in two containers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(nn.ModuleList([nn.ModuleDict({"held": inner})]), _plainly)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        held: Any = self.inner
+        return held[0]["held"](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return nn.Module.__getattr__(self, name)
+        except AttributeError:
+            held: Any = nn.Module.__getattr__(self, "inner")
+            return getattr(held[0]["held"], name)
+
+
+def _plainly(call: Step, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def _around(kind: str, path: str, seed: int) -> Step:
+    """Return what a kind of change does around the call of a module."""
+    torch.manual_seed(seed)
+    down, up = torch.randn(SIZE, 2) / 4, torch.randn(2, SIZE) / 4
+
+    def around(log: list[Call], call: Step, *args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        if kind == "low rank":
+            given = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf))
+            with torch.no_grad():
+                more = given.float() @ down @ up
+            return _mapped(
+                lambda leaf: leaf + more.to(leaf.dtype) if leaf.shape == more.shape else leaf,
+                result,
+            )
+        if kind in {"changed", "eager changed"}:
+            return _mapped(lambda leaf: leaf * 0.5, result)
+        if kind == "logged" and _computes(args, kwargs, result):
+            log.append((path, _noted(args, kwargs, result)))
+        return result
+
+    return around
+
+
+def _hook(module: nn.Module, path: str, kind: str, log: list[Call]) -> None:
+    if kind == "changed before":
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: _mapped(lambda leaf: leaf * 0.5, (args, kwargs)),
+            with_kwargs=True,
+        )
+        return
+
+    def after(_: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        if _computes(args, kwargs, result):
+            log.append((path, _noted(args, kwargs, result)))
+        return _mapped(lambda leaf: leaf * 0.5, result) if kind != "hooked" else None
+
+    module.register_forward_hook(after, with_kwargs=True)
+
+
+def _computes(args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
+    """Return whether a call does anything: of one that does not, a program may have no call."""
+    return not any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))
+
+
+def _mapped(change: Step, value: Any) -> Any:
+    """Return ``value`` with its tensors of floating type changed."""
+    return pytree.tree_map(
+        lambda leaf: change(leaf) if _is_tensor(leaf) and leaf.is_floating_point() else leaf, value
+    )
+
+
+def _noted(args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
+    named = sorted(kwargs.items())
+    # Copies: what was passed may be written later.
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if _is_tensor(leaf) else leaf, (args, named, result)
+    )
