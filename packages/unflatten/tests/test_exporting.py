@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -147,6 +148,19 @@ def test_what_is_not_recorded_cannot_be_replaced(
         made.set_submodule(path, eager.get_submodule(path))
         with pytest.raises(UnflattenError, match=rf"stands for '{path}', which takes"):
             made(X)
+
+
+def test_saved_programs_know_what_is_not_recorded(
+    eager: Model, program: torch.export.ExportedProgram
+) -> None:
+    data = io.BytesIO()
+    torch.export.save(program, data)
+    made = unflatten(torch.export.load(io.BytesIO(data.getvalue())))
+    assert str(made.swappable()) == str(unflatten(program).swappable())
+    torch.testing.assert_close(made(X), eager(X))
+    made.set_submodule("kinds", eager.kinds)
+    with pytest.raises(UnflattenError, match="'kinds', which takes the text 'more'"):
+        made(X)
 
 
 class Guarded(nn.Module):

@@ -72,7 +72,24 @@ class Twice(nn.Module):
         return self.counts(x), y, self.again(x), torch.ones(x.shape[0] * x.shape[1])
 
 
-MODELS: tuple[Callable[[], nn.Module], ...] = (Blocks, Twice, Block)
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0] * 2, -1).sum(1) + torch.arange(x.shape[0] * 2)
+
+
+class Last(nn.Module):
+    # Export asks the whole's argument for the size, in the last module, which is given another.
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.halves = Halves()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x + self.project(x)
+        return y, self.halves(y)
+
+
+MODELS: tuple[Callable[[], nn.Module], ...] = (Blocks, Twice, Block, Last)
 
 
 def exported(eager: nn.Module) -> torch.export.ExportedProgram:

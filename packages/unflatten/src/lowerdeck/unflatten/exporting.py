@@ -75,8 +75,18 @@ def export_preserving(
         if not found:
             raise
     program = exported([path for path in paths if path not in found])
-    program.graph_module.meta[NOT_RECORDED] = dict(found)
+    _note(program, found)
     return _without_unused_names(program, model)
+
+
+def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
+    """Note what could not be recorded, and why, where saved programs keep it: in nodes' meta."""
+    for node in program.graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        told = {path: found[path] for path, _ in stack.values() if path in found}
+        if told:
+            custom = dict(node.meta.get("custom") or {})
+            node.meta["custom"] = {**custom, NOT_RECORDED: told}
 
 
 def _without_unused_names(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:

@@ -16,7 +16,7 @@ from lowerdeck.unflatten.calls.chosen_forms import call_around
 from lowerdeck.unflatten.errors import UnflattenError
 
 NOT_RECORDED = "lowerdeck_not_recorded"
-"""Where the meta of a graph module has the modules whose signatures export could not record."""
+"""Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
 CARRIED = "_carried"
 """Keyword by which a caller hands over values that are no arguments."""

@@ -32,6 +32,7 @@ def compute_own_sizes(made: WorkingGraph) -> None:
     Args:
         made: The whole working graph; changed.
     """
+    _move_to_their_tensors(made)
     sizes = _OwnSizes(made)
     for node, inner in list(sizes.frame_of.items()):
         if _expression(node) is None:
@@ -46,6 +47,24 @@ def compute_own_sizes(made: WorkingGraph) -> None:
         inputs = tuple(sizes.leaf(leaf, caller) for leaf in call.inputs)
         outputs = tuple(sizes.leaf(leaf, frame) for leaf in call.outputs)
         made.preserved[frame] = replace(call, inputs=inputs, outputs=outputs)
+
+
+def _move_to_their_tensors(made: WorkingGraph) -> None:
+    """Let whoever has a tensor ask for its size, where a preserved call asks one it is not given.
+
+    A pass of export's puts the question where the size is first used.
+    """
+    frame_of = {node: frame for frame in made.tree.frames() for node in frame.nodes}
+    for node in made.graph.find_nodes(op="call_function", target=_SIZE):
+        frame, source = frame_of[node], node.args[0]
+        owner = frame_of.get(source, made.tree.root)
+        entered = _up(frame, common_ancestor(frame, owner))
+        if any(
+            call in made.preserved and source not in made.preserved[call].inputs
+            for call in entered
+        ):
+            frame.nodes.remove(node)
+            owner.nodes.insert(sum(other < node for other in owner.nodes), node)
 
 
 class _OwnSizes:

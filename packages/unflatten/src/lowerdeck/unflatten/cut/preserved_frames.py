@@ -57,11 +57,7 @@ def find_preserved_calls(
         values: What the working graph has for each node of the outermost graph.
         marked: What marks that export left in the graph say of calls.
     """
-    not_recorded = trace.program.graph_module.meta.get(NOT_RECORDED, {})
-    for frame in made.tree.frames() if not_recorded else ():
-        if frame.parent is not None and frame.path in not_recorded:
-            why = f"{not_recorded[frame.path]}, which export cannot record"
-            forbid_replacing(made, frame, frame.parent, why)
+    _guard_not_recorded(made)
     asked = asked_signatures(trace.program)
     if not asked:
         return
@@ -91,6 +87,15 @@ def find_preserved_calls(
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
+
+
+def _guard_not_recorded(made: WorkingGraph) -> None:
+    for frame in made.tree.frames():
+        notes = (node.meta.get("custom") or {} for node in nodes_in(frame))
+        told = next((note[NOT_RECORDED] for note in notes if NOT_RECORDED in note), {})
+        if frame.parent is not None and frame.path in told:
+            why = f"{told[frame.path]}, which export cannot record"
+            forbid_replacing(made, frame, frame.parent, why)
 
 
 def _guard_uncalled(

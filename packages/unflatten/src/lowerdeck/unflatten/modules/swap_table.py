@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 
 from lowerdeck.unflatten._torch_private import children_of
-from lowerdeck.unflatten.calls.carrying import NOT_RECORDED, PRIVATE
+from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
@@ -86,18 +86,14 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         root: The outermost module.
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
-    not_recorded, forbidden = meta.get(NOT_RECORDED, {}), meta.get(NOT_REPLACEABLE, {})
+    forbidden = meta.get(NOT_REPLACEABLE, {})
     recorded = root.__dict__["module_call_graph"]
     is_plain = all(entry.signature is None for entry in recorded if entry.fqn)
-    return SwapTable(tuple(_rows(root, not_recorded, forbidden, is_plain=is_plain)))
+    return SwapTable(tuple(_rows(root, forbidden, is_plain=is_plain)))
 
 
 def _rows(
-    root: torch.nn.Module,
-    not_recorded: Mapping[str, str],
-    forbidden: Mapping[str, str],
-    *,
-    is_plain: bool,
+    root: torch.nn.Module, forbidden: Mapping[str, str], *, is_plain: bool
 ) -> Iterator[Swap]:
     for path, module in root.named_modules():
         if path in forbidden and isinstance(module, Container):
@@ -117,9 +113,7 @@ def _rows(
         if path in forbidden:
             yield Swap(path, False, not carried, forbidden[path])
         elif len(known) < len(signatures) or any(signature.flat for signature in known):
-            told = not_recorded.get(path)
-            why = f"{told}, which export cannot record" if told else _FLAT
-            yield Swap(path, False, not carried, why)
+            yield Swap(path, False, not carried, _FLAT)
         elif carries:
             why = f"computes {carries} values that other modules read without being given them"
             yield Swap(path, False, not carried, why)
