@@ -120,7 +120,10 @@ def _build_released(session: nox.Session, package: str, version: str, folder: Pa
 
 
 OTHER_TOOLS = "docs/how-to/decompose-for-other-tools.md"
-QUANTISE = "docs/how-to/quantise-for-xnnpack.md"
+WITH_TORCHAO = (
+    "docs/how-to/quantise-for-xnnpack.md",
+    "docs/how-to/unflatten-and-swap.md",
+)
 CONV_RELU_TAN = "lowerdeck.demo_backends:BackendWithDelegateMappingDemo.get_test_model_and_inputs"
 
 
@@ -218,7 +221,7 @@ def docs(session: nox.Session) -> None:
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
     session.run(
         *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}"),
-        *(f"--ignore={QUANTISE}", *pages),
+        *(*(f"--ignore={page}" for page in WITH_TORCHAO), *pages),
         env={"PYTHONPATH": str(ROOT)},
     )
 
@@ -234,7 +237,7 @@ def docs_other_tools(session: nox.Session) -> None:
     session.install("--no-deps", "torchao", *DEV)
     session.run(
         # torchao raises dozens of warnings against itself.
-        *("pytest", "-p", "tools.run_code_blocks", "-W", "ignore", QUANTISE),
+        *("pytest", "-p", "tools.run_code_blocks", "-W", "ignore", *WITH_TORCHAO),
         env={"PYTHONPATH": str(ROOT)},
     )
 

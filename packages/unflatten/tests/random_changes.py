@@ -110,15 +110,18 @@ def _chosen(
     """Return which modules are changed, and how: those within others first."""
     loose = _loose(case.model)
     allowed = {row.path for row in table if row.replaceable or "plain" in made.form}
+    alone = {row.path for row in table if row.callable_alone}
     told = {name for name, one in module.named_modules() if hasattr(one, "graph") and name}
     paths = sorted(allowed & told & loose.keys() - _called_in_branches(case.model))
     found: dict[str, str] = {}
     for path in sorted(rng.sample(paths, min(len(paths), rng.randint(1, 5)))):
         # Of a Sequential the trees call children too, which a module around it has not.
         is_container = isinstance(case.model.get_submodule(path), nn.Sequential)
-        kinds: tuple[str, ...] = HOOKED if is_container else (*WRAPPED, *HOOKED)
+        kinds: tuple[str, ...] = HOOKED
+        if path in alone and not is_container:
+            kinds = (*WRAPPED, *HOOKED)
         if "plain" in made.form:
-            kinds = ("hooked",) if is_container else ("logged", "hooked")
+            kinds = ("logged", "hooked") if "logged" in kinds else ("hooked",)
         elif loose[path] and not any(outer_of(path, other) for other in found):
             kinds = (*kinds, *REPLACED, *REPLACED)
         if any(outer_of(other, path) and found[other] in REPLACED for other in found):
@@ -254,7 +257,8 @@ def _around(kind: str, path: str, seed: int) -> Step:
     def around(log: list[Call], call: Step, *args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
         if kind == "low rank":
-            given = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf))
+            tensors = filter(_is_tensor, pytree.tree_leaves((args, kwargs)))
+            given = next(tensor for tensor in tensors if tensor.dim())
             with torch.no_grad():
                 more = given.float() @ down @ up
             return _mapped(

@@ -174,3 +174,44 @@ def test_numbers_read_out_of_tensors_are_not_mixed_up() -> None:
     for preserve in (None, "all"):
         for found, want in zip(unflatten(program, preserve=preserve)(x), eager(x), strict=True):
             torch.testing.assert_close(found, want)
+
+
+class Rows(nn.Module):
+    def forward(self, x: Tensor, count: Tensor) -> Tensor:
+        rows: Any = count.item()
+        torch._check(rows >= 0)  # type: ignore[no-untyped-call]
+        torch._check(rows <= 2)  # type: ignore[no-untyped-call]
+        return x.narrow(0, 0, rows) * 2
+
+
+class Shares(nn.Module):
+    # Both read one number out of one tensor: export lets the second read what the first has read.
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Rows()
+        self.second = Rows()
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        count = mask.sum()
+        return self.first(x, count), self.second(x + 1, count)
+
+
+def test_a_number_that_another_module_read_out_of_an_argument_is_read_again() -> None:
+    eager, x = Shares().eval(), torch.rand(2, 8)
+    paths = ("first", "second")
+    plain: Any = unflatten(torch.export.export(eager, (x, torch.tensor([1, 0]))), preserve="all")
+    assert all(row.callable_alone for row in plain.swappable())
+    torch.testing.assert_close(plain.second(x, torch.tensor(1)), eager.second(x, torch.tensor(1)))
+    program = torch.export.export(
+        eager, (x, torch.tensor([1, 0])), preserve_module_call_signature=paths
+    )
+    for path in paths:
+        made = unflatten(program)
+        assert all(row.replaceable and row.callable_alone for row in made.swappable())
+        for mask in (torch.tensor([1, 0]), torch.tensor([1, 1])):
+            wanted = eager.second(x, mask.sum())
+            torch.testing.assert_close(made.get_submodule(path)(x, mask.sum()), wanted)
+        made.set_submodule(path, eager.get_submodule(path))
+        for mask in (torch.tensor([1, 0]), torch.tensor([1, 1])):
+            for found, want in zip(made(x, mask), eager(x, mask), strict=True):
+                torch.testing.assert_close(found, want)

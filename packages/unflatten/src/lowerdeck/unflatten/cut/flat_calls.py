@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.calls.signature import CallSignature, named_arguments
+from lowerdeck.unflatten.cut.own_sizes import ITEM
 from lowerdeck.unflatten.cut.preserved import PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame
@@ -51,8 +52,10 @@ def flat_call(frame: Frame) -> PreservedCall:
 def _taken(nodes: list[Node], inside: Collection[Node]) -> Iterator[Node]:
     for node in nodes:
         for source in node.all_input_nodes:
-            if source not in inside and _is_tensor(source):
-                yield source
+            # A number is read out of its tensor again.
+            found = source.args[0] if source.target is ITEM else source
+            if source not in inside and isinstance(found, Node) and _is_tensor(found):
+                yield found
 
 
 def _is_tensor(node: Node) -> bool:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import add_node
+from lowerdeck.torch_base import OpOverload, add_node, schema_of
 from lowerdeck.unflatten.cut.preserved import Leaf
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor
 
 _SIZE = torch.ops.aten.sym_size.int
+ITEM = torch.ops.aten.item.default
+"""Reads a number out of a tensor."""
 
 
 def compute_own_sizes(made: WorkingGraph) -> None:
@@ -80,6 +82,11 @@ class _OwnSizes:
         self._known: dict[tuple[Frame, str], Node | None] = {}
         self._arguments: dict[Frame, dict[str, Callable[[], Node]]] = {}
 
+    @cached_property
+    def _writes(self) -> bool:
+        targets = {node.target for node in self._made.graph.nodes}
+        return any(isinstance(one, OpOverload) and schema_of(one).is_mutable for one in targets)
+
     def leaf(self, leaf: Leaf, reader: Frame) -> Leaf:
         """Return what ``reader`` has for a leaf of a signature."""
         if not isinstance(leaf, Node) or _expression(leaf) is None or leaf not in self.frame_of:
@@ -121,8 +128,21 @@ class _OwnSizes:
         key = (frame, text)
         if key not in self._known:
             made = self._of_arguments(frame).get(text)
-            self._known[key] = made() if made is not None else self._by_parts(node, frame)
+            found = made() if made is not None else self._read_again(node, frame)
+            self._known[key] = found or self._by_parts(node, frame)
         return self._known[key]
+
+    def _read_again(self, node: Node, frame: Frame) -> Node | None:
+        """Return the number that ``node`` reads out of a tensor, read by ``frame`` itself.
+
+        Not where anything is written: the tensor might hold another number by then.
+        """
+        source = node.args[0] if node.target is ITEM else None
+        if not isinstance(source, Node) or self._writes:
+            return None
+        if source not in self._given(frame) and self.frame_of.get(source) is not frame:
+            return None
+        return self._add(frame, ITEM, (source,), node.name, node.meta.get("val"))
 
     def _by_parts(self, node: Node, frame: Frame) -> Node | None:
         if node.op != "call_function" or node.target is _SIZE or node.kwargs:

@@ -92,7 +92,9 @@ def find_preserved_calls(
 def _guard_not_recorded(made: WorkingGraph) -> None:
     for frame in made.tree.frames():
         notes = (node.meta.get("custom") or {} for node in nodes_in(frame))
-        told = next((note[NOT_RECORDED] for note in notes if NOT_RECORDED in note), {})
+        told: Mapping[str, str] = next(
+            (note[NOT_RECORDED] for note in notes if NOT_RECORDED in note), {}
+        )
         if frame.parent is not None and frame.path in told:
             why = f"{told[frame.path]}, which export cannot record"
             forbid_replacing(made, frame, frame.parent, why)
@@ -120,7 +122,7 @@ def _guard_uncalled(
             outer = outer.rpartition(".")[0]
         callers = [frame for frame in frames if known(frame.path) == known(outer)]
         why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature)
-        _forbid_uncalled(made, path, callers, why)
+        _forbid_uncalled(made, path, outer, callers, why)
 
 
 def _why_uncalled(signature: Any) -> str:
@@ -160,12 +162,14 @@ def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) 
     caller.nodes[index:index] = [module, check]
 
 
-def _forbid_uncalled(made: WorkingGraph, name: str, callers: Sequence[Frame], why: str) -> None:
-    """Let the calls around check that a module is still there of which no call is left."""
+def _forbid_uncalled(
+    made: WorkingGraph, name: str, outer: str, callers: Sequence[Frame], why: str
+) -> None:
+    """Let the calls of ``outer``, by whatever name, check that a module is still there."""
     made.forbidden[name] = why
+    path = name[len(outer) + 1 :] if outer else name
     for frame in callers:
         first = first_node(frame)
-        path = name[len(frame.path) + 1 :] if frame.path else name
         with nullcontext() if first is None else made.graph.inserting_before(first):
             module = made.graph.get_attr(path)
             check = made.graph.call_function(must_compute_nothing, (module, name, why))

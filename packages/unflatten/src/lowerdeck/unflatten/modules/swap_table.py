@@ -34,7 +34,8 @@ class Swap:
     Attributes:
         path: Its name.
         replaceable: Whether an eager module of the same signature may be put in its place.
-        callable_alone: Whether it computes everything from its arguments and its own state.
+        callable_alone: Whether it computes everything from its arguments and its own state; then
+            another module may be put around it too.
         reason: Why one of these is not so; "" where both are.
     """
 
