@@ -77,7 +77,18 @@ def cases() -> Iterator[Case]:
         torch.manual_seed(7)
         for group in (
             *(elementwise, slopes, arithmetic, convolutions, linear, pooling, normalization),
-            *(shapes, pieces, reductions, attention, outputs, layouts, dynamic, memory_formats),
+            *(
+                shapes,
+                pieces,
+                reductions,
+                attention,
+                masks,
+                composed,
+                outputs,
+                layouts,
+                dynamic,
+                memory_formats,
+            ),
         ):
             yield from group()
 
@@ -410,6 +421,103 @@ def attention() -> Iterator[Case]:
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
         *((2, 5, 4), (2, 6, 4), (2, 6, 7)),
     )
+
+
+class Masked(nn.Module):
+    """An attention whose mask is a constant of the program, or computed of nothing else."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor, **options: Any) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+        self.options = options
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mask = self.mask if self.mask.is_floating_point() else self.mask & (torch.ones(1) > 0)
+        return F.scaled_dot_product_attention(query, key, value, mask, **self.options)
+
+
+def masks() -> Iterator[Case]:
+    triangle = torch.ones(5, 6).tril().bool()
+    nothing_in_row_2 = triangle.clone()
+    nothing_in_row_2[2] = False
+    floats = torch.randn(3, 5, 6).masked_fill(torch.rand(3, 5, 6) > 0.7, -torch.inf)
+    least = torch.zeros(1, 1, 5, 6).masked_fill(~nothing_in_row_2, torch.finfo().min)
+    for name, mask in {
+        "triangle": triangle,
+        "all": torch.ones(2, 1, 5, 6).bool(),
+        "one_row_of_columns": torch.tensor([[True, True, False, True, False, True]]),
+        "empty_row": nothing_in_row_2,
+        "expanded": triangle.expand(2, 3, 5, 6),
+        "floats": floats,
+        "floats_empty_row": floats.masked_fill(~nothing_in_row_2, -torch.inf),
+        "least_floats": least,
+    }.items():
+        heads = ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 7))
+        yield module(f"mask_{name}", Masked(mask), *heads)
+    heads = ((2, 6, 5, 4), (2, 2, 6, 4), (2, 2, 6, 7))
+    by_head = torch.rand(2, 6, 5, 6) > 0.4
+    for name, mask in {
+        "triangle": nothing_in_row_2,
+        "heads": by_head,
+        "all": by_head | True,
+    }.items():
+        yield module(f"grouped_heads_{name}", Masked(mask, enable_gqa=True, scale=0.7), *heads)
+    yield case(
+        "grouped_heads_causal",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        *heads,
+    )
+
+
+def composed() -> Iterator[Case]:
+    image = (2, 3, 4, 5)
+    scales = nn.Conv2d(3, 3, 1).requires_grad_(False)
+    yield case("addcmul", torch.addcmul, image, image, image)
+    yield case(
+        "addcmul_value", lambda x, y, z: torch.addcmul(x, y, z, value=-1.5), image, (5,), image
+    )
+    yield case(
+        "addcmul_rows",
+        lambda x, y, z: torch.relu(torch.addcmul(x, y, z, value=2)),
+        image,
+        (4, 1),
+        (5,),
+    )
+    yield case(
+        "addcmul_constants",
+        lambda x, m: torch.addcmul(m.bias.view(3, 1, 1), m(x), m.bias.view(1, 3, 1, 1), value=3),
+        *(image,),
+        parts=(scales,),
+    )
+    yield case("log_softmax", lambda x: F.log_softmax(60 * x, -1), image)
+    yield case("log_softmax_1d", lambda x: F.log_softmax(x, 0), (7,))
+    yield case("roll", lambda x: torch.relu(x.roll((2, -1), (2, 3))), image)
+    yield case("roll_images", lambda x, m: m(m(x).roll((1, 9), (-2, 1))), image, parts=(scales,))
+    for step, first in ((2, 0), (2, 1), (3, 1), (9, 0)):
+        yield case(
+            f"every_{step}_from_{first}",
+            lambda x, step=step, first=first: torch.relu(x[:, :, first::step, ::2]),
+            (2, 3, 7, 5),
+        )
+    yield case("as_other", lambda x, y: torch.relu(x).reshape_as(y) + y.view_as(y), (2, 6), (3, 4))
+    yield case("expand_as", lambda x, y: torch.relu(x).expand_as(y) * y, (1, 6), (3, 6))
+    yield case("same_dtype", lambda x: torch.relu(x).to(torch.float32).type_as(x), image)
+    yield case("zeros_like", lambda x: torch.relu(x) + torch.zeros_like(x) + x.new_ones(5), image)
+    yield case("as_strided", lambda x: torch.relu(torch.as_strided(x * 2, (3, 2), (2, 1))), (2, 3))
+    yield case("dropout_in_place", lambda x: F.dropout(torch.relu(x), 0.5, False, True) + 1, image)
+    yield case(
+        "positions", lambda x: x * torch.arange(5).float().sin() + torch.arange(4)[:, None], image
+    )
+    for name, dims, keep in (("rows", (1, 2), True), ("last", -1, True), ("image", (2, 3), False)):
+        yield case(
+            f"vector_norm_{name}",
+            lambda x, dims=dims, keep=keep: torch.linalg.vector_norm(x, dim=dims, keepdim=keep),
+            image,
+        )
+    yield case("normalize", lambda x: F.normalize(x, dim=-1), image)
+    yield case("sum_rows", lambda x: x.sum((1, 2)) + x.mean((1, 2)), image)
 
 
 def outputs() -> Iterator[Case]:

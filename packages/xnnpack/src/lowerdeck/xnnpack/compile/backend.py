@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +26,7 @@ from lowerdeck.xnnpack.emit.emission import Emission, Tracked, float_of
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
+from lowerdeck.xnnpack.operators.known import ASSERTION, SIZES_ONLY, known_nodes
 from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,
     INNER_TENSOR,
@@ -122,13 +123,19 @@ def emit_partition(program: ExportedProgram, precision: str | None = None) -> Em
             emission.define(
                 node, emission.external_input(shape_of(node), position, layout, encoding)
             )
+    ahead = {node.name for node in known_nodes(program.graph.nodes, constants)}
     absorbed: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node.op == "call_function" and not (node in emission or node in absorbed):
             if node.target is operator.getitem or isinstance(node.meta.get("val"), SIZES):
                 continue  # defined with what it reads from; sizes are read off at run time
+            if node.target is ASSERTION:
+                continue  # a payload holds for the tensors that it was made for
+            if node.name in ahead:
+                _fold(emission, node)
+                continue
             first = len(emission.sources)
-            _emit_node(emission, node, constants, halves=precision != "fp32")
+            _emit_node(emission, node, {*constants, *ahead}, halves=precision != "fp32")
             chain = _chain(emission, node)
             absorbed.update(chain)
             emission.sources[first:] = [tuple(chain)] * (len(emission.sources) - first)
@@ -151,7 +158,7 @@ def _input_encoding(node: fx.Node, dtype: torch.dtype) -> Encoding:
 
 
 def _emit_node(
-    emission: Emission, node: fx.Node, constants: dict[str, torch.Tensor], *, halves: bool
+    emission: Emission, node: fx.Node, constants: Collection[str], *, halves: bool
 ) -> None:
     reason = refusal(node, constants)
     if reason is not None:
@@ -218,7 +225,12 @@ def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
 def _fold(emission: Emission, node: fx.Node) -> None:
     """Compute ahead of time what depends on constants alone."""
 
-    def data(one: fx.Node) -> torch.Tensor:
+    def data(one: fx.Node) -> Any:
+        if one.op == "get_attr":
+            return getattr(node.graph.owning_module, str(one.target))
+        if node.target in SIZES_ONLY and not emission.of(one).is_constant:
+            value = one.meta["val"]
+            return torch.zeros((), dtype=value.dtype).expand(value.shape)
         return emission.constant(one)
 
     if name_of(node) == INNER_TENSOR:
@@ -245,7 +257,9 @@ def _fold(emission: Emission, node: fx.Node) -> None:
 
 def _folded_integers(emission: Emission, node: fx.Node) -> Quantized | None:
     """Return constant integers that stay what they are, so that no float copy is made of them."""
-    source = node.all_input_nodes[0]
+    source = next(iter(node.all_input_nodes), None)
+    if source is None or source not in emission:
+        return None
     data = emission.of(source).data
     if isinstance(data, Quantized):
         return permuted_constant(node, data)

@@ -21,6 +21,7 @@ from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.compile.forecast import computed_in_float
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
+from lowerdeck.xnnpack.operators.known import ASSERTION, known_nodes
 from lowerdeck.xnnpack.operators.quantization import (
     INNER_TENSOR,
     QUANTIZATION,
@@ -77,17 +78,18 @@ class XnnpackPartitioner(Partitioner):
         """
         constants = constant_names(exported_program)
         nodes = [node for node in exported_program.graph.nodes if node.op == "call_function"]
-        reasons: Reasons = {node: refusal(node, constants) for node in nodes}
-        _leave_unread(reasons, constants)
+        known = known_nodes(nodes, constants)
+        while True:
+            reasons, partitions = _proposed(exported_program, nodes, constants, known)
+            # What two partitions read is in neither: whoever needed it known is asked again.
+            kept = _within_one(known, partitions)
+            if len(kept) == len(known):
+                break
+            known = known_nodes(kept, constants)
+        taken = [node for node, reason in reasons.items() if not reason and node not in set(known)]
         self.refused = {node.name: reason for node, reason in reasons.items() if reason}
-        taken = [node for node, reason in reasons.items() if not reason]
         self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
         self.remarks = {"computed in float": self.in_float}
-        partitions = propose_partitions(
-            exported_program.graph_module,
-            lambda node: node in reasons and reasons[node] is None,
-            groups=list(_inseparable(taken, constants)),
-        )
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
         for number, members in enumerate(partitions):
@@ -96,7 +98,9 @@ class XnnpackPartitioner(Partitioner):
                 tags[tag] = DelegationSpec(NAME, specs)
                 for node in members:
                     node.meta["delegation_tag"] = tag
+        _take_known(known)
         _take_sizes(exported_program)
+        _take_assertions(exported_program)
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
@@ -115,6 +119,61 @@ class XnnpackPartitioner(Partitioner):
             *known,
             *(op for op in found if isinstance(op, OpOverload) and str(op) in QUANTIZATION),
         ], None
+
+
+def _proposed(
+    program: ExportedProgram,
+    nodes: Sequence[Node],
+    constants: Collection[str],
+    known: Sequence[Node],
+) -> tuple[Reasons, Sequence[Sequence[Node]]]:
+    """Return why nodes are left out, and the partitions of the others."""
+    ahead = {*constants, *(node.name for node in known)}
+    reasons: Reasons = {node: refusal(node, ahead) for node in nodes}
+    _leave_unread(reasons, constants)
+    taken = [node for node, reason in reasons.items() if not reason]
+    proposal = propose_partitions(
+        program.graph_module,
+        lambda node: node in reasons and reasons[node] is None,
+        groups=list(_inseparable(taken, constants)),
+    )
+    return reasons, proposal.partitions
+
+
+def _within_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:
+    """Return what is known and read by no more than one partition, nor by anybody else."""
+    part_of = {node: number for number, part in enumerate(partitions) for node in part}
+    ahead = set(known)
+    readers: dict[Node, int] = {}
+    kept = []
+    for node in reversed(known):
+        found = {
+            readers.get(user, -1) if user in ahead else part_of.get(user, -1)
+            for user in node.users
+            if user.target is not ASSERTION
+        }
+        readers[node] = found.pop() if len(found) == 1 else -1
+        if readers[node] != -1:
+            kept.append(node)
+    return kept[::-1]
+
+
+def _take_known(known: Sequence[Node]) -> None:
+    """Move what is known into the partition that reads it."""
+    for node in reversed(known):
+        node.meta.pop("delegation_tag", None)
+        tags = {user.meta.get("delegation_tag") for user in node.users}
+        if len(tags - {None}) == 1:
+            (node.meta["delegation_tag"],) = tags - {None}
+
+
+def _take_assertions(program: ExportedProgram) -> None:
+    """Tag what asserts of a partition's tensors what was seen when the program was exported."""
+    for node in program.graph.nodes:
+        if node.target is ASSERTION:
+            tag = node.all_input_nodes[0].meta.get("delegation_tag")
+            if tag is not None:
+                node.meta["delegation_tag"] = tag
 
 
 def _computes(node: Node) -> bool:

@@ -49,7 +49,7 @@ class Call:
     Attributes:
         node: The call.
         args: Its arguments by name.
-        constants: Names of the placeholders that are constants.
+        constants: Names of the placeholders that are constants, and of what is known of them.
     """
 
     node: Node
@@ -69,7 +69,7 @@ class Call:
         value = self.args[name]
         if not isinstance(value, Node):
             return value is None
-        if value.op == "placeholder":
+        if value.op == "placeholder" or value.name in self.constants:
             return value.name in self.constants
         return str(value.target).startswith(_DEQUANTIZES) and self.is_weight(value)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import TRANSPOSE_WEIGHTS, NodeKind
@@ -41,51 +43,123 @@ def _softmax_refusal(call: Call) -> str | None:
 
 def _attention(emission: Emission, call: Call) -> None:
     query, key, value = (emission.of(call.args[name]) for name in ("query", "key", "value"))
-    width = query.shape[-1]
     scale = call.args["scale"]
-    factor = 1 / math.sqrt(int(width)) if scale is None else float(scale)
+    factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
+    mask = _mask(emission, call)
+    many = _heads_per_group(call)
+    query_id, key_id, value_id = (emission.id_of(one) for one in (query, key, value))
+    shape = query.shape
+    if many > 1:
+        # Heads that share a key broadcast against it, in a dimension of their own.
+        query_id, shape = _apart(emission, query, many)
+        key_id, _ = _apart(emission, key, 1)
+        value_id, _ = _apart(emission, value, 1)
+    batch = shape if many > 1 else shape_of(call.node)
     scaled = emission.add(
         NodeKind.MULTIPLY,
-        query.shape,
-        input1_id=emission.id_of(query),
+        shape,
+        input1_id=query_id,
         input2_id=emission.id_of(emission.scalar(factor)),
     )
-    scores_shape = (*shape_of(call.node)[:-1], key.shape[-2])
+    scores_shape = (*batch[:-1], key.shape[-2])
     scores = emission.add(
         NodeKind.BATCH_MATRIX_MULTIPLY,
         scores_shape,
         input1_id=scaled,
-        input2_id=emission.id_of(key),
+        input2_id=key_id,
         flags=TRANSPOSE_WEIGHTS,
     )
-    if call.args["is_causal"]:
-        rows, columns = (int(size) for size in scores_shape[-2:])
-        mask = torch.full((rows, columns), -math.inf).triu(diagonal=1)
+    if mask is not None and mask.added is not None:
         scores = emission.add(
             NodeKind.ADD,
             scores_shape,
             input1_id=scores,
-            input2_id=emission.constant_value(mask),
+            input2_id=emission.constant_value(_spread(mask.added, many)),
         )
     weights = emission.add(NodeKind.SOFTMAX, scores_shape, input_id=scores)
+    shape = (*batch[:-1], value.shape[-1])
     result = emission.add(
-        NodeKind.BATCH_MATRIX_MULTIPLY,
-        shape_of(call.node),
-        input1_id=weights,
-        input2_id=emission.id_of(value),
+        NodeKind.BATCH_MATRIX_MULTIPLY, shape, input1_id=weights, input2_id=value_id
     )
+    if mask is not None and mask.kept is not None:
+        result = emission.add(
+            NodeKind.MULTIPLY,
+            shape,
+            input1_id=result,
+            input2_id=emission.constant_value(_spread(mask.kept, many)),
+        )
+    if many > 1:
+        result = emission.reshaped(result, shape_of(call.node))
     emission.define_value(call.node, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """What a mask that is known ahead of time does to an attention.
+
+    Attributes:
+        added: What is added to the scores; None where that is 0.
+        kept: 0 for each row of which the mask leaves nothing, else 1; None where all are kept.
+            torch's result is 0 in such a row, a softmax over nothing but -inf would be NaN.
+    """
+
+    added: torch.Tensor | None
+    kept: torch.Tensor | None
+
+
+def _mask(emission: Emission, call: Call) -> _Mask | None:
+    if call.args["is_causal"]:
+        rows, columns = (int(call.shape(name)[-2]) for name in ("query", "key"))
+        return _Mask(torch.full((rows, columns), -math.inf).triu(diagonal=1), None)
+    node = call.args["attn_mask"]
+    if node is None:
+        return None
+    data = _narrowed(emission.constant(node))
+    if data.dtype == torch.bool:
+        data = torch.zeros(data.shape).masked_fill(~data, -math.inf)
+    data = data.float()
+    empty = (data == -math.inf).all(-1, keepdim=True)
+    if not bool(empty.any()):
+        return _Mask(data if bool(data.any()) else None, None)
+    return _Mask(data.masked_fill(empty, 0.0), (~empty).float())
+
+
+def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with one index where it repeats itself, which broadcasting undoes."""
+    for axis, size in enumerate(tensor.shape):
+        first = tensor.narrow(axis, 0, 1)
+        if size > 1 and torch.equal(first.expand_as(tensor), tensor):
+            tensor = first
+    return tensor
+
+
+def _spread(tensor: torch.Tensor, many: int) -> torch.Tensor:
+    """Return a mask of [batch, heads, rows, columns] for heads that are grouped."""
+    if many == 1 or tensor.dim() < 3:
+        return tensor
+    heads = tensor.shape[-3]
+    groups, inner = (heads // many, many) if heads > 1 else (1, 1)
+    return tensor.reshape(*tensor.shape[:-3], groups, inner, *tensor.shape[-2:])
+
+
+def _apart(emission: Emission, tracked: Tracked, many: int) -> tuple[int, tuple[Dim, ...]]:
+    """Return a tensor of heads with each ``many`` of them in a dimension of their own."""
+    *batch, heads, rows, columns = tracked.shape
+    shape = (*batch, int(heads) // many, many, rows, columns)
+    return emission.reshaped(emission.id_of(tracked), shape), shape
+
+
+def _heads_per_group(call: Call) -> int:
+    if not call.args.get("enable_gqa"):
+        return 1
+    heads, groups = (int(call.shape(name)[-3]) for name in ("query", "key"))
+    return heads // groups
 
 
 def _attention_refusal(call: Call) -> str | None:
     args = call.args
-    if args["attn_mask"] is not None:
-        # A row that is masked out wholly gives 0 in torch and NaN here.
-        return "it has a mask"
     if args["dropout_p"]:
         return "it drops out"
-    if args.get("enable_gqa"):
-        return "its heads are grouped"
     if min(call.rank(name) for name in ("query", "key", "value")) < 3:
         return "it has fewer than 3 dimensions"
     if not is_fixed(call.shape("query")[-1]):
@@ -93,6 +167,28 @@ def _attention_refusal(call: Call) -> str | None:
     lengths = (call.shape("query")[-2], call.shape("key")[-2])
     if args["is_causal"] and not all(is_fixed(length) for length in lengths):
         return "it is causal over a symbolic length"
+    return _mask_refusal(call) or _group_refusal(call)
+
+
+def _mask_refusal(call: Call) -> str | None:
+    if call.args["attn_mask"] is None:
+        return None
+    if not call.is_constant("attn_mask"):
+        # A row that is masked out wholly gives 0 in torch, and NaN in a plain softmax.
+        return "its mask is known only at run time"
+    return None
+
+
+def _group_refusal(call: Call) -> str | None:
+    if not call.args.get("enable_gqa"):
+        return None
+    shapes = [call.shape(name) for name in ("query", "key", "value")]
+    if any(len(shape) != 4 or not is_fixed(shape[1]) for shape in shapes):
+        return "its heads are grouped in other than 4 dimensions, or by a symbolic number"
+    if shapes[1][1] != shapes[2][1]:
+        return "its keys and values are grouped differently"
+    if any(sum(not is_fixed(size) for size in shape) > 1 for shape in shapes):
+        return "more than one symbolic size, which a reshape cannot carry"
     return None
 
 

@@ -14,12 +14,21 @@ from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, NodeKind
+from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
 _aten = torch.ops.aten
 
 
-def _stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
+def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
+    """Return a part of a tensor along one dimension, which has a fixed size.
+
+    Args:
+        emission: Where to add.
+        tracked: The tensor.
+        axis: The dimension.
+        start: The first index of the part.
+        size: How many there are.
+    """
     layout = tracked.preferred
     rank = len(tracked.shape)
     shape = (*tracked.shape[:axis], size, *tracked.shape[axis + 1 :])
@@ -41,10 +50,37 @@ def _slice(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
     axis = call.axis()
     start, size = _bounds(call)
+    if call.args["step"] != 1:
+        _define_every(emission, call, tracked, start, size)
+        return
     if size == tracked.shape[axis]:
         emission.define(call.node, tracked)
         return
-    emission.define(call.node, _stretch(emission, tracked, axis, start, size))
+    emission.define(call.node, stretch(emission, tracked, axis, start, size))
+
+
+def _define_every(emission: Emission, call: Call, tracked: Tracked, start: int, size: int) -> None:
+    """Take every n-th element: the first of each n, after padding to a whole number of them."""
+    axis, step = call.axis(), int(call.args["step"])
+    count = -(-size // step)
+    shape = tracked.shape
+    whole = int(shape[axis])
+    reach = min(count * step, whole - start)
+    value = emission.id_of(stretch(emission, tracked, axis, start, reach))
+    missing = count * step - reach
+    sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
+    if missing:
+        value = emission.add(
+            NodeKind.STATIC_CONSTANT_PAD,
+            sizes,
+            pre_paddings=(0,) * len(shape),
+            post_paddings=tuple(missing if one == axis else 0 for one in range(len(shape))),
+            input_id=value,
+        )
+    parted = (*shape[:axis], count, step, *shape[axis + 1 :])
+    parts = emission.tracked(parted, emission.reshaped(value, parted))
+    first = stretch(emission, parts, axis + 1, 0, 1)
+    emission.define_value(call.node, emission.reshaped(emission.id_of(first), shape_of(call.node)))
 
 
 def _bounds(call: Call) -> tuple[int, int]:
@@ -57,8 +93,10 @@ def _bounds(call: Call) -> tuple[int, int]:
 
 
 def _slice_refusal(call: Call) -> str | None:
-    if call.args["step"] != 1:
-        return "it takes only every n-th element"
+    if call.args["step"] != 1 and (
+        call.rank("self") >= MAX_RANK or not all(is_fixed(one) for one in call.shape("self"))
+    ):
+        return "it takes only every n-th element of symbolic sizes, or of many dimensions"
     if not is_fixed(call.shape("self")[call.axis()]):
         return "it cuts a symbolic size"
     if not all(
@@ -78,7 +116,7 @@ def _select(emission: Emission, call: Call) -> None:
 def _define_selected(
     emission: Emission, node: fx.Node, tracked: Tracked, axis: int, index: int
 ) -> None:
-    one = _stretch(emission, tracked, axis, index, 1)
+    one = stretch(emission, tracked, axis, index, 1)
     value = emission.reshaped(emission.id_of(one), shape_of(node))
     emission.define_value(node, value)
 
@@ -104,7 +142,7 @@ def _split(emission: Emission, call: Call) -> None:
     for user in call.node.users:
         number = int(user.args[1]) % len(sizes)  # type: ignore[arg-type]  # the index of a getitem
         start = sum(sizes[:number])
-        emission.define(user, _stretch(emission, tracked, axis, start, sizes[number]))
+        emission.define(user, stretch(emission, tracked, axis, start, sizes[number]))
 
 
 def _unbind(emission: Emission, call: Call) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.encoding import HALF
@@ -37,7 +37,7 @@ def _dropout_refusal(call: Call) -> str | None:
 
 
 def _to_copy_refusal(call: Call) -> str | None:
-    if call.args["dtype"] not in (None, *_FLOATS):
+    if call.args.get("dtype") not in (None, *_FLOATS):
         return "it changes the dtype"
     if call.args.get("device") not in (None, torch.device("cpu")):
         return "it changes the device"
@@ -62,6 +62,22 @@ def _reshape(emission: Emission, call: Call) -> None:
 def _reshape_refusal(call: Call) -> str | None:
     if sum(not is_fixed(size) for size in shape_of(call.node)) > 1:
         return "more than one symbolic size, which a reshape cannot carry"
+    return None
+
+
+def _as_strided_refusal(call: Call) -> str | None:
+    value = fake(call.args["self"])
+    assert value is not None
+    size, stride, first = (call.args[name] for name in ("size", "stride", "storage_offset"))
+    if not all(isinstance(one, int) for one in (*size, *stride, *value.shape, first or 0)):
+        return "its sizes are symbolic"
+    expected, step = [], 1
+    for one in reversed(size):
+        expected.append(step)
+        step *= one
+    fits = all(a == b or n == 1 for a, b, n in zip(stride, expected[::-1], size, strict=True))
+    if not fits or step != value.numel() or first or not value.is_contiguous():
+        return "it reads the memory in another order"
     return None
 
 
@@ -147,28 +163,43 @@ SHAPES: Table = {
         [
             *(_aten.alias.default, _aten.alias_copy.default, _aten.clone.default),
             *(_aten.contiguous.default, _aten.detach.default, _aten.detach_copy.default),
+            *(_aten.lift_fresh_copy.default, _aten.positive.default),
         ],
         _SAME,
     ),
-    _aten.dropout.default: Operator(
-        _same, _dropout_refusal, computes=False, integers=Integers.KEEPS
+    **dict.fromkeys(
+        [
+            *(_aten.dropout.default, _aten.dropout_.default),
+            *(_aten.feature_dropout.default, _aten.alpha_dropout.default),
+        ],
+        Operator(_same, _dropout_refusal, computes=False, integers=Integers.KEEPS),
     ),
     **dict.fromkeys(
-        [_aten._to_copy.default, _aten.to.dtype, _aten.to.dtype_layout],
+        [
+            *(_aten._to_copy.default, _aten.to.dtype, _aten.to.dtype_layout),
+            *(_aten.to.device, _aten.type_as.default),
+        ],
         Operator(_cast, _to_copy_refusal, computes=False, integers=Integers.KEEPS),
     ),
     **dict.fromkeys(
         [
             *(_aten.view.default, _aten.view_copy.default, _aten.reshape.default),
             *(_aten._unsafe_view.default, _aten.flatten.using_ints, _aten.unflatten.int),
+            *(_aten.reshape_as.default, _aten.view_as.default),
             *(_aten.unsqueeze.default, _aten.unsqueeze_copy.default),
             *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
             *(_aten.squeeze_copy.default, _aten.squeeze_copy.dim, _aten.squeeze_copy.dims),
         ],
         _RESHAPE,
     ),
+    **dict.fromkeys(
+        [_aten.as_strided.default, _aten.as_strided_copy.default],
+        Operator(_reshape, _as_strided_refusal, computes=False),
+    ),
     **dict.fromkeys([_aten.permute.default, _aten.permute_copy.default], _PERMUTE),
     **dict.fromkeys([_aten.transpose.int, _aten.transpose_copy.int], _TRANSPOSE),
     **dict.fromkeys([_aten.t.default, _aten.t_copy.default], _REVERSE),
-    **dict.fromkeys([_aten.expand.default, _aten.expand_copy.default], _EXPAND),
+    **dict.fromkeys(
+        [_aten.expand.default, _aten.expand_copy.default, _aten.expand_as.default], _EXPAND
+    ),
 }

@@ -14,6 +14,7 @@ from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
 from lowerdeck.xnnpack.operators.clamps import CLAMPS
+from lowerdeck.xnnpack.operators.composed import COMPOSED
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
@@ -32,6 +33,7 @@ OPERATORS: Table = {
     **ATTENTION,
     **BATCH_NORMS,
     **CLAMPS,
+    **COMPOSED,
     **CONVOLUTIONS,
     **ELEMENTWISE,
     **LINEAR,
@@ -58,7 +60,8 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
 
     Args:
         node: Any node of a program, in training or in core ATen form.
-        constants: Names of the placeholders that no run changes.
+        constants: Names of the placeholders that no run changes, and of the calls that are
+            computed of them ahead of time.
 
     Returns:
         The reason, for a report to the user.
@@ -71,6 +74,8 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
             choice = str(producer.target) in QUANTIZATION
             return refusal(producer, constants) or (None if choice else _tensor_refusal(node))
         return "it reads no call"
+    if node.name in constants:
+        return None
     if getattr(node.target, "namespace", "") == "higher_order":
         return "it holds graphs of its own, which stay with other kernels"
     if not isinstance(node.target, OpOverload):
@@ -86,7 +91,8 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     if not tensors:
         return "it reads no tensor"
     for one in tensors:
-        reason = _tensor_refusal(one)
+        # What is known ahead of time is stored as the floats that eager would make of it.
+        reason = None if one.name in constants else _tensor_refusal(one)
         if reason:
             return f"input {one.name}: {reason}"
     return (

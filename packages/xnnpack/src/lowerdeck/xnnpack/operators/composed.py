@@ -1,0 +1,164 @@
+"""Operators that XNNPACK lacks, written with those that it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.operators.clamps import following_clamp
+from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.pieces import stretch
+from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+
+_aten = torch.ops.aten
+
+
+def _addcmul(emission: Emission, call: Call) -> None:
+    base, left, right = (emission.of(call.args[name]) for name in ("self", "tensor1", "tensor2"))
+    if call.args["value"] != 1:
+        # Scaling a constant costs nothing, and the smaller of two less than the larger.
+        left, right = sorted((left, right), key=lambda one: (not one.is_constant, len(one.shape)))
+        left = _times(emission, left, float(call.args["value"]))
+    shape = shape_of(call.node)
+    rank = len(shape)
+    layout = emission.common_layout(base, left, right, rank=rank)
+    product = _broadcast(left.shape, right.shape)
+    value = emission.add(
+        NodeKind.MULTIPLY,
+        (*(1,) * (rank - len(product)), *product),
+        layout,
+        input1_id=emission.aligned(left, rank, layout),
+        input2_id=emission.aligned(right, rank, layout),
+    )
+    last, limits = following_clamp(call.node)
+    value = emission.add(
+        NodeKind.ADD,
+        shape,
+        layout,
+        limits,
+        input1_id=emission.aligned(base, rank, layout),
+        input2_id=value,
+    )
+    emission.define_value(last, value, layout)
+
+
+def _broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return the sizes of two tensors of fixed sizes together."""
+    rank = max(len(left), len(right))
+    wide = [(*(1,) * (rank - len(one)), *one) for one in (left, right)]
+    return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
+
+
+def _times(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
+    if tracked.tensor is not None:
+        return Tracked(tracked.shape, tracked.tensor * factor)
+    layout = tracked.preferred
+    value = emission.add(
+        NodeKind.MULTIPLY,
+        tracked.shape,
+        layout,
+        input1_id=emission.id_of(tracked, layout),
+        input2_id=emission.id_of(emission.scalar(factor)),
+    )
+    return emission.tracked(tracked.shape, value, layout)
+
+
+def _addcmul_refusal(call: Call) -> str | None:
+    if not isinstance(call.args["value"], (int, float)):
+        return "its factor is not a plain number"
+    names = ("tensor1", "tensor2")
+    if not all(is_fixed(size) for name in names for size in call.shape(name)):
+        return "its product has symbolic sizes"
+    return None
+
+
+def _log_softmax(emission: Emission, call: Call) -> None:
+    """Add ``x - max - log(sum(exp(x - max)))``: the logarithm of a softmax would lose its tail."""
+    tracked = emission.of(call.args["self"])
+    shape = tracked.shape
+    rows, columns = (*shape[:-1], 1), int(shape[-1])
+    count = math.prod(int(size) for size in rows)
+    value = emission.id_of(tracked)
+    image = emission.reshaped(value, (count, 1, columns, 1))
+    largest = emission.add(
+        NodeKind.MAX_POOLING_2D,
+        (count, 1, 1, 1),
+        pooling_height=1,
+        pooling_width=columns,
+        stride_height=1,
+        stride_width=1,
+        dilation_height=1,
+        dilation_width=1,
+        input_id=image,
+    )
+    largest = emission.reshaped(largest, rows)
+    moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=value, input2_id=largest)
+    total = emission.add(
+        NodeKind.FULLY_CONNECTED,
+        rows,
+        input1_id=emission.add(NodeKind.EXP, shape, input_id=moved),
+        filter_id=emission.constant_value(torch.ones(1, columns), packed=True),
+        bias_id=NONE,
+    )
+    total = emission.add(NodeKind.LOG, rows, input_id=total)
+    result = emission.add(NodeKind.SUBTRACT, shape, input1_id=moved, input2_id=total)
+    emission.define_value(call.node, result)
+
+
+def _log_softmax_refusal(call: Call) -> str | None:
+    shape = call.shape("self")
+    if call.args.get("half_to_float") or call.args.get("dtype") is not None:
+        return "it changes the dtype"
+    if not shape or call.axis() != len(shape) - 1:
+        return "it is not along the last dimension"
+    return None if all(map(is_fixed, shape)) else "it has symbolic sizes"
+
+
+def _roll(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    for shift, dim in zip(call.args["shifts"], call.args["dims"], strict=True):
+        axis = dim % len(tracked.shape)
+        size = int(tracked.shape[axis])
+        start = -shift % size
+        if start:
+            pieces = [
+                stretch(emission, tracked, axis, first, count)
+                for first, count in ((start, size - start), (0, start))
+            ]
+            layout = tracked.preferred
+            value = emission.add(
+                NodeKind.CONCATENATE2,
+                tracked.shape,
+                layout,
+                None,
+                axis=layout.position(axis, len(tracked.shape)),
+                input1_id=emission.id_of(pieces[0], layout),
+                input2_id=emission.id_of(pieces[1], layout),
+            )
+            tracked = emission.tracked(tracked.shape, value, layout)
+    emission.define(call.node, tracked)
+
+
+def _roll_refusal(call: Call) -> str | None:
+    shifts, dims = call.args["shifts"], call.args["dims"]
+    if len(shifts) != len(dims):
+        return "it rolls the flattened tensor"
+    if not all(isinstance(shift, int) for shift in shifts):
+        return "it rolls by a symbolic number"
+    if not all(is_fixed(call.shape("self")[dim]) for dim in dims):
+        return "it rolls a symbolic size"
+    return None
+
+
+_LOG_SOFTMAX = Operator(_log_softmax, _log_softmax_refusal, wide=True)
+COMPOSED: Table = {
+    _aten.addcmul.default: Operator(_addcmul, _addcmul_refusal, clamps=True),
+    _aten._log_softmax.default: _LOG_SOFTMAX,
+    _aten.log_softmax.int: _LOG_SOFTMAX,
+    _aten.roll.default: Operator(_roll, _roll_refusal, computes=False),
+}
