@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,3 +86,38 @@ def test_a_window_with_gaps_spans_them_too(operator: XnnOperator) -> None:
 
 def test_an_operator_that_pads_by_itself_fits_always() -> None:
     verify_payload(sliding(XnnOperator.MAX_POOLING_2D, pooling_width=9, flags=4), NAMED)
+
+
+def test_what_a_payload_says_of_sizes_in_between_counts_for_nothing() -> None:
+    """The runtime computes them anew, and dies where they are smaller than the window."""
+    image = sliding(XnnOperator.CONV2D, kernel_width=8)
+    lying = XnnValue(3, XnnDatatype.FP32, (1, 6, 700, 4))
+    (conv,) = image.nodes
+    for kind, inputs in ((XnnOperator.ABS, (0,)), (XnnOperator.ADD, (0, 0))):
+        first = XnnNode(kind, inputs, (3,), {"flags": 0})
+        second = replace(conv, inputs=(3, *conv.inputs[1:]))
+        graph = replace(image, values=(*image.values, lying), nodes=(first, second))
+        with pytest.raises(FormatError, match="spans 8 of a width of 7"):
+            verify_payload(graph, NAMED)
+
+
+def test_sizes_follow_through_windows_and_transpositions() -> None:
+    image = sliding(XnnOperator.MAX_POOLING_2D, pooling_width=2, stride_width=2)
+    (pool,) = image.nodes
+    turned = XnnNode(
+        XnnOperator.STATIC_TRANSPOSE, (3,), (4,), {"flags": 0, "num_dims": 4, "perm": (0, 2, 1, 3)}
+    )
+    values = (
+        *image.values,
+        XnnValue(3, XnnDatatype.FP32, (1, 6, 3, 4)),
+        XnnValue(4, XnnDatatype.FP32, (1, 3, 6, 4)),
+    )
+    for width, fits in ((6, True), (7, False)):
+        last = replace(pool, inputs=(4,), parameters={**pool.parameters, "pooling_width": width})
+        nodes = (replace(pool, outputs=(3,)), turned, last)
+        graph = replace(image, values=values, nodes=nodes)
+        if fits:
+            verify_payload(graph, NAMED)
+        else:
+            with pytest.raises(FormatError, match="spans 7 of a width of 6"):
+                verify_payload(graph, NAMED)

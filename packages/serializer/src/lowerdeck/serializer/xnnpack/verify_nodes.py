@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from lowerdeck.serializer.errors import ContentError
 from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
+from lowerdeck.serializer.xnnpack.sizes import RealSizes
 
 _MAX_FIELD = 1 << 24
 MAX_RANK = 6
@@ -50,6 +51,7 @@ class NodeVerifier:
             FormatError: One of them refers to nothing, or is not safe to run.
         """
         packed: set[int] = set()
+        sizes = RealSizes(self._values)
         for node in self._graph.nodes:
             for kind, ids in (("input", node.inputs), ("output", node.outputs)):
                 for number in ids:
@@ -60,7 +62,8 @@ class NodeVerifier:
                         )
             self._verify_fields(node)
             self._verify_lists(node)
-            self._verify_window(node)
+            self._verify_window(node, sizes.of(node.inputs[0]))
+            sizes.run(node)
             if node.operator.table in _PACKING:
                 self._verify_packing(node)
                 packed.update(node.inputs[1:])
@@ -110,12 +113,9 @@ class NodeVerifier:
         if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(wanted)):
             raise damaged(f"found the order {order}, expected one of {wanted} sizes")
 
-    def _verify_window(self, node: XnnNode) -> None:
+    def _verify_window(self, node: XnnNode, sizes: Sequence[int]) -> None:
         """Refuse windows larger than what they slide over, whose results the runtime dies of."""
-        if node.operator not in _SLIDING or _flags(node) & _SAME_PADDING:
-            return
-        sizes = self._values[node.inputs[0]].shape
-        if len(sizes) != 4:
+        if node.operator not in _SLIDING or _flags(node) & _SAME_PADDING or len(sizes) != 4:
             return
         kind = "kernel" if node.operator.table == "Convolution" else "pooling"
         averages = node.operator is XnnOperator.AVG_POOLING_2D
@@ -167,7 +167,7 @@ def _flags(node: XnnNode) -> int:
 
 
 def _number(node: XnnNode, name: str) -> int:
-    found = node.parameters[name]
+    found = node.parameters.get(name, 0)
     return found if isinstance(found, int) else 0
 
 

@@ -220,7 +220,8 @@ def _emit_dynamic(
     last, limits = following_clamp(call.node)
     with emission.stored(FLOAT, FLOAT):
         value, shape = _image(emission, call, last)
-        image = (shape[0], *emission.of(call.args["input"]).shape[1:2], *shape[2:])
+        given = tuple(emission.of(call.args["input"]).shape)
+        image = (*given[:2], 1, *given[2:]) if len(given) == 3 else given
         value = emission.dynamic(value, image, Layout.CHANNELS_LAST, PER_IMAGE)
         value = emission.add(
             NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D,
