@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
@@ -107,18 +107,23 @@ class XnnpackPartitioner(Partitioner):
     def ops_to_not_decompose(
         self,
         ep: ExportedProgram,
-    ) -> tuple[list[OpOverload], None]:
-        """Return the operators that XNNPACK takes whole, wherever they stand in the program."""
+    ) -> tuple[list[OpOverload], Callable[[Node], bool]]:
+        """Return the operators that XNNPACK takes whole, and which of their calls it takes."""
         constants = constant_names(ep)
         calls = [node for node in ep.graph.nodes if node.op == "call_function"]
-        # ExecuTorch fails on what it kept whole for us and we left all the same.
-        left = {node.target for node in calls if refusal(node, constants) is not None}
-        known = [op for op in OPERATORS if isinstance(op, OpOverload) and op not in left]
-        found = dict.fromkeys(node.target for node in calls)
-        return [
-            *known,
-            *(op for op in found if isinstance(op, OpOverload) and str(op) in QUANTIZATION),
-        ], None
+        ahead = {*constants, *(node.name for node in known_nodes(calls, constants))}
+        whole = [op for op in OPERATORS if isinstance(op, OpOverload)]
+        quantising = [
+            target
+            for target in dict.fromkeys(node.target for node in calls)
+            if isinstance(target, OpOverload) and str(target) in QUANTIZATION
+        ]
+
+        def is_taken(call: Node) -> bool:
+            # ExecuTorch fails on what it kept whole for us and we left all the same.
+            return str(call.target) in QUANTIZATION or refusal(call, ahead) is None
+
+        return [*whole, *quantising], is_taken
 
 
 def _proposed(
