@@ -351,6 +351,8 @@ def _try(step: Step, pools: Sequence[Pool]) -> list[Pool] | None:
     trial: list[Pool] = copy.deepcopy(list(pools))
     added = []
     for pool in trial:
+        if name in WRITE_TWO and _reads_what_it_writes(*(pool[index] for index in args)):
+            return None
         try:
             with torch.no_grad():
                 done = STEPS[name](pool, *args)
@@ -364,6 +366,24 @@ def _try(step: Step, pools: Sequence[Pool]) -> list[Pool] | None:
     if added and len({value.dim() for value in added}) != 1:
         return None
     return trial
+
+
+def _reads_what_it_writes(written: Tensor, read: Tensor) -> bool:
+    """Return whether one shows part of the other's memory in another way.
+
+    What comes of it hangs on the order of reading and writing. torch refuses where it can tell.
+    """
+    if written.untyped_storage().data_ptr() != read.untyped_storage().data_ptr():
+        return False
+    places = [
+        torch.arange(len(one.untyped_storage()) // one.element_size()).as_strided(
+            one.shape, one.stride(), one.storage_offset()
+        )
+        for one in (written, read)
+    ]
+    if places[0].shape == places[1].shape and torch.equal(*places):
+        return False
+    return not set(places[0].flatten().tolist()).isdisjoint(places[1].flatten().tolist())
 
 
 def _is_tame(value: Tensor) -> bool:
