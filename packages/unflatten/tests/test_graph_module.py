@@ -115,6 +115,7 @@ def test_every_call_in_a_graph_names_a_module() -> None:
     made: Any = unflatten(torch.export.export(Steps().eval(), (X,)))
     calls = [str(node.target) for node in made.graph.find_nodes(op="call_module")]
     assert calls == ["layers.0", "layers.1", "step", "step..1", "step..2"]
+    assert {"work", "call_modules", "training"} <= {*dir(made.step)}
     for number, path in enumerate(calls[2:]):
         form = made.get_submodule(path)
         torch.testing.assert_close(form(X), made.step.work(X) * (0.5, 0.25, 0.1)[number])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import (
@@ -33,14 +33,24 @@ class InterpreterModuleDispatcher(InterpreterModule):
         held: Body = self.__dict__[PRIVATE]
         return [self, *map(partial(_form, self), held.others, others)]
 
-    def __getattr__(self, name: str) -> Any:
-        # Graphs call a further form by the path "step..1": every other name is for torch.
-        if name:
-            return super().__getattr__(name)
-        forms = Container()
-        for number, form in enumerate(self.call_modules()[1:], start=1):
-            forms.add_module(str(number), form)
-        return forms
+    def __dir__(self) -> list[str]:
+        # torch's own looks at the first letter of each name.
+        held = (children_of(self), parameters_of(self), buffers_of(self))
+        names = {*dir(type(self)), *self.__dict__, *(name for each in held for name in each)}
+        return sorted(name for name in names if name and not name[0].isdigit())
+
+
+def _forms(module: InterpreterModuleDispatcher) -> Container:
+    """Return what holds the further forms of a module, as children "1", "2" and so on."""
+    forms = Container()
+    for number, form in enumerate(module.call_modules()[1:], start=1):
+        forms.add_module(str(number), form)
+    return forms
+
+
+# Graphs call a further form by the path "step..1". Not by __getattr__: strict export then gives
+# the module's parameters other names.
+setattr(InterpreterModuleDispatcher, "", property(_forms))
 
 
 def _form(
