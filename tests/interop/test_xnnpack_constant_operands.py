@@ -134,6 +134,23 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "t_copy.default": [(MATRIX,)],
     "expand.default": [((2, 1, 4), [2, 3, 4])],
     "expand_copy.default": [((2, 1, 4), [2, 3, 4])],
+    "_log_softmax.default": [(ROWS, -1, False)],
+    "log_softmax.int": [(ROWS, -1)],
+    "addcmul.default": [(ROWS, ROWS, (4,))],
+    "alpha_dropout.default": [(ROWS, 0.5, False)],
+    "feature_dropout.default": [(ROWS, 0.5, False)],
+    "dropout_.default": [(ROWS, 0.5, False)],
+    "as_strided.default": [(ROWS, [2, 12], [12, 1])],
+    "as_strided_copy.default": [(ROWS, [2, 12], [12, 1])],
+    "expand_as.default": [((2, 1, 4), ROWS)],
+    "reshape_as.default": [(ROWS, (6, 4))],
+    "view_as.default": [(ROWS, (6, 4))],
+    "type_as.default": [(ROWS, (4,))],
+    "lift_fresh_copy.default": [(ROWS,)],
+    "positive.default": [(ROWS,)],
+    "linalg_vector_norm.default": [(ROWS, 2, [-1], True)],
+    "roll.default": [(ROWS, [1], [2])],
+    "to.device": [(ROWS, torch.device("cpu"), torch.float32)],
 }
 
 
