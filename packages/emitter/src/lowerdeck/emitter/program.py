@@ -15,7 +15,7 @@ from lowerdeck.serializer import (
     external_data,
     serialize_ptd,
     serialize_pte,
-    write_ptd,
+    write_model,
     write_pte,
 )
 
@@ -74,14 +74,23 @@ class EmittedProgram:
     def save(self, path: str | os.PathLike[str], **options: Any) -> int:
         """Write the `.pte` file, and `.ptd` files beside it, straight from the tensors' memory.
 
+        A process that dies leaves the old files, the new ones, or no `.pte` file, but never one
+        with the data of another.
+
         Args:
             path: Where to write the program.
-            **options: What :func:`lowerdeck.serializer.write_pte` takes.
+            **options: What :func:`lowerdeck.serializer.write_model` takes: how it is laid out.
 
         Returns:
             The size of the `.pte` file in bytes.
+
+        Raises:
+            ProgramError: Something cannot be written; nothing was touched.
+            OSError: A file cannot be written; the old ones are as they were.
         """
         named = self.named_data.get_named_data_store_output()
-        for tag, data in external_data(named).items():
-            write_ptd(data, Path(path).with_name(f"{tag}.ptd"))
-        return write_pte(self.program, path, named_data=named, **options)
+        if not external_data(named):
+            # This may be a device or a pipe, which have no folder for data.
+            return write_pte(self.program, path, named_data=named, **options)
+        write_model(self.program, path, named_data=named, **options)
+        return Path(path).stat().st_size

@@ -9,7 +9,7 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
 
-from lowerdeck.torch_base._torch_private import mend_readers
+from lowerdeck.torch_base._torch_private import mend_readers, reserve_name
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
@@ -81,13 +81,38 @@ def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
 
 
 def mend_program(program: ExportedProgram) -> None:
-    """Enter every node of all graphs of a program among the users of what it reads.
+    """Mend what torch leaves wrong in a right program, in place; whoever is given one calls it.
 
-    Changes nothing but what torch left out: see :func:`mend_readers`. Whoever is given a program
-    calls it before going by ``node.users``; O(edges).
+    Every node of all graphs is entered among the users of what it reads (see
+    :func:`mend_readers`), and inputs of a deep copy get the names back by which the signature
+    knows them: fx names the copy of a node called "input" or "dict" anew. Nothing else changes.
+    O(edges).
 
     Args:
         program: Any program.
     """
     for module in graphs_of(program.graph_module):
         mend_readers(module.graph)
+    _name_inputs(program)
+
+
+def _name_inputs(program: ExportedProgram) -> None:
+    """Give placeholders the signature's names, by position, where no other node has them."""
+    graph = program.graph
+    nodes = graph.find_nodes(op="placeholder")
+    names = [getattr(spec.arg, "name", None) for spec in program.graph_signature.input_specs]
+    if len(nodes) != len(names):
+        return
+    renamed = {
+        node: name
+        for node, name in zip(nodes, names, strict=True)
+        if isinstance(name, str) and name != node.name
+    }
+    if not renamed:
+        return
+    taken = {node.name for node in graph.nodes if node not in renamed}
+    if len({*renamed.values()} - taken) < len(renamed):
+        return  # Somebody's pass renamed them: that is not ours to tell.
+    for node, name in renamed.items():
+        reserve_name(graph, name)
+        node.name = name

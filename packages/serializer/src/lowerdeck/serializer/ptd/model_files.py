@@ -18,11 +18,11 @@ from lowerdeck.serializer.ptd.external_write import (
     ptd_pieces,
 )
 from lowerdeck.serializer.pte.enums import TensorDataLocation
-from lowerdeck.serializer.pte.layout import FileLayout
+from lowerdeck.serializer.pte.layout import chosen_layout
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput, TensorLayout
 from lowerdeck.serializer.pte.read import PteFile, open_pte
 from lowerdeck.serializer.pte.schema import Program, Tensor
-from lowerdeck.serializer.pte.write import pte_pieces
+from lowerdeck.serializer.pte.write import pte_pieces, require_program
 
 
 def write_model(
@@ -30,6 +30,10 @@ def write_model(
     path: str | os.PathLike[str],
     *,
     external: Mapping[str, ExternalData] | None = None,
+    segment_alignment: int | None = None,
+    constant_tensor_alignment: int | None = None,
+    delegate_alignment: int | None = None,
+    extract_delegate_segments: bool | None = None,
     named_data: NamedDataStoreOutput | None = None,
 ) -> list[Path]:
     """Write a program and its external data side by side, and return the paths of all files.
@@ -43,6 +47,10 @@ def write_model(
         program: The program.
         path: Path of the `.pte` file.
         external: External data by tag.
+        segment_alignment: As for :func:`serialize_pte`.
+        constant_tensor_alignment: As for :func:`serialize_pte`.
+        delegate_alignment: As for :func:`serialize_pte`.
+        extract_delegate_segments: As for :func:`serialize_pte`.
         named_data: Named data of backends; what they tagged joins ``external``.
 
     Returns:
@@ -52,6 +60,14 @@ def write_model(
         ProgramError: Something cannot be written, or the data do not fit the program.
         OSError: A file cannot be written.
     """
+    require_program(program)
+    layout = chosen_layout(
+        program.layout,
+        segment_alignment,
+        constant_tensor_alignment,
+        delegate_alignment,
+        extract_delegate_segments,
+    )
     path = Path(path)
     data = {
         tag: ExternalData(dict(given.entries), given.segment_alignment, given.version)
@@ -71,7 +87,6 @@ def write_model(
         if not tag or Path(tag).name != tag:
             raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")
     files = [(ptd_pieces(given), path.parent / f"{tag}.ptd") for tag, given in data.items()]
-    layout = program.layout or FileLayout()
     # The program comes last, so that a reader that finds it finds its data, too.
     write_files([*files, (pte_pieces(program, layout, named_data), path)])
     return [*(target for _, target in files), path]
