@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
-from lowerdeck.serializer import open_model
+from lowerdeck.serializer import FileRange, open_model
 
 
 def emitted(value: float) -> EmittedProgram:
@@ -32,12 +32,12 @@ def marks(folder: Path) -> tuple[object, float] | None:
     if not path.exists():
         return None
     with open_model(path, [folder / "weights.ptd"]) as model:
-        weight = bytes(next(iter(model.entries.values())).data)
+        weight = next(iter(model.entries.values())).data
+        assert not isinstance(weight, FileRange)
         plan = next(p for p in model.program_file.program().execution_plan if p.name == "mark")
         constant = next(v.val for v in plan.values if v.val is not None)
-    return getattr(constant, "double_val", None), float(
-        torch.frombuffer(bytearray(weight), dtype=torch.float32)[0]
-    )
+        first: float = torch.frombuffer(bytearray(weight), dtype=torch.float32)[0].item()
+    return getattr(constant, "double_val", None), first
 
 
 def _stop_at(number: int, stop: Callable[[], object]) -> None:
