@@ -18,6 +18,7 @@ from folders import (
     small_model,
     tokenizer,
 )
+from safetensors.torch import load_file, save_file
 
 from lowerdeck.language_models import (
     CachedDecoder,
@@ -223,6 +224,34 @@ def test_folders_that_are_none_are_named(tmp_path: Path, llama: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(FolderError, match="cannot be loaded"):
         export_language_model(tmp_path)
+
+
+def test_a_folder_that_lacks_weights_is_named(tmp_path: Path) -> None:
+    save_folder(tmp_path, max_shard_size="60KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    whole, less = shards[-1].read_bytes(), load_file(shards[-1])
+    shards[-1].unlink()
+    with pytest.raises(FolderError, match="cannot be loaded"):
+        export_language_model(tmp_path, context=16)
+    shards[-1].write_bytes(whole)
+    less.popitem()
+    save_file(less, shards[-1], {"format": "pt"})
+    with pytest.raises(FolderError, match="lacks 1 weights"):
+        export_language_model(tmp_path, context=16)
+
+
+@pytest.mark.parametrize(
+    "lost", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"]
+)
+def test_weights_that_a_file_lacks_are_named(tmp_path: Path, lost: str) -> None:
+    save_folder(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights[lost]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(FolderError, match=f"lacks 1 weights of its model, such as '{lost}'"):
+        export_language_model(tmp_path, context=16)
 
 
 def test_no_code_of_a_folder_runs(tmp_path: Path, llama: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,13 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
             "save_pretrained"
         )
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, **_TRUSTED
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_TRUSTED,
         )
     except ValueError as error:
         raise UnsupportedModelError(
@@ -67,7 +73,19 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
             f"{folder} cannot be loaded ({type(error).__name__}: {_first_line(error)}): is it "
             "whole?"
         ) from error
-    return model.eval()
+    _check_whole(folder, told)
+    found: PreTrainedModel = model
+    return found.eval()
+
+
+def _check_whole(folder: Path, told: Mapping[str, Collection[object]]) -> None:
+    """Refuse a folder that lacks weights: transformers draws them at random and only logs it."""
+    missing = sorted(map(str, told["missing_keys"]))
+    if missing:
+        raise FolderError(
+            f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]!r}: are all "
+            "its *.safetensors there, and is config.json of the same model?"
+        )
 
 
 def load_config(folder: Path) -> PretrainedConfig:

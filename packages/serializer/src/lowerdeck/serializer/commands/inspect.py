@@ -125,6 +125,11 @@ def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
     for method in summary["methods"]:
         yield ""
         yield from _method_lines(method)
+    if summary["kernel_libraries"]:
+        yield ""
+        yield "kernels that the application must link"
+        for library, operators in summary["kernel_libraries"].items():
+            yield from _cut([f"  {library}: {name}" for name in operators])
     if summary["delegates"]:
         yield ""
         yield "delegates"

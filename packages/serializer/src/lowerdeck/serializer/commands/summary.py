@@ -10,6 +10,7 @@ from typing import Any
 
 from lowerdeck.serializer.flatbuffer.limits import PREVIEW_BYTES
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
+from lowerdeck.serializer.kernels.libraries import libraries_of
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.read import PteFile
@@ -28,13 +29,14 @@ def summarise(file: PteFile) -> dict[str, Any]:
         file: An open file. Its data are not read, only its tables.
 
     Returns:
-        ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``delegates``,
-        ``constants``, ``state``, ``named_data`` and ``sections``, all sizes in bytes.
+        ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``kernel_libraries``,
+        ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``, sizes in bytes.
 
     Raises:
         FormatError: The file is malformed.
     """
     header = file.header
+    methods = [_method(plan) for plan in file.program().execution_plan]
     return {
         "summary_version": SUMMARY_VERSION,
         "size": len(file.data),
@@ -48,7 +50,8 @@ def summarise(file: PteFile) -> dict[str, Any]:
             "segment_base_offset": header.segment_base_offset,
             "segment_data_size": header.segment_data_size,
         },
-        "methods": [_method(plan) for plan in file.program().execution_plan],
+        "methods": methods,
+        "kernel_libraries": libraries_of(name for one in methods for name in one["operators"]),
         "delegates": _delegates(file),
         "constants": _stored(file.constants),
         "state": _stored(file.mutable_data),
