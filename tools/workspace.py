@@ -26,6 +26,7 @@ PACKAGES = (
     "unflatten",
     "lowered-module",
     "xnnpack",
+    "exir-compat",
     "language-models",
     "demo-backends",
 )

@@ -53,7 +53,7 @@ from lowerdeck.lowered_module.inspect.inspection import (
 )
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
-from lowerdeck.lowered_module.pipeline import LoweredProgram, lower
+from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.signature import (
@@ -71,6 +71,7 @@ __all__ = [
     "MethodProgramsPartitionerSpec",
     "executorch_call_delegate",
     "Progress",
+    "decomposed_for",
     "lower",
     "to_backend",
     # What a backend author writes

@@ -186,10 +186,7 @@ def _by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, list[Partiti
 
 def _each(given: Any) -> list[PartitionerLike]:
     several = () if given is None else given if isinstance(given, list | tuple) else (given,)
-    found = [find_partitioner(one) if isinstance(one, str) else one for one in several]
-    for partitioner in found:
-        require_partitioner(partitioner)
-    return found
+    return [find_partitioner(one) if isinstance(one, str) else one for one in several]
 
 
 def _settings(
@@ -243,21 +240,36 @@ def in_a_line(error: BaseException) -> str:
 
 
 def decomposed_for(
-    partitioners: Mapping[str, Sequence[PartitionerLike]], programs: Mapping[str, ExportedProgram]
+    partitioners: Mapping[str, Sequence[PartitionerLike]],
+    programs: Mapping[str, ExportedProgram],
+    *,
+    keep: Iterable[OpOverload] = (),
 ) -> dict[str, ExportedProgram]:
     """Return programs in core ATen operators, and those that their partitioners want whole.
+
+    It is the step of ``lower`` before ``to_backend``.
 
     Args:
         partitioners: The partitioners of each method.
         programs: The program of each method.
+        keep: Operators that stay whole whatever the partitioners want.
 
     Raises:
-        LoweringError: A partitioner cannot say what it wants, or a program cannot be taken apart.
+        LoweringError: A partitioner is none or cannot say what it wants, or a program cannot be
+            taken apart.
+
+    Example:
+        >>> import torch
+        >>> program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+        >>> apart = decomposed_for({}, {"forward": program})
+        >>> [n.name for n in apart["forward"].graph.nodes if n.op == "call_function"]
+        ['permute', 'addmm']
     """
     cache = DecompositionCache()
+    always: dict[OpOverload, Any] = dict.fromkeys(keep)
     found = {}
     for name, program in programs.items():
-        kept = _kept(program, partitioners.get(name, ()))
+        kept = _kept(program, partitioners.get(name, ())) | always
         try:
             found[name] = decompose(program, keep=kept, cache=cache)
         except DecomposeError as error:
@@ -269,6 +281,7 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverl
     """Return what stays whole for any of some partitioners: operators, with which calls do."""
     kept: dict[OpOverload, Any] = {}
     for partitioner in partitioners:
+        require_partitioner(partitioner)
         asked = getattr(partitioner, "ops_to_not_decompose", None)
         if asked is None:
             continue

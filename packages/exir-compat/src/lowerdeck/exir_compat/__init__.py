@@ -1,0 +1,32 @@
+"""The names of ``executorch.exir`` that callers type, over the packages of Lowerdeck."""
+
+from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, MemoryPlanningPass
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
+from lowerdeck.exir_compat.edge_manager import EdgeProgramManager
+from lowerdeck.exir_compat.errors import (
+    ExirCompatError,
+    SettingError,
+    SettingWarning,
+    TransformError,
+    UnknownMethodError,
+)
+from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
+from lowerdeck.exir_compat.lowering import to_edge, to_edge_transform_and_lower
+
+__all__ = [
+    # From exported programs on
+    "to_edge",
+    "to_edge_transform_and_lower",
+    "EdgeProgramManager",
+    "ExecutorchProgramManager",
+    # Settings
+    "EdgeCompileConfig",
+    "ExecutorchBackendConfig",
+    "MemoryPlanningPass",
+    # Errors
+    "ExirCompatError",
+    "SettingError",
+    "SettingWarning",
+    "TransformError",
+    "UnknownMethodError",
+]

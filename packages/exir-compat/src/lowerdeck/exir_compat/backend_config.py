@@ -1,0 +1,213 @@
+"""What callers of exir say about emission and files, and what it means here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from lowerdeck.emitter import EmitConfig, MemoryPlanner, one_memory
+from lowerdeck.exir_compat.errors import SettingError, SettingWarning
+
+# The stem of the file that exir puts constants into where the caller gives no name.
+EXTERNAL_CONSTANTS = "_default_external_constant"
+
+# Why a value other than exir's default changes nothing here.
+_NO_MATTER = {
+    "to_out_var_pass": "emit chooses the kernels, and refuses an operator that has none",
+    "dynamic_memory_planning_mode": "memory is planned for upper bounds",
+    "sym_shape_eval_pass": "sizes are bounded by what torch.export says of them",
+    "remove_view_copy": "views are always views where that is safe",
+    "run_reinplace_pass": "what can be written in place always is",
+    "reinplace_extra_ops": "what can be written in place always is",
+    "enable_non_cpu_memory_planning": "all memory that is planned is the CPU's",
+}
+# Why a value other than exir's default cannot be honoured; without it the file would differ.
+_REFUSED = {
+    "propagate_device_config": "emit plans memory of the CPU only",
+    "external_mutable_weights": "state that changes lies in planned memory, never in a .ptd file",
+    "emit_mutable_buffer_names": "emit has no names for state: use lowerdeck.emitter.emit and "
+    "EmitConfig(weight_names=True) for those of weights",
+    "do_quant_fusion_and_const_prop": "emit neither fuses nor folds quantised operators; "
+    "a backend does, such as lowerdeck.xnnpack",
+}
+
+
+@dataclass(slots=True)
+class MemoryPlanningPass:
+    """How memory is planned, under the names that exir gives it.
+
+    Attributes:
+        memory_planning_algo: A ``lowerdeck.emitter.MemoryPlanner``; the default one if None.
+            exir's algorithms plan exir's own graphs and are refused.
+        allow_lifetime_and_storage_overlap: Must be False, as it is by default: plans are checked.
+        alloc_graph_input: Whether inputs get planned memory.
+        alloc_graph_output: Whether outputs get planned memory.
+        alloc_mutable_buffers: Must be True, as it is by default.
+        share_mutable_buffers: Whether mutable buffers of one name are one state in all methods.
+        alignment: Must be 16, as it is by default: the alignment that kernels ask for.
+    """
+
+    memory_planning_algo: MemoryPlanner | None = None
+    allow_lifetime_and_storage_overlap: bool = False
+    alloc_graph_input: bool = True
+    alloc_graph_output: bool = True
+    alloc_mutable_buffers: bool = True
+    share_mutable_buffers: bool = False
+    alignment: int = 16
+
+
+@dataclass(slots=True)
+class ExecutorchBackendConfig:
+    """Settings of ``to_executorch``, under the names that exir gives them.
+
+    A field that means nothing here is taken at its default, None included; another value warns
+    (:class:`SettingWarning`) where the file is right all the same, and is refused
+    (:class:`SettingError`) where it would not be what was asked for.
+
+    Attributes:
+        passes: Run on each method's program before it is emitted; they see torch's operators.
+        memory_planning_pass: A :class:`MemoryPlanningPass`, or an object with its attributes.
+        propagate_device_config: Refused.
+        to_out_var_pass: Changes nothing.
+        dynamic_memory_planning_mode: Changes nothing.
+        emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
+        extract_delegate_segments: Whether blobs of delegates are segments, which can be freed.
+        segment_alignment: Alignment of segments in bytes.
+        constant_tensor_alignment: Alignment of constants in bytes; 16 if None.
+        delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
+        sym_shape_eval_pass: Changes nothing.
+        remove_view_copy: Changes nothing.
+        external_constants: Whether weights go to a ``.ptd`` file; a callable is refused.
+        external_mutable_weights: Refused.
+        emit_mutable_buffer_names: Refused.
+        do_quant_fusion_and_const_prop: Refused.
+        run_reinplace_pass: Changes nothing.
+        enable_non_cpu_memory_planning: Changes nothing.
+        reinplace_extra_ops: Changes nothing.
+    """
+
+    passes: Sequence[Any] = field(default_factory=list)
+    memory_planning_pass: Any = None
+    propagate_device_config: Any = None
+    to_out_var_pass: Any = None
+    dynamic_memory_planning_mode: Any = None
+    emit_stacktrace: bool = False
+    extract_delegate_segments: bool = True
+    segment_alignment: int = 128
+    constant_tensor_alignment: int | None = None
+    delegate_alignment: int | None = None
+    sym_shape_eval_pass: Any = None
+    remove_view_copy: bool = True
+    external_constants: Any = False
+    external_mutable_weights: bool = False
+    emit_mutable_buffer_names: bool = False
+    do_quant_fusion_and_const_prop: bool = False
+    run_reinplace_pass: bool = False
+    enable_non_cpu_memory_planning: bool = True
+    reinplace_extra_ops: Any = None
+
+    def check(self) -> None:
+        """Refuse what cannot be honoured, and warn of what changes nothing.
+
+        Raises:
+            SettingError: A setting cannot be honoured.
+        """
+        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        for name in sorted(given & _REFUSED.keys()):
+            raise SettingError(
+                f"ExecutorchBackendConfig.{name} is {getattr(self, name)!r}, which is not "
+                f"offered: {_REFUSED[name]}; leave it out"
+            )
+        for name in sorted(given & _NO_MATTER.keys()):
+            warnings.warn(
+                f"ExecutorchBackendConfig.{name} changes nothing: {_NO_MATTER[name]}",
+                SettingWarning,
+                stacklevel=3,
+            )
+        if not isinstance(self.external_constants, bool):
+            raise SettingError(
+                f"ExecutorchBackendConfig.external_constants is {self.external_constants!r}, "
+                "expected True or False: which weights go to which file is not for the caller to "
+                "choose; EmitConfig(weights_file=...) names one file for all"
+            )
+
+    def emit_config(self, constant_methods: Mapping[str, Any]) -> EmitConfig:
+        """Return the settings of the emission that these are.
+
+        Args:
+            constant_methods: What constant methods return.
+
+        Raises:
+            SettingError: The memory plan that is asked for cannot be made.
+        """
+        planning = self._planning()
+        return EmitConfig(
+            constant_methods=constant_methods,
+            memory_planner=planning.memory_planning_algo or one_memory,
+            plan_inputs=planning.alloc_graph_input,
+            plan_outputs=planning.alloc_graph_output,
+            weights_file=EXTERNAL_CONSTANTS if self.external_constants else None,
+            stack_traces=self.emit_stacktrace,
+        )
+
+    @property
+    def shared_state(self) -> bool:
+        """Whether mutable buffers of one name are one state in all methods."""
+        return self._planning().share_mutable_buffers
+
+    @property
+    def file_options(self) -> dict[str, Any]:
+        """What ``lowerdeck.serializer.write_pte`` takes of these settings."""
+        return {
+            "extract_delegate_segments": self.extract_delegate_segments,
+            "segment_alignment": self.segment_alignment,
+            "constant_tensor_alignment": self.constant_tensor_alignment,
+            "delegate_alignment": self.delegate_alignment,
+        }
+
+    def _planning(self) -> MemoryPlanningPass:
+        given = self.memory_planning_pass
+        if given is None:
+            return MemoryPlanningPass()
+        if isinstance(given, Mapping):
+            raise SettingError(
+                "ExecutorchBackendConfig.memory_planning_pass is a mapping by method, expected "
+                "one MemoryPlanningPass: the memory of all methods is planned alike"
+            )
+        default = MemoryPlanningPass()
+        found = {
+            each.name: getattr(given, each.name, getattr(default, each.name))
+            for each in fields(MemoryPlanningPass)
+        }
+        found["memory_planning_algo"] = _planner(found["memory_planning_algo"])
+        planning = MemoryPlanningPass(**found)
+        for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
+            if getattr(planning, name) != getattr(default, name):
+                raise SettingError(
+                    f"MemoryPlanningPass.{name} is {getattr(planning, name)!r}, expected "
+                    f"{getattr(default, name)!r}, which is all that emit does"
+                )
+        return planning
+
+
+def _planner(algorithm: Any) -> MemoryPlanner | None:
+    """Return the planner that a pass names: exir's own places what exir's own graphs hold."""
+    kind = type(algorithm)
+    if algorithm is None or kind.__name__ == "MemoryPlanningAlgorithmSuite":
+        return None
+    if not callable(algorithm):
+        raise SettingError(
+            f"found a {kind.__name__} as memory_planning_algo, expected a "
+            "lowerdeck.emitter.MemoryPlanner or None"
+        )
+    if getattr(algorithm, "__module__", "").partition(".")[0] == "executorch":
+        warnings.warn(
+            "memory_planning_algo is one of exir's, which plan exir's own graphs: the default "
+            "planner is taken; give a lowerdeck.emitter.MemoryPlanner",
+            SettingWarning,
+            stacklevel=5,
+        )
+        return None
+    return algorithm  # type: ignore[no-any-return]

@@ -1,0 +1,176 @@
+"""The programs of several methods on their way to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter import emit
+from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
+from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
+from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
+from lowerdeck.exir_compat.transforming import is_passes, transformed
+from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, decomposed_for, to_backend
+from lowerdeck.torch_base import OpOverload
+
+
+class EdgeProgramManager:
+    """The programs of several methods, in torch's core operators or lowered.
+
+    Each step returns a new manager and leaves this one as it is.
+
+    Args:
+        edge_programs: One program, which becomes the method ``forward``, or several by method
+            name; they are taken as they are.
+        constant_methods: Values that methods of their own return.
+        compile_config: Kept for the caller.
+        core_aten_ops_exception_list: Nothing here depends on it.
+        preserve_ops: Nothing here depends on it.
+
+    Attributes:
+        compile_config: What the caller gave.
+    """
+
+    def __init__(
+        self,
+        edge_programs: ExportedProgram | Mapping[str, ExportedProgram],
+        constant_methods: Mapping[str, Any] | None = None,
+        compile_config: EdgeCompileConfig | None = None,
+        core_aten_ops_exception_list: Sequence[OpOverload] | None = None,  # noqa: ARG002
+        preserve_ops: Sequence[OpOverload] | None = None,  # noqa: ARG002
+    ) -> None:
+        one = not isinstance(edge_programs, Mapping)
+        self._programs: dict[str, Any] = {"forward": edge_programs} if one else {**edge_programs}  # type: ignore[dict-item]
+        self._constants = dict(constant_methods or {})
+        self._preserved: Iterable[OpOverload] | None = None
+        self.compile_config: EdgeCompileConfig = compile_config or EdgeCompileConfig()
+
+    @property
+    def methods(self) -> set[str]:
+        """The names of the methods."""
+        return set(self._programs)
+
+    @property
+    def config_methods(self) -> set[str]:
+        """The names of the methods that return constants."""
+        return set(self._constants)
+
+    def decompose_when_asked(self, preserved: Iterable[OpOverload]) -> None:
+        """Take the programs apart the first time that one is asked for.
+
+        Args:
+            preserved: Operators that stay whole.
+        """
+        self._preserved = preserved
+
+    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
+        """Return the program of a method.
+
+        Args:
+            method_name: The method.
+
+        Raises:
+            UnknownMethodError: There is none of that name.
+        """
+        if method_name not in self._programs:
+            raise UnknownMethodError(
+                f"there is no method {method_name!r}, but {', '.join(self._programs)}"
+            )
+        return self._taken_apart()[method_name]
+
+    def transform(
+        self, passes: Any, compile_config: EdgeCompileConfig | None = None
+    ) -> EdgeProgramManager:
+        """Return what passes make of the programs.
+
+        Args:
+            passes: One pass or several, for all methods or in a mapping by method. A pass takes a
+                graph module, or, where its annotation says so, an ``ExportedProgram``.
+            compile_config: Kept for the caller.
+
+        Raises:
+            TransformError: A pass is none, or what it returned cannot be used.
+            UnknownMethodError: There are passes for a method that is none.
+        """
+        programs = self._taken_apart()
+        for name, each in by_method(passes, programs).items():
+            programs[name] = transformed(programs[name], each if is_passes(each) else [each])
+        return self._with(programs, compile_config)
+
+    def to_backend(self, partitioner: Any) -> EdgeProgramManager:
+        """Return the programs with what a partitioner tags given to backends.
+
+        Args:
+            partitioner: One for all methods, or a mapping from methods to one each.
+
+        Raises:
+            UnknownMethodError: There is a partitioner for a method that is none.
+            lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
+        """
+        programs = self._taken_apart()
+        chosen = by_method(partitioner, programs)
+        return self._with(to_backend(MethodProgramsPartitionerSpec(programs, chosen)))
+
+    def to_executorch(
+        self, config: ExecutorchBackendConfig | None = None
+    ) -> ExecutorchProgramManager:
+        """Return the program of a file.
+
+        Args:
+            config: Settings of the emission and of the file.
+
+        Raises:
+            SettingError: A setting cannot be honoured.
+            lowerdeck.emitter.EmitterError: The programs cannot be emitted.
+        """
+        settings = ExecutorchBackendConfig() if config is None else config
+        given: object = settings
+        if not isinstance(given, ExecutorchBackendConfig):
+            raise SettingError(
+                f"found a {type(given).__module__}.{type(given).__name__} as config, expected a "
+                "lowerdeck.exir_compat.ExecutorchBackendConfig: its fields have the same names"
+            )
+        settings.check()
+        manager = self.transform(settings.passes) if settings.passes else self
+        programs = manager._taken_apart()
+        emitted = emit(
+            programs,
+            config=settings.emit_config(self._constants),
+            shared_state=settings.shared_state,
+        )
+        return ExecutorchProgramManager(programs, emitted, settings)
+
+    def _taken_apart(self) -> dict[str, ExportedProgram]:
+        if self._preserved is not None:
+            self._programs = decomposed_for({}, self._programs, keep=self._preserved)
+            self._preserved = None
+        return dict(self._programs)
+
+    def _with(
+        self, programs: Mapping[str, ExportedProgram], config: EdgeCompileConfig | None = None
+    ) -> EdgeProgramManager:
+        return EdgeProgramManager(programs, self._constants, config or self.compile_config)
+
+
+def by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given for all methods, or by method, by method.
+
+    Args:
+        given: The same for all, or a mapping.
+        methods: The methods that there are.
+
+    Raises:
+        UnknownMethodError: Something is for a method that is none.
+    """
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(methods, given)
+    unknown = [str(name) for name in given if name not in methods]
+    if unknown:
+        raise UnknownMethodError(
+            f"found something for methods {', '.join(unknown)}, expected only "
+            f"{', '.join(methods) or 'none'}"
+        )
+    return dict(given)

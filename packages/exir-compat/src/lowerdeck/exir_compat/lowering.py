@@ -1,0 +1,103 @@
+"""``to_edge`` and ``to_edge_transform_and_lower``, which begin what callers of exir do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
+from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method
+from lowerdeck.exir_compat.errors import SettingError
+from lowerdeck.lowered_module import decomposed_for
+
+
+def to_edge(
+    programs: ExportedProgram | Mapping[str, ExportedProgram],
+    constant_methods: Mapping[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """Return programs in core ATen operators, to be lowered and emitted.
+
+    They are taken apart when the first step asks for them, and once.
+
+    Args:
+        programs: One program, which becomes the method ``forward``, or several by method name.
+            None of them is changed.
+        constant_methods: Values that methods of their own return.
+        compile_config: Which operators stay whole.
+        generate_etrecord: Must be False.
+
+    Raises:
+        SettingError: A record for exir's devtools is asked for.
+
+    Example:
+        >>> import torch
+        >>> exported = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+        >>> to_edge(exported).to_executorch().buffer[4:8]
+        b'ET12'
+    """
+    _no_record(generate_etrecord)
+    config = compile_config or EdgeCompileConfig()
+    methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
+    manager = EdgeProgramManager(methods, constant_methods, config)
+    manager.decompose_when_asked(config.preserve_ops)
+    return manager
+
+
+def to_edge_transform_and_lower(
+    programs: ExportedProgram | Mapping[str, ExportedProgram],
+    transform_passes: Any = None,
+    partitioner: Any = None,
+    constant_methods: Mapping[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """Return programs with parts given to backends, which get whole what they want whole.
+
+    Args:
+        programs: As for :func:`to_edge`.
+        transform_passes: As :meth:`EdgeProgramManager.transform` takes them; they run first.
+        partitioner: A partitioner or several, of which the first chooses first, for all methods;
+            or a mapping from methods to them.
+        constant_methods: Values that methods of their own return.
+        compile_config: Which operators stay whole whatever the partitioners want.
+        generate_etrecord: Must be False.
+
+    Raises:
+        SettingError: A record for exir's devtools is asked for.
+        UnknownMethodError: There are partitioners or passes for a method that is none.
+        lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
+
+    Example:
+        >>> import torch
+        >>> exported = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+        >>> to_edge_transform_and_lower(exported, partitioner=[]).methods
+        {'forward'}
+    """
+    _no_record(generate_etrecord)
+    config = compile_config or EdgeCompileConfig()
+    methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
+    chosen = {
+        name: list(each) if isinstance(each, list | tuple) else [each]
+        for name, each in by_method(partitioner, methods).items()
+        if each is not None
+    }
+    taken_apart = decomposed_for(chosen, methods, keep=config.preserve_ops)
+    manager = EdgeProgramManager(taken_apart, constant_methods, config)
+    if transform_passes is not None:
+        manager = manager.transform(transform_passes)
+    for turn in range(max(map(len, chosen.values()), default=0)):
+        asked = {name: each[turn] for name, each in chosen.items() if turn < len(each)}
+        manager = manager.to_backend(asked)
+    return manager
+
+
+def _no_record(wanted: bool) -> None:
+    if wanted:
+        raise SettingError(
+            "generate_etrecord is True, and records for exir's devtools are not made here: look "
+            "at lowerdeck.lowered_module.delegation_summary, or lowerdeck.runner's profile"
+        )

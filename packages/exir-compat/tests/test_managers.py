@@ -1,0 +1,169 @@
+"""Programs go from export to a file under exir's names."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter import EmitConfig, emit
+from lowerdeck.exir_compat import (
+    EdgeCompileConfig,
+    EdgeProgramManager,
+    ExecutorchBackendConfig,
+    SettingError,
+    UnknownMethodError,
+    edge_manager,
+    to_edge,
+    to_edge_transform_and_lower,
+)
+from lowerdeck.lowered_module import (
+    LoweredBackendModule,
+    LoweringError,
+    decomposed_for,
+    get_lowered_backend_modules,
+)
+from lowerdeck.lowered_module.testing import RunPartitioner
+from lowerdeck.runner import load
+
+aten = torch.ops.aten
+
+
+def called(program: ExportedProgram) -> set[Any]:
+    return {node.target for node in program.graph.nodes if node.op == "call_function"}
+
+
+def delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
+    return get_lowered_backend_modules(program.graph_module)
+
+
+class WantsGelu(RunPartitioner):
+    """Takes gelu, and wants linear whole though it takes none."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: node.target is aten.gelu.default)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], None]:
+        return [aten.linear.default], None
+
+
+def test_programs_are_taken_apart_once_and_only_when_asked(
+    exported: ExportedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count: list[int] = []
+
+    def counted(*args: Any, **named: Any) -> dict[str, ExportedProgram]:
+        count.append(1)
+        return decomposed_for(*args, **named)
+
+    monkeypatch.setattr(edge_manager, "decomposed_for", counted)
+    manager = to_edge(exported)
+    assert manager.methods == {"forward"}
+    assert not count
+    before = manager.to_executorch().buffer
+    assert aten.linear.default not in called(manager.exported_program())
+    manager.to_backend(RunPartitioner(lambda node: True)).transform([])
+    assert manager.to_executorch().buffer == before
+    assert len(count) == 1
+
+
+def test_the_file_is_that_of_emit_and_runs(
+    counting: torch.nn.Module, exported: ExportedProgram, inputs: tuple[torch.Tensor]
+) -> None:
+    made = to_edge(exported, {"limit": 7}).to_executorch()
+    config = EmitConfig(constant_methods={"limit": 7})
+    assert made.buffer == emit(exported.run_decompositions(), config=config).to_bytes()
+    assert (made.methods, made.config_methods) == ({"forward"}, {"limit"})
+    program = load(made.buffer)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(program.run("forward", *inputs), counting(*inputs))
+    assert program.run("limit") == 7
+
+
+def test_operators_to_preserve_stay_whole(exported: ExportedProgram) -> None:
+    config = EdgeCompileConfig(preserve_ops=[aten.linear.default])
+    assert aten.linear.default in called(
+        to_edge(exported, compile_config=config).exported_program()
+    )
+    lowered = to_edge_transform_and_lower(exported, compile_config=config)
+    assert aten.linear.default in called(lowered.exported_program())
+
+
+@pytest.mark.parametrize("form", ["one", "list", "mapping", "mapping of lists"])
+def test_partitioners_get_whole_what_they_want_whole(exported: ExportedProgram, form: str) -> None:
+    forms = {
+        "one": WantsGelu(),
+        "list": [WantsGelu()],
+        "mapping": {"forward": WantsGelu()},
+        "mapping of lists": {"forward": [WantsGelu()]},
+    }
+    program = to_edge_transform_and_lower(exported, partitioner=forms[form]).exported_program()
+    assert aten.linear.default in called(program)
+    assert [one.backend_id for one in delegates(program)] == ["VerbatimBackend"]
+
+
+def test_each_step_leaves_the_manager_before_it(exported: ExportedProgram) -> None:
+    first = to_edge(exported)
+    text = str(first.exported_program().graph)
+    lowered = first.to_backend(RunPartitioner(lambda node: True))
+    assert delegates(lowered.exported_program())
+    assert not delegates(first.exported_program())
+    assert str(first.exported_program().graph) == text
+
+
+def test_methods_have_partitioners_of_their_own(exported: ExportedProgram) -> None:
+    manager = to_edge({"a": exported, "b": exported}).to_backend(
+        {"b": RunPartitioner(lambda node: True)}
+    )
+    assert manager.methods == {"a", "b"}
+    assert not delegates(manager.exported_program("a"))
+    assert delegates(manager.exported_program("b"))
+    made = manager.to_executorch()
+    assert made.exported_program("b") is manager.exported_program("b")
+    (call,) = made.delegate_map["b"].values()
+    assert call["name"] == "VerbatimBackend"
+    assert made.debug_handle_map
+
+
+@pytest.mark.parametrize("step", ["to_backend", "transform"])
+def test_a_method_that_is_none_is_refused(exported: ExportedProgram, step: str) -> None:
+    with pytest.raises(UnknownMethodError, match="methods other, expected only forward"):
+        getattr(to_edge(exported), step)({"other": []})
+    with pytest.raises(UnknownMethodError, match="no method 'other', but forward"):
+        to_edge(exported).exported_program("other")
+    with pytest.raises(KeyError):
+        to_edge(exported).to_executorch().exported_program("other")
+
+
+def test_a_class_as_partitioner_is_refused_before_anything_is_done(
+    exported: ExportedProgram,
+) -> None:
+    with pytest.raises(LoweringError, match="class WantsGelu as partitioner"):
+        to_edge_transform_and_lower(exported, partitioner=[WantsGelu])
+
+
+def test_records_for_devtools_are_refused(exported: ExportedProgram) -> None:
+    for make in (to_edge, to_edge_transform_and_lower):
+        with pytest.raises(SettingError, match="generate_etrecord"):
+            make(exported, generate_etrecord=True)
+
+
+def test_files_are_written_from_memory(exported: ExportedProgram, tmp_path: Path) -> None:
+    made = EdgeProgramManager(exported).to_executorch(
+        ExecutorchBackendConfig(external_constants=True)
+    )
+    made.save(str(tmp_path / "model.pte"))
+    made.write_tensor_data_to_file(tmp_path)
+    opened = io.BytesIO()
+    made.write_to_file(opened)
+    assert opened.getvalue() == made.buffer == (tmp_path / "model.pte").read_bytes()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"model.pte", "_default_external_constant.ptd"}
+    with pytest.raises(ValueError, match="one that ends in"):
+        made.save(tmp_path / "model.bin")
+    assert made.executorch_program is made.emitted.program

@@ -1,0 +1,173 @@
+"""Each setting of exir's means something, warns, or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter import EmitterError, Place, PlanRequest, fast_and_large
+from lowerdeck.exir_compat import (
+    ExecutorchBackendConfig,
+    ExecutorchProgramManager,
+    MemoryPlanningPass,
+    SettingError,
+    SettingWarning,
+    to_edge,
+)
+from lowerdeck.exir_compat.backend_config import _NO_MATTER, _REFUSED
+from lowerdeck.runner import load
+from lowerdeck.serializer import open_pte
+
+HONOURED = {
+    "passes",
+    "memory_planning_pass",
+    "emit_stacktrace",
+    "extract_delegate_segments",
+    "segment_alignment",
+    "constant_tensor_alignment",
+    "delegate_alignment",
+    "external_constants",
+}
+
+
+def settings(name: str, value: Any) -> ExecutorchBackendConfig:
+    return ExecutorchBackendConfig(**{name: value})
+
+
+def test_every_field_is_honoured_without_matter_or_refused() -> None:
+    names = {each.name for each in dataclasses.fields(ExecutorchBackendConfig)}
+    assert names == HONOURED | set(_NO_MATTER) | set(_REFUSED)
+    assert len(names) == len(HONOURED) + len(_NO_MATTER) + len(_REFUSED)
+
+
+@pytest.mark.parametrize("name", sorted(_NO_MATTER))
+def test_what_changes_nothing_warns(exported: ExportedProgram, name: str) -> None:
+    with pytest.warns(SettingWarning, match=f"{name} changes nothing"):
+        made = to_edge(exported).to_executorch(settings(name, object()))
+    assert made.buffer == to_edge(exported).to_executorch().buffer
+
+
+@pytest.mark.parametrize("name", sorted(_REFUSED))
+def test_what_cannot_be_done_is_refused(exported: ExportedProgram, name: str) -> None:
+    with pytest.raises(SettingError, match=f"{name} is True, which is not offered"):
+        to_edge(exported).to_executorch(settings(name, True))
+
+
+def test_a_choice_of_files_is_refused(exported: ExportedProgram) -> None:
+    with pytest.raises(SettingError, match="expected True or False"):
+        to_edge(exported).to_executorch(
+            ExecutorchBackendConfig(external_constants=lambda node: "a")
+        )
+
+
+def test_a_config_of_another_class_is_refused(exported: ExportedProgram) -> None:
+    with pytest.raises(SettingError, match=r"found a builtins.dict as config"):
+        to_edge(exported).to_executorch({})  # type: ignore[arg-type]
+
+
+def test_files_are_laid_out_as_asked(exported: ExportedProgram, tmp_path: Path) -> None:
+    plain = to_edge(exported).to_executorch()
+    wide = to_edge(exported).to_executorch(ExecutorchBackendConfig(segment_alignment=4096))
+    wide.save(tmp_path / "wide.pte")
+    with open_pte(tmp_path / "wide.pte") as file:
+        assert file.header is not None
+        assert file.header.segment_base_offset % 4096 == 0
+    assert len(wide.buffer) > len(plain.buffer)
+
+
+def test_instructions_carry_stack_traces_where_asked(exported: ExportedProgram) -> None:
+    traced = to_edge(exported).to_executorch(ExecutorchBackendConfig(emit_stacktrace=True))
+    assert traced.executorch_program.execution_plan[0].chains[0].stacktrace
+    plain = to_edge(exported).to_executorch()
+    assert not plain.executorch_program.execution_plan[0].chains[0].stacktrace
+
+
+def planned(exported: ExportedProgram, **named: Any) -> ExecutorchProgramManager:
+    config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(**named))
+    return to_edge(exported).to_executorch(config)
+
+
+def test_inputs_and_outputs_are_planned_as_asked(exported: ExportedProgram) -> None:
+    assert planned(exported).buffer == to_edge(exported).to_executorch().buffer
+    made = planned(exported, alloc_graph_input=False, alloc_graph_output=False)
+    assert placed(made) == {False}
+    assert placed(planned(exported)) == {True}
+
+
+def placed(made: ExecutorchProgramManager) -> set[bool]:
+    """Return whether inputs and outputs have memory."""
+    plan = made.executorch_program.execution_plan[0]
+    values: list[Any] = [plan.values[index].val for index in (*plan.inputs, *plan.outputs)]
+    return {value.allocation_info is not None for value in values}
+
+
+def test_a_planner_of_ours_places_what_is_live(exported: ExportedProgram) -> None:
+    called = []
+
+    def watched(request: PlanRequest) -> Sequence[Place]:
+        called.append(request)
+        return fast_and_large(10**6)(request)
+
+    planned(exported, memory_planning_algo=watched)
+    assert called
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"alignment": 64},
+        {"alloc_mutable_buffers": False},
+        {"allow_lifetime_and_storage_overlap": True},
+        {"memory_planning_algo": 3},
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_made_is_refused(
+    exported: ExportedProgram, named: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingError):
+        planned(exported, **named)
+    config = ExecutorchBackendConfig(memory_planning_pass={"forward": MemoryPlanningPass()})
+    with pytest.raises(SettingError, match="mapping by method"):
+        to_edge(exported).to_executorch(config)
+
+
+class Cache(torch.nn.Module):
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2))
+
+
+class Fill(Cache):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache.copy_(x)
+        return x + 0
+
+
+class Read(Cache):
+    def forward(self) -> torch.Tensor:
+        return self.cache + 0
+
+
+def test_state_of_one_name_is_shared_where_asked() -> None:
+    programs = {
+        "fill": torch.export.export(Fill(), (torch.ones(2),)),
+        "read": torch.export.export(Read(), ()),
+    }
+    config = ExecutorchBackendConfig(
+        memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True)
+    )
+    program = load(to_edge(programs).to_executorch(config).buffer)
+    program.run("fill", torch.ones(2))
+    assert program.run("read").sum() == 2
+    # exir keeps two states; which of the two a reader meant is for the caller to say.
+    with pytest.raises(EmitterError, match="lie in two memories"):
+        to_edge(programs).to_executorch()
