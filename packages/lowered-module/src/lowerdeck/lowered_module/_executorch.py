@@ -11,11 +11,13 @@ import functools
 import sys
 from typing import Any
 
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, overload_name, schema_of
 
 _DELEGATES = "executorch.exir.lowered_backend_module"
 _BACKENDS = "executorch.exir.backend.backend_details"
 _DIALECT = "executorch.exir.dialects._ops"
+_PARTITIONERS = "executorch.exir.backend.partitioner"
+_CHECKS = "executorch.exir.verification.verifier"
 
 
 def as_peer(cls: type) -> type:
@@ -57,3 +59,38 @@ def clone_operator(like: object) -> Any:
     """Return the clone operator of the dialect that the operator ``like`` is of, or None."""
     edge = sys.modules.get(_DIALECT)
     return edge.ops.edge.aten.clone.default if edge is not None and is_peers(like) else None
+
+
+def wants_edge(partitioner: object) -> bool:
+    """Return whether a partitioner was written for ExecuTorch, and so for its Edge dialect.
+
+    Args:
+        partitioner: Any object.
+    """
+    base = getattr(sys.modules.get(_PARTITIONERS), "Partitioner", None)
+    return base is not None and isinstance(partitioner, base)
+
+
+def in_edge_dialect(operator: OpOverload) -> Any:
+    """Return the Edge dialect's operator for one of torch's, None where it has none.
+
+    What returns views is a copy there.
+
+    Args:
+        operator: An operator of torch.
+    """
+    namespace, _, name = schema_of(operator).name.partition("::")
+    edge = getattr(sys.modules[_DIALECT].ops.edge, namespace)
+    views = any(one.alias_info is not None for one in schema_of(operator).returns)
+    for one in (f"{name}_copy", name) if views else (name,):
+        found = getattr(getattr(edge, one, None), overload_name(operator), None)
+        if found is not None:
+            return found
+    return None
+
+
+def edge_verifier() -> Any:
+    """Return the class that says of programs that they are of the Edge dialect."""
+    checks = sys.modules[_CHECKS]
+    relaxed = checks.EdgeCompileConfig(_check_ir_validity=False)
+    return checks.EXIREdgeDialectVerifier(relaxed, class_only=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from lowerdeck.serializer import ExitStatus
 
 
-class LoweringError(Exception):
+class LoweringError(RuntimeError):
     """Base of every error that ``lowerdeck.lowered_module`` raises on purpose.
+
+    A ``RuntimeError``, as most of what ExecuTorch raises in its place, so that callers who catch
+    those go on.
 
     Attributes:
         exit_status: With what a command ends that raises it.

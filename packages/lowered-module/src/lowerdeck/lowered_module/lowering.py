@@ -13,7 +13,7 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
-from lowerdeck.lowered_module._executorch import is_peers
+from lowerdeck.lowered_module._executorch import is_peers, wants_edge
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
@@ -31,6 +31,11 @@ from lowerdeck.lowered_module.preprocess.preprocess import preprocess_each, prep
 from lowerdeck.lowered_module.preprocess.progress import Progress, shown
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
+from lowerdeck.lowered_module.program.edge_form import (
+    edge_form,
+    leave_edge_form,
+    verifiers_before,
+)
 from lowerdeck.lowered_module.program.functional import (
     first_harm,
     functional,
@@ -323,7 +328,11 @@ class _Others:
 
 
 def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
+    verifiers = verifiers_before(cut.program)
     with collector_held():
+        for part in cut.cuts:
+            leave_edge_form(part.part.program, verifiers)
+        leave_edge_form(cut.program)
         delegates = [
             make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
             for part, result in zip(cut.cuts, results, strict=True)
@@ -376,6 +385,10 @@ def _partitioned(
     """
     require_partitioner(partitioner)
     mend_program(program)
+    if wants_edge(partitioner):
+        if writes_anything(program):
+            program = functional(program, "partitioners of ExecuTorch know no writes in place")
+        program = edge_form(program)
     tagged, tags = _tagged(program, partitioner, others)
     harm: object = first_harm(tagged, tags)
     if harm is None:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import CycleError, Region, outline
 from lowerdeck.lowered_module._executorch import is_peers
+from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.partition.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.partition.ownership import settle_ownership
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
@@ -78,7 +79,9 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
     constraints = dict(program.range_constraints)
     top = program.graph_module
     groups = group_by_tag(top, tags)
-    owned = settle_ownership(program, groups, tags)
+    # Of operators of ExecuTorch's own dialect nobody knows what shares memory.
+    with in_torchs_operators(program):
+        owned = settle_ownership(program, groups, tags)
     next_handle = assign_debug_handles(top)
     cuts = list(_cut_graph(top, groups, owned, tags, program, constraints, ""))
     seen: set[int] = {id(top)}

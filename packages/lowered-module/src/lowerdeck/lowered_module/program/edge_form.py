@@ -1,0 +1,169 @@
+"""Programs as partitioners of ExecuTorch expect them, and what is left of them as it was.
+
+A partitioner written for ExecuTorch compares with operators of its Edge dialect: what returns
+views is a copy there, and a number beside a tensor is a tensor. A program of torch's own operators
+is put into that form for it, and what no backend took gets its operators and numbers back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    TensorArgument,
+)
+from torch.fx import GraphModule, Node
+
+from lowerdeck.lowered_module._executorch import edge_operator, edge_verifier, in_edge_dialect
+from lowerdeck.lowered_module._torch_private import fake_mode_of
+from lowerdeck.lowered_module.program.copies import shared_copy
+from lowerdeck.torch_base import OpOverload, graphs_of, schema_of, set_program_parts
+
+# In a node's metadata: the operator that it called, and its arguments that were numbers.
+_CALLED = "lowerdeck_called"
+_NUMBERS = "lowerdeck_numbers"
+# In a placeholder's: the number whose tensor it is.
+_NUMBER = "lowerdeck_number"
+# In a graph's: what checked the program before.
+_VERIFIERS = "lowerdeck_verifiers"
+
+
+def edge_form(program: ExportedProgram) -> ExportedProgram:
+    """Return a functional program in ExecuTorch's Edge dialect; its tensors are the very same.
+
+    Args:
+        program: Any functional program, of either dialect; not changed.
+    """
+    if any(edge_operator(node.target) for node in _calls(program.graph_module)):
+        return program
+    made = shared_copy(program)
+    _lift_numbers(made)
+    for node in _calls(made.graph_module):
+        found = in_edge_dialect(node.target) if isinstance(node.target, OpOverload) else None
+        if found is not None:
+            node.meta[_CALLED] = node.target
+            node.target = found
+    made.graph_module.meta[_VERIFIERS] = list(made.verifiers)
+    set_program_parts(made, verifiers=[edge_verifier()])
+    return made
+
+
+def leave_edge_form(program: ExportedProgram, verifiers: list[Any] | None = None) -> None:
+    """Give a program, in place, the operators back that :func:`edge_form` replaced.
+
+    Args:
+        program: What became of a program in that form, or a partition of it; another one stays.
+        verifiers: What checked the program of which it is a partition, which takes what it took.
+    """
+    before = program.graph_module.meta.pop(_VERIFIERS, verifiers)
+    if before is None:
+        return
+    for node in _calls(program.graph_module):
+        called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
+        # What reads a partition's results has the metadata of what computes them.
+        if edge_operator(node.target) is None:
+            continue
+        if called is not None:
+            node.target = called
+        if verifiers is None:
+            node.args = tuple(numbers.get(index, one) for index, one in enumerate(node.args))
+    if verifiers is None:
+        _drop_unused(program)
+    set_program_parts(program, verifiers=before)
+
+
+def verifiers_before(program: ExportedProgram) -> list[Any] | None:
+    """Return what checked a program before it was put into ExecuTorch's form, None if it was not.
+
+    Args:
+        program: Any program.
+    """
+    found: list[Any] | None = program.graph_module.meta.get(_VERIFIERS)
+    return found
+
+
+def _calls(graph_module: GraphModule) -> list[Node]:
+    return [n for gm in graphs_of(graph_module) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def _lift_numbers(program: ExportedProgram) -> None:
+    """Give each number beside a tensor a constant tensor of its own, in the outermost graph."""
+    graph = program.graph
+    first = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    mode = fake_mode_of([n.meta.get("val") for n in graph.find_nodes(op="placeholder")])
+    specs = list(program.graph_signature.input_specs)
+    at = next((i for i, s in enumerate(specs) if s.kind == InputKind.USER_INPUT), len(specs))
+    placeholders = graph.find_nodes(op="placeholder")
+    before = placeholders[at] if at < len(placeholders) else first
+    constants = dict(program.constants)
+    made: list[InputSpec] = []
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
+        for index, dtype in _numbers(node):
+            number = node.args[index]
+            tensor = torch.tensor(number, dtype=dtype)
+            name = f"_lifted_number_{len(constants)}"
+            with graph.inserting_before(before):
+                placeholder = graph.placeholder(name)
+            placeholder.meta["val"] = tensor if mode is None else mode.from_tensor(tensor)
+            placeholder.meta[_NUMBER] = number
+            constants[placeholder.name] = tensor
+            argument = TensorArgument(placeholder.name)
+            made.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, placeholder.name))
+            node.meta[_NUMBERS] = {**node.meta.get(_NUMBERS, {}), index: number}
+            node.update_arg(index, placeholder)
+    signature = program.graph_signature
+    specs[at:at] = made
+    signature = ExportGraphSignature(specs, list(signature.output_specs))
+    set_program_parts(program, signature=signature, constants=constants)
+
+
+def _numbers(node: Node) -> list[tuple[int, torch.dtype]]:
+    """Return the arguments of a call that are numbers for tensors, with the other's type.
+
+    Only where a tensor of that type computes the very same: in half precision a number is exact
+    and a tensor is not.
+    """
+    if not isinstance(node.target, OpOverload):
+        return []
+    value = node.meta.get("val")
+    exact = (torch.float32, torch.float64, torch.int32, torch.int64)
+    others = {
+        one.meta["val"].dtype
+        for one in node.all_input_nodes
+        if isinstance(one.meta.get("val"), torch.Tensor)
+    }
+    if len(others) != 1 or not isinstance(value, torch.Tensor) or not others <= {*exact}:
+        return []
+    (dtype,) = others
+    found = []
+    for index, (one, argument) in enumerate(
+        zip(node.args, schema_of(node.target).arguments, strict=False)
+    ):
+        whole = isinstance(one, int) and not isinstance(one, bool)
+        fits = whole or (isinstance(one, float) and dtype.is_floating_point)
+        if fits and str(argument.type) in {"Tensor", "Optional[Tensor]"}:
+            found.append((index, dtype))
+    return found
+
+
+def _drop_unused(program: ExportedProgram) -> None:
+    """Remove the tensors of numbers that nobody reads any more."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    specs, constants = [], dict(program.constants)
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if _NUMBER in node.meta and not node.users:
+            constants.pop(str(spec.target), None)
+            program.graph.erase_node(node)
+        else:
+            specs.append(spec)
+    if len(specs) == len(placeholders):
+        return
+    outputs = [replace(spec) for spec in program.graph_signature.output_specs]
+    signature = ExportGraphSignature(specs, outputs)
+    set_program_parts(program, signature=signature, constants=constants)

@@ -1,0 +1,286 @@
+"""Partitioners and backends written for ExecuTorch serve programs that never saw its `to_edge`."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+exir = pytest.importorskip("executorch.exir", reason="executorch with its dependencies is needed")
+
+from executorch.exir._serialize._named_data_store import (  # noqa: E402
+    NamedDataStore as PeerNamedDataStore,
+)
+from executorch.exir.backend.backend_details import (  # noqa: E402
+    BackendDetails as PeerBackendDetails,
+)
+from executorch.exir.backend.backend_details import (  # noqa: E402
+    PreprocessResult as PeerPreprocessResult,
+)
+from executorch.exir.backend.compile_spec_schema import (  # noqa: E402
+    CompileSpec as PeerCompileSpec,
+)
+from executorch.exir.backend.partitioner import (  # noqa: E402
+    DelegationSpec as PeerDelegationSpec,
+)
+from executorch.exir.backend.partitioner import Partitioner as PeerPartitioner  # noqa: E402
+from executorch.exir.backend.partitioner import (  # noqa: E402
+    PartitionResult as PeerPartitionResult,
+)
+from executorch.exir.backend.utils import tag_constant_data  # noqa: E402
+from executorch.exir.dialects._ops import ops as exir_ops  # noqa: E402
+
+from lowerdeck.exir_compat import to_edge  # noqa: E402
+from lowerdeck.lowered_module import (  # noqa: E402
+    PreprocessError,
+    get_lowered_backend_modules,
+    lower,
+    to_backend,
+)
+from tests.interop import official  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DEMOS = "executorch.exir.backend.test."
+PARTITIONERS = [
+    (f"{DEMOS}op_partitioner_demo", "AddMulPartitionerDemo"),
+    (f"{DEMOS}op_partitioner_demo", "AddAttributePartitionerDemo"),
+    (f"{DEMOS}op_partitioner_demo", "AllNodesPartitionerDemo"),
+    (f"{DEMOS}op_partitioner_demo", "NonDecompTestPartitioner"),
+    (f"{DEMOS}hta_partitioner_demo", "HTAPartitionerMultiplePatternsDemo"),
+    (f"{DEMOS}hta_partitioner_demo", "HTAPartitionerOnePatternDemo"),
+    (f"{DEMOS}backend_with_named_data_map", "BackendWithNDMPartitioner"),
+    (f"{DEMOS}backend_with_preprocess_all_demo", "BackendWithPreprocessAllPartitioner"),
+    (f"{DEMOS}demos.rpc.executor_backend_partitioner", "ExecutorBackendPartitioner"),
+    ("executorch.backends.example.example_partitioner", "ExamplePartitioner"),
+]
+# Where exir's own lowering fails and ours does not.
+PEER_FAILS = {
+    ("AddAttributePartitionerDemo", "State"),
+    ("BackendWithPreprocessAllPartitioner", "State"),
+    ("ExamplePartitioner", "Products"),
+    ("ExamplePartitioner", "State"),
+    ("ExecutorBackendPartitioner", "Branch"),
+}
+
+
+class Products(torch.nn.Module):
+    def forward(self, a, x, b):
+        z = (torch.mm(a, x) + b - b) * 2 + 1
+        return torch.mm(a, z) + b + torch.sin(z)
+
+
+class Constants(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.constant = torch.ones(2, 2)
+        self.register_buffer("held", torch.full((2, 2), 3.0))
+        self.weight = torch.nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, a, x, b):
+        sums = torch.mm(a, x) + self.constant + self.held.sin() - self.weight.cos()
+        return sums + (x + self.held) * self.weight
+
+
+class Gates(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, a, x, b):
+        return (
+            torch.tanh(torch.sigmoid(self.linear(a)) * torch.tanh(self.linear(x))).cos() + b.sin()
+        )
+
+
+class Branch(torch.nn.Module):
+    def forward(self, a, x, b):
+        taken = torch.cond(a.sum() > 0, lambda x, b: x.mm(b) + b, lambda x, b: x - b, (x, b))
+        return taken + a
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = torch.nn
+        self.layers = layers.Sequential(
+            layers.Conv2d(3, 8, 3, padding=1),
+            layers.BatchNorm2d(8),
+            layers.ReLU(),
+            layers.MaxPool2d(2),
+            layers.Conv2d(8, 8, 3),
+            layers.AdaptiveAvgPool2d(1),
+            layers.Flatten(),
+            layers.Linear(8, 4),
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Perceptron(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.last = torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        hidden = torch.nn.functional.gelu(self.first(x)) * 2 + 1
+        return torch.softmax(self.last(hidden), -1)
+
+
+SMALL = {"Net": (Net, (1, 3, 16, 16)), "Perceptron": (Perceptron, (2, 8))}
+
+
+class State(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2).requires_grad_(False)
+        self.register_buffer("total", torch.zeros(2, 2))
+
+    def forward(self, a, x, b):
+        y = torch.mm(a, self.linear(x)) + b
+        self.total.add_(y)
+        return (y * self.total).sin()
+
+
+def found(module, name):
+    """Return a class of the wheel, whose dependencies may be missing here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(pytest.importorskip(module, exc_type=ImportError), name)
+
+
+def delegates(program):
+    return get_lowered_backend_modules(program.graph_module)
+
+
+@pytest.mark.parametrize("model", [Products, Constants, Gates, Branch, State])
+@pytest.mark.parametrize(("module", "name"), PARTITIONERS, ids=[name for _, name in PARTITIONERS])
+def test_the_demos_give_the_same_delegates_as_in_exir(model, module, name):
+    torch.manual_seed(0)
+    partitioner, eager = found(module, name), model()
+    x = tuple(torch.randn(2, 2) for _ in range(3))
+    exported = torch.export.export(eager, x)
+    lowered = to_edge(exported).to_backend(partitioner()).exported_program()
+    lowered.validate()
+    assert lowered.dialect == "ATEN"
+    module = lowered.module()
+    for _ in range(2):
+        torch.testing.assert_close(module(*x), eager(*x), atol=1e-5, rtol=1e-5)
+    ours = [one.backend_id for one in delegates(lowered)]
+    config = exir.EdgeCompileConfig(_check_ir_validity=False)
+    peers = exir.to_edge(exported, compile_config=config)
+    if (name, model.__name__) in PEER_FAILS:
+        with pytest.raises(Exception):  # noqa: B017, PT011  (each fails in its own way)
+            peers.to_backend(partitioner())
+        return
+    lowered = peers.to_backend(partitioner()).exported_program()
+    from executorch.exir.lowered_backend_module import get_lowered_backend_modules as of_peer
+
+    assert ours == [one.backend_id for one in of_peer(lowered.graph_module)]
+
+
+BACKENDS = {
+    "XNNPACK": ("executorch.backends.xnnpack.partition.xnnpack_partitioner", "XnnpackPartitioner"),
+    "Vulkan": ("executorch.backends.vulkan.partitioner.vulkan_partitioner", "VulkanPartitioner"),
+    "CoreML": ("executorch.backends.apple.coreml.partition", "CoreMLPartitioner"),
+    "MPS": ("executorch.backends.apple.mps.partition", "MPSPartitioner"),
+}
+
+
+@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_backends_of_the_wheel_take_whole_models(name, model):
+    partitioner = found(*BACKENDS[name])
+    made, shape = SMALL[model]
+    torch.manual_seed(0)
+    eager, x = made().eval(), torch.randn(shape)
+    given = partitioner([]) if name == "MPS" else partitioner()
+    lowered = lower(torch.export.export(eager, (x,)), given)
+    (delegate,) = delegates(lowered.programs["forward"])
+    assert delegate.processed_bytes
+    left = {one.name for one in lowered.program.execution_plan[0].operators}
+    assert not left
+    with torch.no_grad():
+        wanted = eager(x)
+        torch.testing.assert_close(lowered.programs["forward"].module()(x), wanted)
+    if name == "XNNPACK" and official.available():
+        outcome = official.run(lowered.buffer, [official.Call((x,))])
+        assert isinstance(outcome, official.Ran), outcome
+        torch.testing.assert_close(outcome.outputs[0][0], wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["position", "name", "short name", "methods", "lower"])
+def test_what_is_left_has_its_own_operators_and_numbers_back(form):
+    program = torch.export.export(Products(), tuple(torch.ones(2, 2) for _ in range(3)))
+    program = program.run_decompositions()
+    before = str(program.graph)
+    partitioner = found(f"{DEMOS}op_partitioner_demo", "NonDecompTestPartitioner")()
+    lowered = {
+        "position": lambda: to_backend(program, partitioner),
+        "name": lambda: to_backend(edge_program=program, partitioner_instance=partitioner),
+        "short name": lambda: to_backend(program, partitioner=partitioner),
+        "methods": lambda: (
+            to_edge({"forward": program}).to_backend({"forward": partitioner}).exported_program()
+        ),
+        "lower": lambda: lower(program, partitioner).programs["forward"],
+    }[form]()
+    assert str(program.graph) == before
+    assert str(lowered.graph) == before
+
+
+class Taking(PeerPartitioner):
+    """Takes all calls of an operator of the Edge dialect, and tells its backend of it."""
+
+    def __init__(self, operator, spec):
+        self.operator, self.told = operator, spec
+
+    def partition(self, exported_program):
+        tags = {}
+        for node in exported_program.graph.nodes:
+            if node.target == self.operator:
+                node.meta["delegation_tag"] = node.name
+                tags[node.name] = PeerDelegationSpec("TellingBackend", [self.told])
+        tag_constant_data(exported_program)
+        return PeerPartitionResult(exported_program, tags)
+
+
+class TellingBackend(PeerBackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        assert edge_program.dialect == "EDGE"
+        compile_specs[0].value = b"changed"  # the class is no frozen one, and backends do so
+        store = PeerNamedDataStore()
+        for name, tensor in {**edge_program.state_dict, **edge_program.constants}.items():
+            store.add_named_data(name, tensor.detach())
+        if any(n.target == exir_ops.edge.aten.sin.default for n in edge_program.graph.nodes):
+            raise RuntimeError("no sine here")
+        return PeerPreprocessResult(
+            processed_bytes=b"told",
+            debug_handle_map={0: (1,)},
+            data_store_output=store.get_named_data_store_output(),
+            _delegate_info_meta={"seen": len(edge_program.graph.nodes)},
+        )
+
+
+def test_results_of_every_form_reach_the_file():
+    eager = Constants()
+    x = tuple(torch.ones(2, 2) for _ in range(3))
+    spec = PeerCompileSpec("k", b"v")
+    lowered = lower(torch.export.export(eager, x), Taking(exir_ops.edge.aten.mul.Tensor, spec))
+    (delegate,) = delegates(lowered.programs["forward"])
+    assert delegate.meta["_delegate_info_meta"] == {"seen": 4}
+    assert [(one.key, one.value) for one in delegate.compile_specs] == [("k", b"changed")]
+    assert bytes(memoryview(delegate.named_data_store_output.buffers[0])) == bytes(
+        memoryview(eager.weight.detach().numpy())
+    )
+    assert lowered.program.execution_plan[0].delegates[0].compile_specs[0].value == b"changed"
+
+
+def test_what_a_backend_raises_names_the_partition_and_is_a_runtime_error():
+    program = torch.export.export(Products(), tuple(torch.ones(2, 2) for _ in range(3)))
+    with pytest.raises(PreprocessError, match="no sine here") as caught:
+        lower(program, Taking(exir_ops.edge.aten.sin.default, PeerCompileSpec("k", b"")))
+    assert isinstance(caught.value, RuntimeError)
