@@ -13,7 +13,7 @@ from pathlib import Path
 
 BRAND = "lowerdeck"
 # The commands that the script's own package brings; the others come through entry points.
-OWN_COMMANDS = {"inspect", "verify", "diff", "extract"}
+OWN_COMMANDS = {"inspect", "verify", "diff", "extract", "ops"}
 
 
 def main(*packages: str) -> None:

@@ -29,6 +29,7 @@ from lowerdeck.serializer.commands.answers import (
 from lowerdeck.serializer.commands.diff import DiffCommand
 from lowerdeck.serializer.commands.extract import ExtractCommand
 from lowerdeck.serializer.commands.inspect import InspectCommand
+from lowerdeck.serializer.commands.operators import OperatorsCommand
 from lowerdeck.serializer.commands.protocol import Command
 from lowerdeck.serializer.commands.verify import VerifyCommand
 from lowerdeck.serializer.installed import installed_entries
@@ -42,6 +43,7 @@ _OWN: Mapping[str, Command] = {
     "verify": VerifyCommand(),
     "diff": DiffCommand(),
     "extract": ExtractCommand(),
+    "ops": OperatorsCommand(),
 }
 
 
