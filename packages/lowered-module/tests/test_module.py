@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from lowerdeck.decompose import decompose
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -264,6 +267,45 @@ def test_where_executorch_is_imported_its_passes_take_a_delegate_for_their_own(
         assert type(delegate).__name__ == "LoweredBackendModule"
         assert delegate.backend_id == "VerbatimBackend"
         delegate({"x": x})
+
+
+@pytest.mark.parametrize("peer", [False, True], ids=["alone", "beside ExecuTorch"])
+@pytest.mark.parametrize("called", [False, True], ids=["before a call", "after one"])
+def test_delegates_and_emitted_programs_can_be_pickled(
+    monkeypatch: pytest.MonkeyPatch, peer: bool, called: bool
+) -> None:
+    # torch cannot load pickles of what its own export and run_decompositions return, and forgets
+    # what nodes know of any program: what is kept of those is what was emitted.
+    x = torch.randn(3, 4)
+    exported = decompose(torch.export.export(Odd().eval(), ({"x": x},)))
+    delegate = to_backend("VerbatimBackend", exported, [CompileSpec("k", b"v")])
+    exported = decompose(torch.export.export(torch.nn.Linear(4, 4), (x,)))
+    emitted = emit(to_backend(exported, TaggingPartitioner(lambda node: "all")))
+    if peer:
+        module = types.ModuleType("executorch.exir.lowered_backend_module")
+        module.LoweredBackendModule = type("Peers", (torch.nn.Module,), {})  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with torch.no_grad():
+        if called:
+            delegate({"x": x})
+        found, again = pickle.loads(pickle.dumps((delegate, emitted)))
+        assert type(found) is LoweredBackendModule
+        assert found.backend_id == delegate.backend_id
+        assert found.processed_bytes == delegate.processed_bytes
+        assert found.compile_specs == delegate.compile_specs
+        for _ in range(2):
+            same(found({"x": x}), delegate({"x": x}))
+    assert again.to_bytes() == emitted.to_bytes()
+
+
+def test_torchs_own_files_refuse_delegates_with_an_error() -> None:
+    x = torch.ones(1, 4)
+    program = to_backend(
+        torch.export.export(torch.nn.Linear(4, 4), (x,)), TaggingPartitioner(lambda node: "all")
+    )
+    # torch.export.save names submodules of control flow only; pickle keeps a lowered program.
+    with pytest.raises(Exception, match="Failed serializing node executorch_call_delegate"):
+        torch.export.save(program, io.BytesIO())
 
 
 class Viewed(torch.nn.Module):

@@ -176,6 +176,10 @@ class LoweredBackendModule(torch.nn.Module):
         program = single_call_program(self, self._program, self._convention)
         return emit(program, config=config)
 
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        # pickle would take the class that ``__class__`` says, which is another beside ExecuTorch.
+        return _unfilled, (), dict(self.__dict__)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
         """Return a copy with its own state, maps and specs that shares all that is constant."""
         copied = LoweredBackendModule.__new__(LoweredBackendModule)
@@ -188,3 +192,8 @@ class LoweredBackendModule(torch.nn.Module):
         copied._compile_specs = copy.deepcopy(self._compile_specs, memo)
         copied.meta = copy.deepcopy(self.meta, memo)
         return copied
+
+
+def _unfilled() -> LoweredBackendModule:
+    """Return a delegate for pickle to fill; what ExecuTorch's presence adds is asked for anew."""
+    return LoweredBackendModule.__new__(LoweredBackendModule)

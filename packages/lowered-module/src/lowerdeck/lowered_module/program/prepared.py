@@ -53,6 +53,10 @@ class PreparedProgram(ExportedProgram):
         prepared._module = None  # type: ignore[attr-defined]
         return cast("PreparedProgram", prepared)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but the eager module, which is made again when asked for."""
+        return {**self.__dict__, "_module": None}
+
     def with_own_state(self) -> PreparedProgram:
         """Return a program on the same graph and constants whose mutable state is its own."""
         copied = PreparedProgram.of(self)

@@ -69,9 +69,9 @@ def operator_kernels(program: Program) -> dict[str, list[str]]:
 
     Returns:
         By full name, such as ``aten::add.out``, sorted: keys as ExecuTorch's selective build has
-        them, ``v1/`` (``v1`` alone for none) and for each argument that is a tensor, or a list of tensors by its first,
-        its type's number and the order of its dimensions. An operator that is never called has
-        none.
+        them, ``v1/`` (``v1`` alone for none) and for each argument that is a tensor, or a list of
+        tensors by its first, its type's number and the order of its dimensions. An operator that
+        is never called has none.
     """
     found: dict[str, set[str]] = {}
     for plan in program.execution_plan:
