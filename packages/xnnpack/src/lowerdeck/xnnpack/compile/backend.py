@@ -19,9 +19,10 @@ from lowerdeck.lowered_module import (
     constant_tensors,
 )
 from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
-from lowerdeck.xnnpack.emit.arguments import Call, shape_of
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked, float_of
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
@@ -140,7 +141,8 @@ def emit_partition(program: ExportedProgram, precision: str | None = None) -> Em
             absorbed.update(chain)
             emission.sources[first:] = [tuple(chain)] * (len(emission.sources) - first)
     outputs = program.graph.output_node().args[0]
-    _emit_outputs(emission, outputs, first=len(inputs))
+    unset = unset_sizes(program.graph.nodes, program.range_constraints)
+    _emit_outputs(emission, outputs, first=len(inputs), unset=unset)
     emission.graph.num_externs = len(inputs) + len(outputs)
     return emission
 
@@ -274,7 +276,13 @@ def _integers(quantized: Quantized) -> Tracked:
     return tracked
 
 
-def _emit_outputs(emission: Emission, outputs: Sequence[fx.Node | None], *, first: int) -> None:
+def _emit_outputs(
+    emission: Emission,
+    outputs: Sequence[fx.Node | None],
+    *,
+    first: int,
+    unset: Collection[fx.Node],
+) -> None:
     for position, node in enumerate(outputs, start=first):
         if not isinstance(node, fx.Node):
             raise UnsupportedNodeError(
@@ -283,5 +291,8 @@ def _emit_outputs(emission: Emission, outputs: Sequence[fx.Node | None], *, firs
         first_added = len(emission.sources)
         value = node.meta["val"]
         encoding = None if value.dtype == torch.int8 else _EXTERNAL.get(value.dtype, FLOAT)
-        emission.external_output(emission.of(node), position, layout_of(value), encoding)
+        tracked, layout = emission.of(node), layout_of(value)
+        if node in unset and sum(not is_fixed(size) for size in value.shape) == 1:
+            tracked = emission.sized(tracked, layout)
+        emission.external_output(tracked, position, layout, encoding)
         emission.sources[first_added:] = [(node,)] * (len(emission.sources) - first_added)

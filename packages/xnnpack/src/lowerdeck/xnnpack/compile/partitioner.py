@@ -18,6 +18,7 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import computed_in_float
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
@@ -52,7 +53,8 @@ class XnnpackPartitioner(Partitioner):
         in_float: For each node of the last program that reads quantised tensors but computes
             floats inside a delegate: why. What only the weights tell (scales too far apart, zero
             points) is logged by ``lowerdeck.xnnpack`` instead.
-        remarks: ``in_float`` for summaries, which show it.
+        remarks: For summaries, which show them: ``in_float``, and what the runtime fails on if a
+            dynamic size is 0.
 
     Raises:
         XnnpackError: No such precision.
@@ -89,7 +91,10 @@ class XnnpackPartitioner(Partitioner):
         taken = [node for node, reason in reasons.items() if not reason and node not in set(known)]
         self.refused = {node.name: reason for node, reason in reasons.items() if reason}
         self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
-        self.remarks = {"computed in float": self.in_float}
+        self.remarks = {
+            "computed in float": self.in_float,
+            HEADING: failing_sizes(taken, exported_program.range_constraints),
+        }
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
         for number, members in enumerate(partitions):
@@ -134,7 +139,11 @@ def _proposed(
 ) -> tuple[Reasons, Sequence[Sequence[Node]]]:
     """Return why nodes are left out, and the partitions of the others."""
     ahead = {*constants, *(node.name for node in known)}
-    reasons: Reasons = {node: refusal(node, ahead) for node in nodes}
+    ranges, kept = program.range_constraints, set(known)
+    reasons: Reasons = {
+        node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
+        for node in nodes
+    }
     _leave_unread(reasons, constants)
     taken = [node for node, reason in reasons.items() if not reason]
     proposal = propose_partitions(

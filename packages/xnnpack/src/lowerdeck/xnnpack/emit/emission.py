@@ -426,6 +426,16 @@ class Emission:
                 input_id=value,
             )
 
+    def sized(self, tracked: Tracked, layout: Layout) -> Tracked:
+        """Return a tensor whose sizes are set in any case; at most one of them is symbolic.
+
+        A convolution of no images leaves its result's height and width unset, and what reads them
+        dies of it.
+        """
+        with self.stored(None, tracked.encoding):
+            value = self.reshaped(self.id_of(tracked, layout), layout.arrange(tracked.shape))
+        return Tracked(tracked.shape, None, layout, {layout: value}, tracked.encoding)
+
     def permuted(self, value: int, permutation: Sequence[int], shape: Sequence[Dim]) -> int:
         """Return ``value`` with its dimensions of memory in another order.
 

@@ -129,6 +129,10 @@ def _linear_refusal(call: Call) -> str | None:
         return "its weight is no matrix"
     if call.args["bias"] is not None and call.rank("bias") != 1:
         return "its bias is no vector"
+    if call.args["bias"] is not None and str(call.shape("bias")[0]) != str(
+        call.shape("weight")[0]
+    ):
+        return "its bias is not one number for each output"
     return None
 
 

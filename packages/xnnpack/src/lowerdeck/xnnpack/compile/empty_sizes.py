@@ -1,0 +1,259 @@
+"""What becomes of calls when a dynamic size is 0 at run time, which ``Dim("batch")`` allows.
+
+The runtime computes most operators on nothing. What it cannot is here: data per operator, found by
+trying all of them. Where it would end the process the call is left to other kernels; where it ends
+with an error the call is taken all the same, since few who write ``Dim("batch")`` mean 0, and the
+summary says so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack._torch_private import can_be
+from lowerdeck.xnnpack.emit.arguments import Call, fake, is_one, shape_of
+from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
+from lowerdeck.xnnpack.operators.clamps import CLAMPS
+from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
+from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
+from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
+from lowerdeck.xnnpack.operators.quantization import QUANTIZATION
+from lowerdeck.xnnpack.operators.shapes import SHAPES
+
+HEADING = "fails on nothing"
+_aten = torch.ops.aten
+_SHARES = (
+    "a size of it may be 0, and after a first call on nothing the runtime is wrong for good, so it "
+    'is at all that repeats a computed operand; say torch.export.Dim("...", min=1) if it never is'
+)
+Sizes = Callable[[Call], Sequence[Dim]]
+Ranges = Mapping[Any, Any]
+
+
+def _of(name: str, *axes: int) -> Sizes:
+    return lambda call: [call.shape(name)[axis] for axis in axes]
+
+
+def _product(call: Call) -> Sequence[Dim]:
+    left, right = (shape_of(call.args[name]) for name in _factors(call))
+    # A matrix that broadcasts against no batches at all is an error, too.
+    batches = [] if len(left) == len(right) else shape_of(call.node)[:-2]
+    return [*left[-2:], right[-1], *batches]
+
+
+def _factors(call: Call) -> tuple[str, str]:
+    return "self", "other" if "other" in call.args else "mat2"
+
+
+def _along(call: Call) -> Sequence[Dim]:
+    return [call.shape("self")[call.axis()]]
+
+
+def _maximum(call: Call) -> Sequence[Dim]:
+    return call.shape("self")[1:]
+
+
+_STOPS: Mapping[object, Sizes] = {
+    _aten.linear.default: _of("weight", 1),
+    _aten.addmm.default: _of("mat2", 0),
+}
+"""The sizes of which a 0 divides by zero, and ends the process."""
+_FAILS: Mapping[object, Sizes] = {
+    _aten.linear.default: _of("weight", 0),
+    _aten.addmm.default: _of("mat2", 1),
+    **dict.fromkeys([_aten.mm.default, _aten.bmm.default, _aten.matmul.default], _product),
+    **dict.fromkeys([_aten._softmax.default, _aten.softmax.int], _along),
+    _aten.scaled_dot_product_attention.default: lambda call: [
+        call.shape("query")[-2],
+        call.shape("key")[-2],
+        call.shape("value")[-2],
+    ],
+    **dict.fromkeys([_aten.amax.default, _aten.max.dim], _maximum),
+    **dict.fromkeys(
+        [
+            *(_aten.max_pool2d.default, _aten.max_pool2d_with_indices.default),
+            *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
+            _aten._adaptive_avg_pool2d.default,
+        ],
+        _of("self", 1),
+    ),
+}
+"""The sizes of which a 0 is an error (0x1)."""
+_WINDOWS = frozenset(
+    {
+        *CONVOLUTIONS,
+        *(_aten.max_pool2d.default, _aten.max_pool2d_with_indices.default),
+        *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
+        _aten._adaptive_avg_pool2d.default,
+    }
+)
+"""Operators that leave the height and width of no images unset: whatever was in memory."""
+_AVERAGES = frozenset({_aten.mean.dim, _aten.upsample_bilinear2d.vec})
+_RESHAPES = frozenset(op for op, entry in SHAPES.items() if entry is SHAPES[_aten.view.default])
+BROADCASTS = frozenset({*ARITHMETIC, _aten.addcmul.default})
+"""Operators that repeat the elements of an operand."""
+_PASS_ON = frozenset({*ELEMENTWISE, *CLAMPS, *SHAPES}) - _RESHAPES
+
+
+def fatal_size(node: Node, ranges: Ranges) -> str | None:
+    """Return why a call must not be taken: with some size it would end or damage the process.
+
+    Args:
+        node: A call that XNNPACK would take otherwise.
+        ranges: The program's ``range_constraints``.
+    """
+    size = _first_empty(node, _STOPS, ranges)
+    if size is not None:
+        return f"its size {size} may be 0, which ends the runtime's process"
+    if node.target in BROADCASTS and _grows(node, ranges):
+        return (
+            "an operand that it repeats has as many elements as its result if a size is 1, and the "
+            "runtime then keeps both in one place when the size grows"
+        )
+    return None
+
+
+def _grows(node: Node, ranges: Ranges) -> bool:
+    """Return whether an operand that is computed is as large as the result at a first call only.
+
+    The runtime decides then whether the result may overwrite the operand, and for good.
+    """
+    return any(_only_ones(shape, _shape(node), ranges) for shape in _repeated(node))
+
+
+def _repeated(node: Node) -> Iterable[tuple[Dim, ...]]:
+    """Yield the sizes of the operands that are computed and repeated; inputs are never reused."""
+    result = _shape(node)
+    for one in node.all_input_nodes:
+        shape = _shape(one)
+        wide = (*(1,) * (len(result) - len(shape)), *shape)
+        if one.op == "call_function" and fake(one) is not None:
+            if any(is_one(a) and not is_one(b) for a, b in zip(wide, result, strict=True)):
+                yield wide
+
+
+def _only_ones(operand: Sequence[Dim], result: Sequence[Dim], ranges: Ranges) -> bool:
+    return all(
+        can_be(there, 1, ranges)
+        for here, there in zip(operand, result, strict=True)
+        if is_one(here)
+    )
+
+
+def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
+    """Return what ends with an error of the runtime if a dynamic size is 0.
+
+    Args:
+        nodes: The calls that XNNPACK takes, in order.
+        ranges: The program's ``range_constraints``.
+
+    Returns:
+        By the name of the first node that fails for one size: why, and how many others do.
+    """
+    taken = list(nodes)
+    unset = unset_sizes(taken, ranges)
+    first: dict[str, str] = {}
+    others: dict[str, int] = {}
+    for node in taken:
+        size = _first_empty(node, _FAILS, ranges) or _met(node, unset)
+        if size is not None:
+            others[size] = others.get(size, -1) + 1
+            first.setdefault(size, node.name)
+    said = {name: _sentence(size, others[size]) for size, name in first.items()}
+    for node in taken:
+        if _may_share(node, ranges):
+            said.setdefault(node.name, _SHARES)
+            break
+    return said
+
+
+def _may_share(node: Node, ranges: Ranges) -> bool:
+    """Return whether nothing at a first call makes the runtime keep two tensors in one place."""
+    if not any(can_be(size, 0, ranges) for size in _shape(node)):
+        return False
+    return node.target in NORMALIZATION or (node.target in BROADCASTS and any(_repeated(node)))
+
+
+def _sentence(size: str, others: int) -> str:
+    more = f", so do {others} more" if others else ""
+    return (
+        f"its size {size} may be 0, on which the runtime fails with an error{more}; "
+        'say torch.export.Dim("...", min=1) if it never is'
+    )
+
+
+def _first_empty(node: Node, table: Mapping[object, Sizes], ranges: Ranges) -> str | None:
+    sizes = table.get(node.target)
+    if sizes is None:
+        return None
+    found = sizes(Call(node, arguments_of(node), ()))
+    return next((str(size) for size in found if can_be(size, 0, ranges)), None)
+
+
+def unset_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[Node, str]:
+    """Return the results whose height and width the runtime does not set if there are no images.
+
+    Args:
+        nodes: Calls, in order.
+        ranges: The program's ``range_constraints``.
+
+    Returns:
+        By node: the number of images. A reshape to fixed sizes ends it.
+    """
+    found: dict[Node, str] = {}
+    for node in nodes:
+        shape = _shape(node)
+        if node.target in _WINDOWS and shape and can_be(shape[0], 0, ranges):
+            # One dimension is computed as an image of one row, reshaped back, which sets all.
+            if len(shape) == 4 and not _is_global(node):
+                found[node] = str(shape[0])
+        elif node.target not in _AVERAGES:
+            source = next((one for one in node.all_input_nodes if one in found), None)
+            if source is not None and len(shape) == 4 and not _sets(node, source):
+                found[node] = found[source]
+    return found
+
+
+def _sets(node: Node, source: Node) -> bool:
+    # A reshape to the same sizes is none.
+    return node.target in _RESHAPES and list(map(str, _shape(node))) != list(
+        map(str, _shape(source))
+    )
+
+
+def _shape(node: Node) -> tuple[Dim, ...]:
+    value = node.meta.get("val")
+    tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+    return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+
+
+def _is_global(node: Node) -> bool:
+    # The average over whole images has its sizes whether or not there are any.
+    name = str(node.target)
+    return "adaptive_avg" in name and all(map(is_one, _shape(node)[2:]))
+
+
+def _met(node: Node, unset: Mapping[Node, str]) -> str | None:
+    """Return the number of images where sizes that were not set meet others."""
+    size = next((unset[one] for one in node.all_input_nodes if one in unset), None)
+    if size is None or node.target in (_PASS_ON | _RESHAPES | _WINDOWS | _AVERAGES):
+        return None
+    if node.target in ARITHMETIC:
+        others = [
+            one for one in node.all_input_nodes if one not in unset and fake(one) is not None
+        ]
+        left_right = [one for one in node.args[:2] if isinstance(one, Node)]
+        if len(left_right) == 1 or (others and all(map(is_one, _spatial(others[0])))):
+            return None
+    return None if node.target is operator.getitem or str(node.target) in QUANTIZATION else size
+
+
+def _spatial(node: Node) -> Sequence[Dim]:
+    return (1, 1, 1, *shape_of(node))[-2:]

@@ -1,0 +1,279 @@
+"""Every operator that XNNPACK takes with a dynamic size that becomes 0 at run time.
+
+Right numbers, or a typed error of the runtime that the summary foretold; never a crash, garbage, or
+an error that nobody was told of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.export import Dim, ExportedProgram, export
+
+from lowerdeck.emitter import DecompositionError, emit
+from lowerdeck.lowered_module import delegation_summary, to_backend
+from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack.operators.table import OPERATORS
+from tests.interop import official
+from tests.interop.test_xnnpack_constant_operands import CALLS, OneCall, named, tensors_of
+
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
+]
+Places = tuple[tuple[int, int], ...]
+"""Which input and which dimension of it: all that are one size."""
+UNSUPPORTED = {"as_strided.default", "as_strided_copy.default"}
+"""Operators that no program has with dynamic sizes: the emitter refuses them."""
+
+
+def sizes_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Places]:
+    """Yield the dimensions of the inputs that can be dynamic, those that must be equal together."""
+    free = tuple(dict.fromkeys(range(one.dim()), Dim.AUTO) for one in inputs)
+    program = export(model, inputs, dynamic_shapes=(free,))
+    places = defaultdict(list)
+    given = [
+        node
+        for node in program.graph.find_nodes(op="placeholder")
+        if node.name in program.graph_signature.user_inputs
+    ]
+    for number, node in enumerate(given):
+        for axis, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, torch.SymInt):
+                places[str(size)].append((number, axis))
+    yield from map(tuple, places.values())
+
+
+def exported(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], places: Places
+) -> ExportedProgram | None:
+    """Return a program of which one size may be 0 to 16, None where torch wants more."""
+    size = Dim("size", max=16)
+    shapes = tuple({axis: size for one, axis in places if one == k} for k in range(len(inputs)))
+    try:
+        return export(model, inputs, dynamic_shapes=(shapes,))
+    except torch._dynamo.exc.UserError:
+        return None
+
+
+def assert_survives(
+    program: ExportedProgram,
+    model: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    places: Places,
+    path: Path,
+) -> None:
+    """Run on nothing, and on the example inputs after it."""
+    partitioner = XnnpackPartitioner()
+    lowered = to_backend(program, partitioner)
+    foretold = [
+        one for one in delegation_summary(lowered).remarks if one.heading == "fails on nothing"
+    ]
+    nothing = tuple(
+        torch.zeros([0 if (k, axis) in places else size for axis, size in enumerate(one.shape)])
+        for k, one in enumerate(inputs)
+    )
+    try:
+        path.write_bytes(emit(lowered).to_bytes())
+    except DecompositionError:
+        return  # left to other kernels, for which the emitter has no such program
+    try:
+        with torch.no_grad():
+            expected = model(*nothing)
+    except (RuntimeError, IndexError):
+        return  # it fails in eager, too
+    calls = [official.Call(nothing), official.Call(inputs)]
+    outcome = official.run(path, calls[::-1] if foretold else calls)
+    if isinstance(outcome, official.MethodError) and "CALL_DELEGATE" not in outcome.log:
+        return  # a kernel of the runtime fails, not the delegate
+    if foretold:
+        assert isinstance(outcome, official.MethodError | official.Ran), (outcome, foretold)
+        outcome = official.run(path, calls[1:])
+    assert isinstance(outcome, official.Ran), (outcome, places, partitioner.refused)
+    results = [expected, model(*inputs)]
+    for (found,), wanted in zip(outcome.outputs, results[bool(foretold) :], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", sorted({*CALLS} - UNSUPPORTED))
+def test_each_operator_survives_nothing_or_says_so(name: str, tmp_path: Path) -> None:
+    target = next(operator for operator in OPERATORS if named(operator) == name)
+    for arguments in CALLS[name]:
+        count = len(tensors_of(arguments))
+        for constant in {(), tuple(range(1, count))}:
+            model = OneCall(target, arguments, constant).eval()
+            inputs = tuple(
+                torch.rand(sizes) + 0.5
+                for position, sizes in enumerate(tensors_of(arguments))
+                if position not in constant
+            )
+            for places in sizes_of(model, inputs):
+                program = exported(model, inputs, places)
+                if program is not None:
+                    assert_survives(program, model, inputs, places, tmp_path / "file.pte")
+
+
+class Net(nn.Module):
+    """A few layers in a row; ``way`` says which."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.deep = nn.Conv2d(4, 4, 3, groups=4)
+        self.linear = nn.Linear(4, 6)
+        self.wide = nn.Linear(36, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.way == "pool":
+            return F.max_pool2d(x, 2)
+        if self.way == "pool and the same sizes":
+            return F.max_pool2d(x, 2).reshape(-1, 4, 3, 3)
+        if self.way == "pool and linear":
+            return self.wide(F.avg_pool2d(self.conv(x), 2).flatten(1))
+        if self.way == "two results":
+            y = self.conv(x)
+            return y, y.mean([2, 3])
+        if self.way == "residual":
+            return self.conv(x) + x
+        if self.way == "two convolutions":
+            return self.deep(self.conv(x).relu()).sigmoid() * 2
+        if self.way == "gate":
+            y = self.deep(x)
+            return y * self.linear(y.mean([2, 3]))[:, :4, None, None]
+        if self.way == "join":
+            return torch.cat([self.conv(x), x], 1)
+        if self.way == "heights":
+            return x.mean([2, 3]), self.linear(x.mean([2, 3], keepdim=True).flatten(1))
+        raise ValueError(self.way)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("pool", "pool and the same sizes", "pool and linear", "two results", "residual"),
+        *("two convolutions", "gate", "join", "heights"),
+    ],
+)
+def test_layers_in_a_row_survive_nothing_or_say_so(way: str, half: bool, tmp_path: Path) -> None:
+    if half and way == "heights":
+        pytest.skip("the mean of nothing is NaN, which XNNPACK does not promise in float16")
+    model, images = Net(way).eval(), torch.rand(2, 4, 6, 6)
+    if half:
+        model, images = model.half(), images.half()
+    places: Places = ((0, 2 if way == "heights" else 0),)
+    shapes = ({axis: Dim("size", max=16) for _, axis in places},)
+    lowered = to_backend(
+        export(model, (images,), dynamic_shapes=shapes), partitioner := XnnpackPartitioner()
+    )
+    assert not partitioner.refused
+    foretold = bool(partitioner.remarks["fails on nothing"])
+    assert foretold == (way in ("residual", "gate", "join"))
+    path = tmp_path / "file.pte"
+    path.write_bytes(emit(lowered).to_bytes())
+    empty = torch.zeros(
+        [0 if axis == places[0][1] else size for axis, size in enumerate(images.shape)],
+        dtype=images.dtype,
+    )
+    outcome = official.run(path, [official.Call((empty,)), official.Call((images,))])
+    if foretold:
+        assert isinstance(outcome, official.MethodError | official.Ran), outcome
+        return
+    assert isinstance(outcome, official.Ran), outcome
+    for found, given in zip(outcome.outputs, (empty, images), strict=True):
+        with torch.no_grad():
+            wanted = model(given)
+        for one, other in zip(
+            found, wanted if isinstance(wanted, tuple) else [wanted], strict=True
+        ):
+            bound = 1e-2 if half else 2e-5
+            torch.testing.assert_close(one, other, rtol=bound, atol=bound, equal_nan=True)
+
+
+def test_the_inner_size_of_a_layer_with_a_computed_weight_stays_with_other_kernels(
+    tmp_path: Path,
+) -> None:
+    class Computed(nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, weight * 2)
+
+    inner = Dim("inner", max=16)
+    inputs = torch.rand(2, 3), torch.rand(5, 3)
+    program = export(Computed(), inputs, dynamic_shapes=({1: inner}, {1: inner}))
+    partitioner = XnnpackPartitioner()
+    path = tmp_path / "file.pte"
+    path.write_bytes(emit(to_backend(program, partitioner)).to_bytes())
+    assert "ends the runtime's process" in partitioner.refused["linear"]
+    outcome = official.run(path, [official.Call((torch.rand(2, 0), torch.rand(5, 0)))])
+    assert isinstance(outcome, official.Ran), outcome
+    assert torch.equal(outcome.outputs[0][0], torch.zeros(2, 5))
+
+
+def test_sizes_that_are_never_0_need_no_word() -> None:
+    image = (torch.rand(2, 4, 6, 6),)
+    for size in (Dim.AUTO, Dim.DYNAMIC, Dim("size", min=1), Dim("size", min=2)):
+        program = export(Net("residual").eval(), image, dynamic_shapes=({0: size},))
+        partitioner = XnnpackPartitioner()
+        to_backend(program, partitioner)
+        assert not partitioner.refused
+        assert not partitioner.remarks["fails on nothing"]
+
+
+class Growing(nn.Module):
+    """Repeats something computed along a dynamic size, then computes in place."""
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return ((x * 2) - row.exp()).square().exp()
+
+
+@pytest.mark.parametrize("least", [0, 1, 2])
+def test_a_size_that_is_1_at_first_may_grow(least: int, tmp_path: Path) -> None:
+    rows, row = torch.rand(9, 4), torch.rand(1, 4)
+    size = Dim("size", min=least, max=16)
+    program = export(Growing(), (rows, row), dynamic_shapes=({0: size}, {}))
+    partitioner = XnnpackPartitioner()
+    path = tmp_path / "file.pte"
+    path.write_bytes(emit(to_backend(program, partitioner)).to_bytes())
+    assert ("sub" in partitioner.refused) == (least < 2)
+    first = rows[: max(least, 1)]
+    outcome = official.run(path, [official.Call((one, row)) for one in (first, rows, first)])
+    assert isinstance(outcome, official.Ran), outcome
+    for (found,), one in zip(outcome.outputs, (first, rows, first), strict=True):
+        torch.testing.assert_close(found, Growing()(one, row))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_bias_of_one_element_is_added_to_every_output(
+    constant: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    class OneBias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.rand(5, 3, dtype=dtype))
+            self.register_buffer("bias", torch.rand(1, dtype=dtype))
+
+        def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            chosen = self.get_buffer("bias") if constant else bias * 2
+            weight = self.get_buffer("weight")
+            return F.linear(x, weight, chosen), torch.addmm(chosen, x, weight.t())
+
+    inputs = torch.rand(2, 3, dtype=dtype), torch.rand(1, dtype=dtype)
+    path = tmp_path / "file.pte"
+    model = OneBias()
+    program = export(model, inputs)
+    path.write_bytes(emit(to_backend(program, XnnpackPartitioner())).to_bytes())
+    outcome = official.run(path, [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    for found, wanted in zip(outcome.outputs[0], model(*inputs), strict=True):
+        bound = 1e-2 if dtype == torch.float16 else 1e-5
+        torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
