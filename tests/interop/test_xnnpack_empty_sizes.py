@@ -1,7 +1,8 @@
 """Every operator that XNNPACK takes with a dynamic size that becomes 0 at run time.
 
-Right numbers, or a typed error of the runtime that the summary foretold; never a crash, garbage, or
-an error that nobody was told of.
+Right numbers, or a typed error of the runtime that the summary foretold; never a crash, garbage,
+or an error that nobody was told of. What is foretold is called on nothing last: what comes after
+such a call is not promised.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ UNSUPPORTED = {"as_strided.default", "as_strided_copy.default"}
 
 
 def sizes_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Places]:
-    """Yield the dimensions of the inputs that can be dynamic, those that must be equal together."""
+    """Yield the dimensions of the inputs that can be dynamic; those that must be equal as one."""
     free = tuple(dict.fromkeys(range(one.dim()), Dim.AUTO) for one in inputs)
     program = export(model, inputs, dynamic_shapes=(free,))
     places = defaultdict(list)
@@ -166,7 +167,7 @@ class Net(nn.Module):
 )
 def test_layers_in_a_row_survive_nothing_or_say_so(way: str, half: bool, tmp_path: Path) -> None:
     if half and way == "heights":
-        pytest.skip("the mean of nothing is NaN, which XNNPACK does not promise in float16")
+        pytest.xfail("the mean of nothing is not NaN everywhere in float16: not understood yet")
     model, images = Net(way).eval(), torch.rand(2, 4, 6, 6)
     if half:
         model, images = model.half(), images.half()

@@ -16,7 +16,7 @@ class Cut(torch.nn.Module):
 def test_what_a_size_can_be_comes_from_the_range_of_the_program() -> None:
     size = Dim("size", min=3, max=9)
     program = export(Cut(), (torch.rand(5, 4),), dynamic_shapes=({0: size},))
-    result = program.graph.output_node().args[0][0].meta["val"]  # type: ignore[index,union-attr]
+    result = program.graph.output_node().args[0][0].meta["val"]
     ranges = program.range_constraints
     assert private.can_be(result.shape[0], 1, ranges)
     assert not private.can_be(result.shape[0], 0, ranges)

@@ -22,4 +22,4 @@ def can_be(size: object, number: int, ranges: Mapping[Any, Any]) -> bool:
     """
     if not isinstance(size, torch.SymInt):
         return isinstance(size, int) and size == number
-    return bool(bound_sympy(size.node.expr, ranges).lower <= number)
+    return bool(bound_sympy(size.node.expr, dict(ranges)).lower <= number)

@@ -30,8 +30,9 @@ from lowerdeck.xnnpack.operators.shapes import SHAPES
 HEADING = "fails on nothing"
 _aten = torch.ops.aten
 _SHARES = (
-    "a size of it may be 0, and after a first call on nothing the runtime is wrong for good, so it "
-    'is at all that repeats a computed operand; say torch.export.Dim("...", min=1) if it never is'
+    "a size of it may be 0, and after a first call on nothing the runtime is wrong for good, here "
+    "and at all that repeats a computed operand; "
+    'say torch.export.Dim("...", min=1) if it never is'
 )
 Sizes = Callable[[Call], Sequence[Dim]]
 Ranges = Mapping[Any, Any]
@@ -114,8 +115,8 @@ def fatal_size(node: Node, ranges: Ranges) -> str | None:
         return f"its size {size} may be 0, which ends the runtime's process"
     if node.target in BROADCASTS and _grows(node, ranges):
         return (
-            "an operand that it repeats has as many elements as its result if a size is 1, and the "
-            "runtime then keeps both in one place when the size grows"
+            "an operand that it repeats has as many elements as its result if a size is 1, and "
+            "the runtime then keeps both in one place when the size grows"
         )
     return None
 
@@ -134,9 +135,13 @@ def _repeated(node: Node) -> Iterable[tuple[Dim, ...]]:
     for one in node.all_input_nodes:
         shape = _shape(one)
         wide = (*(1,) * (len(result) - len(shape)), *shape)
-        if one.op == "call_function" and fake(one) is not None:
-            if any(is_one(a) and not is_one(b) for a, b in zip(wide, result, strict=True)):
-                yield wide
+        computed = one.op == "call_function" and fake(one) is not None
+        if computed and any(map(_repeats, wide, result)):
+            yield wide
+
+
+def _repeats(operand: Dim, result: Dim) -> bool:
+    return is_one(operand) and not is_one(result)
 
 
 def _only_ones(operand: Sequence[Dim], result: Sequence[Dim], ranges: Ranges) -> bool:
