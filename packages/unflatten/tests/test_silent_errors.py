@@ -226,7 +226,7 @@ def test_no_counter_goes_wrong_after_an_exception_a_direct_call_or_in_threads() 
     with pytest.raises(RuntimeError):
         module(torch.randn(2, 3))
     torch.testing.assert_close(module(x), expected)
-    module.expert(x)
+    module.expert.call_modules()[1](x)
     torch.testing.assert_close(module(x), expected)
     found: list[Tensor] = []
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import io
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from lowerdeck.unflatten import UnflattenError, unflatten
+from lowerdeck.unflatten import InputConstraintError, unflatten
 
 
 class Step(nn.Module):
@@ -51,6 +53,12 @@ class Around(nn.Module):
 
 
 X = torch.linspace(-1, 1, 8).view(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled() -> None:
+    # All modules of several forms share one function: a compiler counts what it made of it.
+    torch._dynamo.reset()
 
 
 @pytest.fixture(params=[(), ("step", "other")], ids=["flat", "preserved"])
@@ -121,12 +129,11 @@ def test_a_failed_call_leaves_no_form_chosen(sampler: tuple[Any, Sampler]) -> No
             return found
 
     module.step = Fails(inner, 1.0)
-    first = inner(X, 0.5) if "t" in inner.code.partition("\n")[0] else inner(X)
+    first = called_alone(inner, 0.5)
     for _ in range(2):
         with pytest.raises(ValueError, match="failed"):
             module(X)
-    again = inner(X, 0.5) if "t" in inner.code.partition("\n")[0] else inner(X)
-    torch.testing.assert_close(again, first)
+    torch.testing.assert_close(called_alone(inner, 0.5), first)
     module.step = inner
     torch.testing.assert_close(module(X), eager(X))
 
@@ -139,12 +146,154 @@ def test_compiled_calls_run_their_own_forms(sampler: tuple[Any, Sampler]) -> Non
         torch.testing.assert_close(compiled(X), eager(X))
 
 
-def test_a_wrapper_around_another_module_of_several_forms_is_refused(
+def called_alone(module: Any, t: float) -> Any:
+    """Call a module of several forms with nothing that tells the form but a constant."""
+    if "t" in module.code.partition("\n")[0]:
+        return module(X, t)
+    with pytest.raises(InputConstraintError, match="fit the forms"):
+        module(X)
+    return module.call_modules()[[0.5, 0.25, 0.1].index(t)](X)
+
+
+def test_a_call_alone_runs_the_form_that_its_constants_tell(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    for t in (0.1, 0.5, 0.25):
+        torch.testing.assert_close(called_alone(module.step, t), eager.step(X, t))
+
+
+def test_constants_that_no_form_has_are_refused() -> None:
+    program = torch.export.export(Sampler(), (X,), preserve_module_call_signature=("step",))
+    step: Any = unflatten(program).step
+    with pytest.raises(InputConstraintError, match="fit none of them"):
+        step(X, 0.75)
+
+
+def test_each_form_stands_alone(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    forms = module.step.call_modules()
+    for form, t in zip(forms, (0.5, 0.25, 0.1), strict=True):
+        given = (X, t) if "t" in form.code.partition("\n")[0] else (X,)
+        torch.testing.assert_close(form(*given), eager.step(X, t))
+
+
+class Hidden(nn.Module):
+    """Holds the inner module where nobody finds it, and calls it as ``how`` does."""
+
+    def __init__(self, inner: nn.Module, how: Any) -> None:
+        super().__init__()
+        self.held = [inner]
+        self.how = how
+
+    def forward(self, *args: Any) -> Any:
+        return self.how(self.held[0], *args)
+
+
+def plainly(inner: Any, *args: Any) -> Any:
+    return inner(*args)
+
+
+def recomputed(inner: Any, *args: Any) -> Any:
+    return checkpoint(inner, *args, use_reentrant=False)
+
+
+def on_another_thread(inner: Any, *args: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(inner, *args).result()
+
+
+def test_a_module_that_nobody_finds_runs_its_own_forms(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    module.step = Hidden(module.step, plainly)
+    torch.testing.assert_close(module(X), eager(X))
+    step = module.step.held[0]
+    module.step = Hidden(partial(step), plainly)  # type: ignore[arg-type]
+    torch.testing.assert_close(module(X), eager(X))
+
+
+@pytest.mark.parametrize("how", [on_another_thread, recomputed])
+def test_where_no_choice_reaches_arguments_tell_or_it_is_refused(
+    sampler: tuple[Any, Sampler], how: Any
+) -> None:
+    module, eager = sampler
+    is_flat = "t" not in module.step.code.partition("\n")[0]
+    module.step = Hidden(module.step, how)
+    given, same = X.clone().requires_grad_(), X.clone().requires_grad_()
+    if is_flat:
+        with pytest.raises(InputConstraintError, match="on another thread"):
+            module(given).sum().backward()
+        return
+    result, want = module(given), eager(same)
+    torch.testing.assert_close(result, want)
+    result.sum().backward()
+    want.sum().backward()
+    torch.testing.assert_close(given.grad, same.grad)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_module_runs_its_own_forms(sampler: tuple[Any, Sampler], whole: bool) -> None:
+    module, eager = sampler
+    module.step = torch.compile(module.step, fullgraph=True, backend="eager")
+    subject: Any = torch.compile(module, fullgraph=True, backend="eager") if whole else module
+    with torch.no_grad():
+        torch.testing.assert_close(subject(X), eager(X))
+
+
+def test_a_module_compiled_in_place_runs_its_own_forms(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    module.step.compile(fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(module(X), eager(X))
+
+
+def test_a_forward_put_in_place_is_called_in_every_form(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    inner = module.step.forward
+    module.step.forward = lambda *args: inner(*args) * 2
+    torch.testing.assert_close(module(X), wrapped(eager, 2.0)(X))
+
+
+def test_a_symbolic_trace_of_a_module_of_several_forms_is_refused(
     sampler: tuple[Any, Sampler],
 ) -> None:
     module, _ = sampler
+    with pytest.raises(InputConstraintError, match="while something traces the module alone"):
+        torch.fx.symbolic_trace(module.step)
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+def test_strict_export_follows_a_wrapper(sampler: tuple[Any, Sampler]) -> None:
+    module, eager = sampler
+    module.step = Around(module.step)
+    again = torch.export.export(module, (X,), strict=True)
+    torch.testing.assert_close(again.module()(X), eager(X))
+
+
+def test_modules_whose_places_are_exchanged_run_no_other_form(
+    sampler: tuple[Any, Sampler],
+) -> None:
+    module, _ = sampler
+    module.step, module.other = module.other, module.step
+    # ``other`` was never called with 0.5: what that computes is not in the program.
+    with pytest.raises(InputConstraintError, match="fit"):
+        module(X)
+
+
+def test_a_part_of_another_copy_of_the_program_has_the_same_forms() -> None:
+    eager = Sampler().eval()
+    program = torch.export.export(eager, (X,))
+    module: Any = unflatten(program)
+    other: Any = unflatten(program)
+    module.step = other.step
+    torch.testing.assert_close(module(X), eager(X))
+    module.step = nn.Sequential(copy.deepcopy(other.step))
+    torch.testing.assert_close(module(X), eager(X))
+
+
+def test_a_wrapper_around_another_module_runs_the_form_that_both_have() -> None:
+    eager = Sampler().eval()
+    module: Any = unflatten(torch.export.export(eager, (X,)))
     module.step = Around(module.other)
-    with pytest.raises(UnflattenError, match=r"'step' was, which is called in several forms"):
+    with pytest.raises(InputConstraintError, match="which of them is meant"):
         module(X)
 
 
@@ -201,9 +350,37 @@ def test_forms_in_forms_of_one_name_are_told_apart() -> None:
     torch.testing.assert_close(made(X), eager(X))
 
 
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, depth: int) -> Tensor:
+        result: Tensor = torch.tanh(self.work(x))
+        return self(result, depth - 1) + depth if depth else result
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Recursive()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.step(self.step(x, 2), 1)
+        return result
+
+
+def test_a_module_that_calls_itself_runs_its_forms() -> None:
+    eager = Deep().eval()
+    made: Any = unflatten(torch.export.export(eager, (X,)))
+    torch.testing.assert_close(made(X), eager(X))
+    made.step = Hidden(made.step, plainly)
+    torch.testing.assert_close(made(X), eager(X))
+
+
 def test_two_different_modules_of_forms_in_one_wrapper_are_refused() -> None:
     made: Any = unflatten(torch.export.export(Nested().eval(), (X,)))
     other: Any = unflatten(torch.export.export(Sampler().eval(), (X,)))
     made.step = nn.Sequential(made.step, other.step)
-    with pytest.raises(UnflattenError, match="several forms"):
+    with pytest.raises(InputConstraintError, match="which of them is meant"):
         made(X)

@@ -32,10 +32,10 @@ __all__ = [
     "TRACER_ROOT",
     "buffers_of",
     "children_of",
-    "has_hooks",
     "module_state",
     "packet_name",
     "parameters_of",
+    "runs_more_than_forward",
     "shares_children_and_state",
     "unsaved_buffers_of",
     "without_effect_tokens",
@@ -102,8 +102,12 @@ def shares_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) -
         module.__dict__[name] = owner.__dict__[name]
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether a call of ``module`` runs any hook, of its own or of all modules."""
+def runs_more_than_forward(module: torch.nn.Module) -> bool:
+    """Return whether a call of ``module`` runs anything but the ``forward`` of its class.
+
+    That may be a hook, of its own or of all modules, a ``forward`` that somebody put in its
+    place, or what ``module.compile()`` made.
+    """
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -113,6 +117,8 @@ def has_hooks(module: torch.nn.Module) -> bool:
         or _all_modules._global_forward_pre_hooks
         or _all_modules._global_backward_hooks
         or _all_modules._global_backward_pre_hooks
+        or "forward" in module.__dict__
+        or module._compiled_call_impl is not None
     )
 
 

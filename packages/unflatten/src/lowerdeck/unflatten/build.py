@@ -21,7 +21,6 @@ from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules.assembly import (
     build_hierarchy,
-    in_call_order,
     install_state,
     share,
 )
@@ -116,7 +115,7 @@ def _built(
     direct = None if preserve_all else direct_graph(trace)
     working = direct or ProgramCopier(trace, preserve_all=preserve_all).build()
     maker = BodyMaker(working, *cut(working))
-    forms = share(in_call_order(trace.tree.root), maker, trace.paths)
+    forms = share(trace.tree.root, maker, trace.paths)
     graph, attributes = maker.root_graph()
     signature = _signature(program, working, flat_args_adapter, trace.mutations)
     body = Body(graph, signature, attributes, trace.tree.root.type_name)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from lowerdeck.unflatten.calls.chosen_forms import call_around
 from lowerdeck.unflatten.errors import UnflattenError
 
 NOT_RECORDED = "lowerdeck_not_recorded"
@@ -106,38 +105,6 @@ def must_compute_nothing(module: object, name: str, why: str) -> None:
     """
     if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
-
-
-def form_of(module: torch.nn.Module, form: str, name: str) -> Callable[..., Any]:
-    """Return what runs a further form of a call.
-
-    Args:
-        module: What is where the forms were; another module has one ``forward`` for all. One
-            that was put around them lets them run this form, however deep in it they are.
-        form: The attribute of the form.
-        name: The caller's name for the module of several forms.
-
-    Raises:
-        UnflattenError: The module was put around another module of several forms.
-    """
-    if isinstance(module, Generated):
-        found: Callable[..., Any] = getattr(module, form, module)
-        return found
-    inside = [inner for inner in module.modules() if isinstance(inner, Generated)]
-    around = [inner for inner in inside if hasattr(type(inner), form)]
-    named = [inner for inner in around if name in inner.__dict__[PRIVATE].names]
-    # What one of them calls itself may have the same name: it is told by its own caller.
-    within = {id(deep) for inner in named for deep in inner.modules() if deep is not inner}
-    meant = [inner for inner in named if id(inner) not in within]
-    if meant and len({type(inner) for inner in meant}) == 1:
-        return partial(call_around, module, meant, int(form.rpartition("_")[2]))
-    if around:
-        raise UnflattenError(
-            f"A {type(module).__name__} is where {name!r} was, which is called in several forms, "
-            "and is around another module of several forms: nothing tells which of its forms is "
-            "meant. Put in its place a module that computes every form, such as eager's."
-        )
-    return module
 
 
 def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:

@@ -49,10 +49,10 @@ RESERVED_NAMES: frozenset[str] = (
 """Names that an attribute access would not look up among a module's own children and state."""
 
 
-def call_target(path: str, variant: int) -> str:
-    """Return the target of a call of child ``path`` in its ``variant``-th specialised form."""
+def call_target(path: str, form: int | None) -> str:
+    """Return the target of a call of child ``path``, in one of its forms if it has several."""
     # No module's path has two dots in a row.
-    return f"{path}..{variant}" if variant else path
+    return path if form is None else f"{path}..{form}"
 
 
 def form_name(number: int) -> str:
@@ -65,10 +65,10 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED_NAMES or _FORM.fullmatch(name) is not None
 
 
-def split_call_target(target: str) -> tuple[str, str | None]:
-    """Return the child's path and the attribute of its specialised form, or None for the first."""
+def split_call_target(target: str) -> tuple[str, int | None]:
+    """Return the child's path and which of its forms is called, or None if it has one."""
     found = _VARIANT.fullmatch(target)
-    return (found[1], form_name(int(found[2]))) if found else (target, None)
+    return (found[1], int(found[2])) if found else (target, None)
 
 
 def lookup(module: torch.nn.Module, name: str) -> Any:

@@ -8,21 +8,25 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import count
-from types import FunctionType
+from operator import attrgetter
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base import source_frames
+from lowerdeck.torch_base import HigherOrderOperator, OpOverload, pytree, source_frames
 from lowerdeck.unflatten._torch_private import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
     SET_GRAD_MODE,
     packet_name,
 )
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, form_of, returned
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, returned
+from lowerdeck.unflatten.calls.chosen_forms import form_of
 from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
@@ -64,6 +68,14 @@ class Source:
             for line, comment in zip(self.lines, self.comments, strict=True)
         )
 
+    def digest(self) -> str:
+        """Return what tells this source from all others, the same in every process if it can be.
+
+        An object that nothing spells is told apart by a number that nobody else has.
+        """
+        told = [(name, _spelled(value)) for name, value in self.names.items()]
+        return sha256(repr((self.lines, told)).encode()).hexdigest()[:32]
+
     def compile(self) -> Callable[..., Any]:
         """Return the function; a traceback through it shows its lines and the model's."""
         file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
@@ -104,14 +116,37 @@ def _object_key(value: object) -> tuple[object, ...]:
     return (type(value), value)
 
 
-def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
-    """Yield what tells two bodies of operators apart, whatever names export gave their nodes."""
+def _spelled(value: object) -> object:
+    if isinstance(value, torch.fx.GraphModule):
+        return [(part, _spelled(whole)) for part, whole in _parts(value)]
+    if isinstance(value, Source):
+        return value.digest()
+    plain = (type(None), bool, int, str, tuple, frozenset, pytree.TreeSpec)
+    if isinstance(value, (*_SPELLED, *plain)):
+        return f"{type(value).__name__} {_ordered(value)}"
+    if isinstance(value, (FunctionType, BuiltinFunctionType, type)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, (OpOverload, HigherOrderOperator)):
+        return str(value)
+    return uuid4().hex
+
+
+def _parts(module: torch.fx.GraphModule) -> Iterator[tuple[str, object]]:
     held = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
     children = {name: child for name, child in module.named_modules() if name in held}
-    yield write_source(module.graph, None, children).key
+    yield "", write_source(module.graph, None, children)
     for name in sorted(held.difference(children)):
-        parent, _, last = name.rpartition(".")
-        yield name, Itself(getattr(module.get_submodule(parent), last))
+        yield name, attrgetter(name)(module)
+
+
+def _ordered(value: object) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
+    """Yield what tells two bodies of operators apart, whatever names export gave their nodes."""
+    for name, part in _parts(module):
+        yield part.key if isinstance(part, Source) else (name, Itself(part))
 
 
 def write_source(
@@ -291,13 +326,11 @@ class _Writer:
 
     def child(self, target: str) -> str:
         """Return the expression for the module that a call's target names."""
-        path, variant = split_call_target(target)
+        path, form = split_call_target(target)
         module = self.attribute(path, is_module=True)
-        # A module put in the dispatcher's place has one forward for all calls.
-        if variant is None:
+        if form is None:
             return module
-        name = path.rpartition(".")[2]
-        return f"{self.object_name(form_of)}({module}, {variant!r}, {name!r})"
+        return f"{self.object_name(form_of)}(self, {module}, {path!r}, {form})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
@@ -33,34 +34,67 @@ class Forms:
 
     by_key: dict[object, int] = field(default_factory=dict)
     found: list[Body] = field(default_factory=list)
+    called_as: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, body: Body) -> int:
         """Return the number of the form equal to ``body``, which is added if there is none."""
         number = self.by_key.setdefault(body.latest().key, len(self.found))
         if number == len(self.found):
             self.found.append(body)
+        else:
+            same = self.found[number]
+            same.recorded = tuple(dict.fromkeys((*same.recorded, *body.recorded)))
         return number
 
 
-def share(frames: Sequence[Frame], maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]:
+def share(root: Frame, maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]:
     """Return the forms of each module by its first name; calls name the form that they want.
 
     Args:
-        frames: The calls, each after the calls that it makes.
-        maker: Makes what they run.
+        root: The call of the outermost module.
+        maker: Makes what calls run.
         paths: The modules.
     """
     found: dict[str, Forms] = {}
-    for frame in frames:
-        if frame.parent is None:
-            continue
-        forms = found.setdefault(paths.canonical(frame.path), Forms())
-        number = forms.add(maker.body(frame))
-        maker.set_target(frame, call_target(frame.accessor, number))
+    for frames, several in _callees_first(root, paths):
+        forms = found.setdefault(paths.canonical(frames[0].path), Forms())
+        numbers = [forms.add(maker.body(frame)) for frame in frames]
+        for frame, number in zip(frames, numbers, strict=True):
+            is_form = several or len(forms.found) > 1
+            maker.set_target(frame, call_target(frame.accessor, number if is_form else None))
+            if is_form and frame.parent is not None:
+                forms.called_as.add((paths.canonical(frame.parent.path), frame.accessor))
     return found
 
 
-def in_call_order(root: Frame) -> list[Frame]:
+def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[Frame], bool]]:
+    """Yield all calls of a module together, after those of every module that it calls.
+
+    Whether a module has several forms is then known before its callers are written. Of modules
+    that call themselves it is known anyway: one of their calls makes another, and one makes none.
+    Their calls come one by one, and with each whether its module has several forms.
+    """
+    calls: dict[str, list[Frame]] = {}
+    called: dict[str, dict[str, None]] = {}
+    in_order = _in_call_order(root)
+    for frame in in_order:
+        if frame.parent is not None:
+            calls.setdefault(paths.canonical(frame.path), []).append(frame)
+            outer = called.setdefault(paths.canonical(frame.parent.path), {})
+            outer.setdefault(paths.canonical(frame.path))
+    try:
+        modules = list(TopologicalSorter(called).static_order())
+    except CycleError:
+        for frame in in_order:
+            if frame.parent is not None:
+                yield [frame], len(calls[paths.canonical(frame.path)]) > 1
+        return
+    for module in modules:
+        if module in calls:
+            yield calls[module], False
+
+
+def _in_call_order(root: Frame) -> list[Frame]:
     """Return every frame after the frames below it, siblings in the order of their calls."""
     order, stack = [], [root]
     while stack:
@@ -86,6 +120,10 @@ class ModuleBuilder:
             return Container()
         first, *others = forms.found
         first.others = others
+        if others:
+            first.keys = tuple(
+                f"{body.latest().digest()} {number}" for number, body in enumerate(forms.found)
+            )
         kind = InterpreterModuleDispatcher if others else InterpreterModule
         # The sources live as long as the forms do.
         sources = tuple(id(body.source) for body in forms.found)
@@ -120,10 +158,17 @@ def build_hierarchy(
             outer, _, last = name.rpartition(".")
             module = made[paths.canonical(name)]
             children_of(made[paths.canonical(outer)]).setdefault(last, module)
-            if isinstance(module, InterpreterModuleDispatcher):
-                body: Body = module.__dict__[PRIVATE]
-                body.names = (*body.names, last)
+    for first, each in forms.items():
+        for caller, name in each.called_as:
+            _tell(made[caller], name, made[first])
     return made
+
+
+def _tell(caller: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
+    """Tell every form of ``caller`` the keys of the forms of what it calls by this name."""
+    body: Body = caller.__dict__[PRIVATE]
+    for form in (body, *body.others):
+        form.keys_of[name] = module.__dict__[PRIVATE].keys
 
 
 def install_state(

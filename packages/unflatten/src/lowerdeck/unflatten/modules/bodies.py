@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
+from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, recorded
 from lowerdeck.unflatten.code.code import Source, write_source
-from lowerdeck.unflatten.cut.preserved import FlatCall, SignatureApplier
+from lowerdeck.unflatten.cut.preserved import Absent, FlatCall, SignatureApplier
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, attribute_modules
 from lowerdeck.unflatten.modules.generated_module import Body
 from lowerdeck.unflatten.trace.call_tree import Frame
@@ -60,6 +61,11 @@ class BodyMaker:
 
     def body(self, frame: Frame) -> Body:
         """Return what a call runs; its own calls have been given their names."""
+        made = self._body(frame)
+        made.recorded = (self._recorded(frame),)
+        return made
+
+    def _body(self, frame: Frame) -> Body:
         call = self.working.preserved.get(frame)
         if call is None and frame not in self._built and not self._names_graphs(frame):
             return self._shared_body(frame)
@@ -69,6 +75,14 @@ class BodyMaker:
             signature = self._applier.apply(call, self._flat_call(frame))
         attributes = attribute_modules(graph, self.working.attributes)
         return Body(graph, signature, attributes, frame.type_name)
+
+    def _recorded(self, frame: Frame) -> RecordedCall:
+        call = self.working.preserved.get(frame)
+        taken = self.plan.inputs(self.regions[frame]) if call is None else call.inputs
+        return tuple(
+            recorded(leaf.meta.get("val", Absent()) if isinstance(leaf, Node) else leaf)
+            for leaf in taken
+        )
 
     def root_graph(self) -> tuple[Graph, dict[str, torch.nn.Module]]:
         """Return the outermost graph, and the graph modules that it names."""

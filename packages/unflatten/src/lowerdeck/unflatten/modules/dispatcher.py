@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
 from lowerdeck.unflatten.calls.carrying import PRIVATE
@@ -20,18 +20,22 @@ from lowerdeck.unflatten.modules.interpreter_module import InterpreterModule
 class InterpreterModuleDispatcher(InterpreterModule):
     """A submodule with several specialised forms, chosen by the code of its caller.
 
-    The caller's code names the form, so that nothing is counted: calls may nest, run in threads,
-    fail, or be made directly. A direct call runs the first form.
+    The caller's code names the form, so that nothing is counted: calls may nest, run in threads
+    and fail. A direct call runs the one form that was recorded with such arguments, and is
+    refused where these do not tell.
     """
 
     def call_modules(self) -> Sequence[InterpreterModule]:
-        """Return all forms in order of first use; the first is this module itself.
+        """Return all forms in order of first use, each as a module that runs this form alone.
 
-        The others own nothing: they read this module's state, children and hooks.
+        They own nothing: they read this module's state, children and hooks.
         """
-        _, *others = _functions(type(self))
         held: Body = self.__dict__[PRIVATE]
-        return [self, *map(partial(_form, self), held.others, others)]
+        bodies = (held, *held.others)
+        return [
+            _form(self, body, function)
+            for body, function in zip(bodies, _functions(type(self)), strict=True)
+        ]
 
     def __dir__(self) -> list[str]:
         # torch's own looks at the first letter of each name.
@@ -41,14 +45,14 @@ class InterpreterModuleDispatcher(InterpreterModule):
 
 
 def _forms(module: InterpreterModuleDispatcher) -> Container:
-    """Return what holds the further forms of a module, as children "1", "2" and so on."""
+    """Return what holds the forms of a module, as children "0", "1" and so on."""
     forms = Container()
-    for number, form in enumerate(module.call_modules()[1:], start=1):
+    for number, form in enumerate(module.call_modules()):
         forms.add_module(str(number), form)
     return forms
 
 
-# Graphs call a further form by the path "step..1". Not by __getattr__: strict export then gives
+# Graphs call a form by the path "step..1". Not by __getattr__: strict export then gives
 # the module's parameters other names.
 setattr(InterpreterModuleDispatcher, "", property(_forms))
 
@@ -56,7 +60,8 @@ setattr(InterpreterModuleDispatcher, "", property(_forms))
 def _form(
     module: InterpreterModuleDispatcher, body: Body, function: Function
 ) -> InterpreterModule:
-    form = InterpreterModule(body, class_with(InterpreterModule, [function]))
+    own = replace(body, others=[], keys=(), view=None)
+    form = InterpreterModule(own, class_with(InterpreterModule, [function]))
     for name, value in module.__dict__.items():
         if name != PRIVATE:
             form.__dict__[name] = value

@@ -15,12 +15,12 @@ from lowerdeck.unflatten._torch_private import (
     MovesConstants,
     buffers_of,
     children_of,
-    has_hooks,
     module_state,
     parameters_of,
 )
 from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
-from lowerdeck.unflatten.calls.chosen_forms import call_in_form, forward_of
+from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
+from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.call_targets import OWN_NAMES, form_name, lookup
 from lowerdeck.unflatten.code.code import Source, write_source
@@ -49,7 +49,10 @@ class Body:
         others: The bodies of further forms of the module's call.
         shadowed: Names of ours that the model gave to a child or to state.
         eager_type: The class that the module should be an instance of too.
-        names: The names that callers have for a module of several forms.
+        recorded: The arguments of the calls that have this form.
+        keys: What tells each form from all other modules' forms, if the module has several.
+        keys_of: The keys of the children that have several forms, by the name that code has for
+            them.
         view: The graph as torch's own kind of module, once somebody asked for it.
     """
 
@@ -61,7 +64,9 @@ class Body:
     others: list[Body] = field(default_factory=list)
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
-    names: tuple[str, ...] = ()
+    recorded: tuple[RecordedCall, ...] = ()
+    keys: tuple[str, ...] = ()
+    keys_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     view: GraphView | None = None
 
     @property
@@ -105,22 +110,24 @@ class Body:
         others = [other.record() for other in self.others]
         # What is built for a record is not kept.
         graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
-        names = (self.type_name, self.shadowed, self.eager_type, self.names)
+        names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
-        return (graph, self.signature, held, others, names)
+        forms = (self.recorded, self.keys, self.keys_of)
+        return (graph, self.signature, held, others, names, forms)
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
     """Return the body that ``Body.record`` recorded."""
-    graph, signature, attributes, others, (type_name, shadowed, eager_type, names) = record
+    graph, signature, attributes, others, names, forms = record
     if not isinstance(graph, GraphRecord):
         raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
     held = {
         name: value.module() if isinstance(value, ModuleRecord) else value
         for name, value in attributes.items()
     }
-    made = Body(graph.graph(), signature, held, type_name)
-    made.shadowed, made.eager_type, made.names = shadowed, eager_type, names
+    made = Body(graph.graph(), signature, held)
+    made.type_name, made.shadowed, made.eager_type = names
+    made.recorded, made.keys, made.keys_of = forms
     made.others = [body_of(other) for other in others]
     return made
 
@@ -257,7 +264,7 @@ def class_with(
 ) -> type:
     """Return a subclass of ``base`` whose ``forward`` is the first function.
 
-    Each further one is what a call of another form runs, by a method of that form's name.
+    If there are several, each is what a call of its form runs, by a method of that form's name.
     """
     first, *others = functions
     namespace: dict[str, Any] = {
@@ -266,8 +273,8 @@ def class_with(
         "__doc__": base.__doc__,
         _MARK: True,
     }
-    for number, function in enumerate(others, start=1):
-        namespace[form_name(number)] = _call_of(number, function)
+    for number, function in enumerate(functions if others else ()):
+        namespace[form_name(number)] = method_of(number, function)
     if others:
         namespace[FUNCTIONS] = tuple(functions)
     namespace.update((name, _held(name)) for name in shadowed)
@@ -278,15 +285,6 @@ def class_with(
 
 def _held(name: str) -> property:
     return property(lambda module: lookup(module, name))
-
-
-def _call_of(number: int, function: Function) -> Function:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_hooks(self):
-            return call_in_form(self, number, args, kwargs)
-        return function(self, *args, **kwargs)
-
-    return call
 
 
 _MARK = "_lowerdeck_generated_class"

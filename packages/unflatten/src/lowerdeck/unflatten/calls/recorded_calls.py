@@ -1,0 +1,189 @@
+"""With what a call was recorded: what tells the forms of a module apart, and what it must get.
+
+A program holds what one call computed. What it computes for another constant, or for another size
+than a fixed one, it does not hold: the constants in it may come from these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Proxy
+
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
+from lowerdeck.unflatten.errors import InputConstraintError, InputStructureError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTensor:
+    """A tensor among the arguments of a call.
+
+    Attributes:
+        shape: Its sizes; None where one may vary.
+        dtype: Its type.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+
+    def fits(self, value: Any) -> bool:
+        """Return whether ``value`` may be passed in its place."""
+        if isinstance(value, Proxy):
+            # It has no shape to check.
+            return True
+        if not isinstance(value, torch.Tensor) or value.dim() != len(self.shape):
+            return False
+        return all(
+            want is None or size == want
+            for want, size in zip(self.shape, value.shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+        return f"a tensor of shape ({sizes})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedConstant:
+    """A constant among the arguments of a call.
+
+    Attributes:
+        value: Its value.
+        kind: Its type, for 1 and True and 1.0 are equal.
+    """
+
+    value: object
+    kind: type
+
+    def fits(self, value: Any) -> bool:
+        """Return whether ``value`` is the same constant."""
+        want: Any = self.value
+        if type(value) is not self.kind:
+            return False
+        if self.kind is float and want == 0:
+            return bool(value == 0 and math.copysign(1.0, value) == math.copysign(1.0, want))
+        return bool(value == want or (want != want and value != value))
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+Recorded = RecordedTensor | RecordedConstant | None
+"""What one leaf of the arguments was; None where it may be anything."""
+
+RecordedCall = tuple[Recorded, ...]
+"""What the leaves of one call's arguments were."""
+
+
+def recorded(value: Any) -> Recorded:
+    """Return what is recorded of an example value or a constant."""
+    if isinstance(value, torch.Tensor):
+        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+        return RecordedTensor(shape, value.dtype)
+    if value is None or type(value) in {bool, int, float, str}:
+        return RecordedConstant(value, type(value))
+    return None
+
+
+def fits(call: RecordedCall, leaves: Sequence[Any]) -> bool:
+    """Return whether ``leaves`` may be passed to what was recorded of a call."""
+    return len(call) == len(leaves) and all(
+        want is None or want.fits(leaf) for want, leaf in zip(call, leaves, strict=True)
+    )
+
+
+def told_by_arguments(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> int:
+    """Return the number of the one form of ``module`` that was recorded with such arguments.
+
+    Args:
+        module: The module, of several forms.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Raises:
+        InputConstraintError: There is no such form, or more than one.
+    """
+    first = module.__dict__[PRIVATE]
+    bodies = (first, *first.others)
+    leaves = [_leaves_of(body.signature, args, kwargs) for body in bodies]
+    found = [
+        number
+        for number, (body, given) in enumerate(zip(bodies, leaves, strict=True))
+        if given is not None and any(fits(call, given) for call in body.recorded)
+    ]
+    if len(found) > 1:
+        found = _of_same_types(found, bodies, leaves) or found
+    if len(found) == 1:
+        return found[0]
+    told = "\n".join(
+        f"  {number}: {_shown(call)}"
+        for number, body in enumerate(bodies)
+        for call in body.recorded
+    )
+    which = f"fit the forms {found}" if found else "fit none of them"
+    raise InputConstraintError(
+        f"A module was called that the program calls in {len(bodies)} forms, and nothing told "
+        f"which of them is meant: the arguments {which}.\n{told}\nThe code of the module's caller "
+        "tells it, through whatever is put around the module, but not on another thread, in a "
+        "recomputation of activations, or while something traces the module alone. Call one "
+        "form, call_modules()[number] of the module, or export with export_preserving: constants "
+        "among the arguments tell forms apart."
+    )
+
+
+def _of_same_types(
+    numbers: Sequence[int], bodies: Sequence[Any], leaves: Sequence[Sequence[Any] | None]
+) -> list[int]:
+    """Return those of the forms that were recorded with tensors of the types given."""
+
+    def same(call: RecordedCall, given: Sequence[Any]) -> bool:
+        return fits(call, given) and all(
+            leaf.dtype == want.dtype
+            for want, leaf in zip(call, given, strict=True)
+            if isinstance(want, RecordedTensor) and not isinstance(leaf, Proxy)
+        )
+
+    return [
+        number
+        for number in numbers
+        if any(same(call, leaves[number] or ()) for call in bodies[number].recorded)
+    ]
+
+
+def _leaves_of(
+    signature: CallSignature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Any] | None:
+    """Return the leaves of a call's arguments; None if they are not structured so."""
+    if signature is None:
+        return list(args)
+    keys = {variable: key for key, variable in signature.others}
+    given = dict(zip(signature.names, args, strict=False))
+    given.update((name, kwargs[key]) for name, key in _keywords(signature, keys) if key in kwargs)
+    parts = [spec for part in signature.in_spec.children() for spec in part.children()]
+    found: list[Any] = []
+    for name, spec in zip(signature.names, parts, strict=True):
+        if name not in given:
+            return None
+        if spec.is_leaf():
+            found.append(given[name])
+            continue
+        try:
+            found += flatten_like(given[name], spec, name)
+        except InputStructureError:
+            return None
+    return found
+
+
+def _keywords(signature: CallSignature, keys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, keys.get(name, name)) for name in signature.names)
+
+
+def _shown(call: RecordedCall) -> str:
+    return ", ".join("anything" if leaf is None else str(leaf) for leaf in call) or "no arguments"
