@@ -209,7 +209,7 @@ def test_scales_that_do_not_fit_are_one_error_with_the_node(
         (lambda x: qd.quantize_per_tensor(x, 0.1, 3, 0, 255, torch.uint8), "uint8"),
         (lambda x: qd.quantize_per_tensor(x, 0.1, 3, -127, 127, torch.int8), "-127 to 127"),
         (lambda x: qd.choose_qparams.tensor(x, -127, 127, 0.1, torch.int8)[0], "-127 to 127"),
-        (by_tensor, "left to other kernels"),
+        (by_tensor, "rounds in layers of integers only"),
     ],
 )
 def test_what_the_runtime_lacks_is_left_with_a_reason(

@@ -212,8 +212,6 @@ def _pass_on_rounding(emission: Emission, node: fx.Node) -> None:
         # A permutation of equal sizes would move rows; views and casts do not.
         if before and after and before[-1] == after[-1] and "permute" not in str(node.target):
             emission.mark_rounded(node)
-            return
-    emission.in_float.setdefault(node.name, "XNNPACK quantises at run time for layers only")
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:

@@ -13,6 +13,7 @@ from lowerdeck.xnnpack.emit.arguments import Call
 from lowerdeck.xnnpack.emit.emission import Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.contract import Operator
+from lowerdeck.xnnpack.operators.rounding import unrounded_reader
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 
 # By name: the operators exist only once torchao, or torch's own quantisation, is imported.
@@ -163,7 +164,19 @@ def _choose_refusal(call: Call) -> str | None:
     for read in call.node.users:
         if any(name_of(user) not in (*_ROUND, *_UNROUND) for user in read.users):
             return "its scales are used for more than rounding"
-    return None
+    return _unrounded(call)
+
+
+def _unrounded(call: Call) -> str | None:
+    """Return why rows are not to be rounded by the layers that read them, if so."""
+    reader = unrounded_reader(
+        call.node,
+        (*_ROUND, *_UNROUND),
+        lambda node: is_weight(node, call.constants),
+    )
+    if reader is None:
+        return None
+    return f"{reader.name} reads what it rounds, and the runtime rounds in layers of integers only"
 
 
 def _round(emission: Emission, call: Call) -> None:
@@ -175,7 +188,9 @@ def _round_refusal(call: Call) -> str | None:
     name = "output_dtype" if "output_dtype" in call.args else "dtype"
     if call.args.get(name, torch.int8) != torch.int8:
         return f"it quantises to {call.args[name]} where int8 is needed"
-    return None if is_dynamic(call.node) else "its scales are neither numbers nor chosen before"
+    if not is_dynamic(call.node):
+        return "its scales are neither numbers nor chosen before"
+    return _unrounded(call)
 
 
 def _unround_refusal(call: Call) -> str | None:
@@ -184,7 +199,10 @@ def _unround_refusal(call: Call) -> str | None:
         return None
     if name_of(source) not in _ROUND:
         return "it dequantises what nothing before it quantised"
-    return None if is_dynamic(call.node) else "its scales are neither numbers nor chosen before"
+    if not is_dynamic(call.node):
+        return "its scales are neither numbers nor chosen before"
+    # Who reads another rounding of the same rows is told by what rounds them.
+    return _unrounded(Call(source, arguments_of(source), call.constants))
 
 
 def _weight_refusal(call: Call) -> str | None:

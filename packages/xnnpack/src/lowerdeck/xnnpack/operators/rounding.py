@@ -1,0 +1,88 @@
+"""Who reads rows that a program quantises at run time: layers of integer weights, or others too.
+
+The runtime rounds such rows inside a layer alone. Any other reader in a delegate would get the
+rows as they were before.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.emit.arguments import shape_of
+
+_aten = torch.ops.aten
+_CONVOLUTIONS = [
+    *(_aten.conv1d.default, _aten.conv2d.default, _aten.convolution.default),
+    *(_aten.conv1d.padding, _aten.conv2d.padding, _aten.conv_transpose1d.default),
+    _aten.conv_transpose2d.input,
+]
+_LAYERS: Mapping[object, tuple[str, str]] = {
+    _aten.linear.default: ("input", "weight"),
+    _aten.addmm.default: ("mat1", "mat2"),
+    _aten.mm.default: ("self", "mat2"),
+    _aten.matmul.default: ("self", "other"),
+    **dict.fromkeys(_CONVOLUTIONS, ("input", "weight")),
+}
+"""The layers that round, and their arguments for rows and weights."""
+_SAME_ROWS = frozenset(
+    {
+        *(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default),
+        *(_aten.unsqueeze.default, _aten.squeeze.dim, _aten.flatten.using_ints),
+        *(_aten.to.dtype, _aten._to_copy.default, _aten.clone.default),
+        *(_aten.alias.default, _aten.detach.default),
+    }
+)
+"""What leaves rows as they are, if they are as long afterwards."""
+_SAME_WEIGHTS = _SAME_ROWS | {
+    *(_aten.t.default, _aten.permute.default, _aten.transpose.int, _aten.numpy_T.default)
+}
+
+
+def unrounded_reader(
+    node: Node, chain: Collection[str], is_weight: Callable[[Node], bool]
+) -> Node | None:
+    """Return who reads what a chain rounds without rounding it itself, None if nobody does.
+
+    Args:
+        node: A node of the chain: it chooses scales, quantises or dequantises.
+        chain: The names of operators in such chains.
+        is_weight: Whether a node makes real weights of constant integers.
+    """
+    waiting, seen = [node], {node}
+    while waiting:
+        source = waiting.pop()
+        for reader in source.users:
+            if reader in seen:
+                continue
+            if _passes_on(reader, source, chain):
+                seen.add(reader)
+                waiting.append(reader)
+            elif not _rounds(reader, source, is_weight):
+                return reader
+    return None
+
+
+def _passes_on(reader: Node, source: Node, chain: Collection[str]) -> bool:
+    if str(reader.target) in chain or reader.target is operator.getitem:
+        return True
+    if reader.target not in _SAME_ROWS:
+        return False
+    before, after = shape_of(source), shape_of(reader)
+    return bool(before and after) and before[-1] == after[-1]
+
+
+def _rounds(reader: Node, source: Node, is_weight: Callable[[Node], bool]) -> bool:
+    names = _LAYERS.get(reader.target)
+    if names is None:
+        return False
+    args = arguments_of(reader)
+    rows, weight = (args[name] for name in names)
+    alone = rows is source and reader.all_input_nodes.count(source) == 1 and weight is not source
+    while isinstance(weight, Node) and weight.target in _SAME_WEIGHTS:
+        weight = weight.args[0]
+    return alone and isinstance(weight, Node) and is_weight(weight)

@@ -1,0 +1,46 @@
+"""Rows that are quantised at run time and read by more than layers of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from quantized_cases import IntegerWeight, by_row  # type: ignore[import-not-found]
+from torch import Tensor
+from xnnpack_cases import Function  # type: ignore[import-not-found]
+from xnnpack_lowering import lower  # type: ignore[import-not-found]
+
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+OTHERS: dict[str, Callable[..., Any]] = {
+    "two activations": lambda x, y, w: by_row(x) @ by_row(y).mT,
+    "the second of two": lambda x, y, w: x @ by_row(y).mT,
+    "a sum": lambda x, y, w: by_row(x) + y,
+    "a layer of floats": lambda x, y, w: F.linear(by_row(x), y),
+    "a layer and a sum": lambda x, y, w: (F.linear(rows := by_row(x), w()), rows.exp()),
+    "its own weight": lambda x, y, w: F.linear(rows := by_row(x), rows),
+    "a result": lambda x, y, w: by_row(x),
+    "past a view": lambda x, y, w: by_row(x).view(1, 3, 16).relu(),
+    "views of other rows": lambda x, y, w: F.linear(by_row(x).view(6, 8), w()[:, :8]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_read_by_others_is_rounded_outside(name: str) -> None:
+    torch.manual_seed(0)
+    partitioner = XnnpackPartitioner()
+    inputs = torch.randn(3, 16), torch.randn(3, 16)
+    lower(Function(OTHERS[name], IntegerWeight(5, 16)), inputs, partitioner)
+    assert any("rounds in layers of integers only" in why for why in partitioner.refused.values())
+
+
+def test_layers_of_integers_round_by_themselves() -> None:
+    def net(x: Tensor, w: Any) -> Tensor:
+        return F.linear(by_row(x).view(1, 3, 16), w()) + F.linear(by_row(x), w())
+
+    partitioner = XnnpackPartitioner()
+    lower(Function(net, IntegerWeight(5, 16)), (torch.randn(3, 16),), partitioner)
+    assert not partitioner.refused
