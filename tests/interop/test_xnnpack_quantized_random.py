@@ -91,6 +91,28 @@ def test_any_scales_give_eager_to_a_step(
         assert int((found.int() - model(*inputs).int()).abs().max()) <= 1
 
 
+EDGES = torch.tensor([-128.0, -127, -100, -3, -1, 0, 1, 2, 50, 126, 127])
+
+
+@pytest.mark.parametrize("zero", [0, -128, 127])
+@pytest.mark.parametrize("other", [-9, -6, 0, 6])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "maximum"])
+def test_results_far_finer_or_coarser_than_inputs(name: str, other: int, zero: int) -> None:
+    left, right = torch.meshgrid(EDGES, EDGES, indexing="ij")
+    result = Step(1.0, 5)
+    for power in (-26, -12, -11, -10, -4, 0, 6, 13, 14, 15, 16, 17, 20, 21, 26):
+        first, second = Step(2.0**power, zero), Step(2.0**other, -1 - zero)
+
+        def model(x: Tensor, y: Tensor, first: Step = first, second: Step = second) -> Tensor:
+            found: Tensor = result.quantize(FUNCTIONS[name](first(x), second(y)))
+            return found
+
+        inputs = (left - first.zero) * first.scale, (right - second.zero) * second.scale
+        for found in in_both(Function(model), *inputs):
+            away = int((found.int() - model(*inputs).int()).abs().max())
+            assert away <= 1, (power, away)
+
+
 @COMMON
 @given(source=STEPS, target=STEPS, seed=st.integers(0, 2**31))
 def test_edge_values_are_quantised_as_documented(source: Step, target: Step, seed: int) -> None:

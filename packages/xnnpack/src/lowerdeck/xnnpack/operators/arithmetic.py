@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import torch
 from torch.fx import Node
 
@@ -14,6 +17,12 @@ from lowerdeck.xnnpack.payload.schema import NodeKind
 _aten = torch.ops.aten
 _COARSEST = 2**11
 """From here on the runtime loses a step of its sums."""
+_FINEST_PRODUCT = 2**15
+"""From here on a product of two differences of 8 bits, in steps of the result, is no int32."""
+_FINEST_SUM = 2**14
+"""From 2**20 on the runtime's sums are garbage."""
+_APART = 2**20
+"""From here on the runtime loses steps of the finer input."""
 _CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}
 
 
@@ -40,14 +49,23 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
         emit,
         _refusal,
         integers=Integers.CHOOSES,
-        scale_refusal=_scale_refusal,
+        scale_refusal=partial(_scale_refusal, kind),
         clamps=kind in _CAN_CLAMP,
     )
 
 
-def _scale_refusal(call: Call, scales: Scales) -> str | None:
+def _scale_refusal(kind: NodeKind, call: Call, scales: Scales) -> str | None:
     if call.args.get("alpha", 1) != 1:
         return "it has an alpha"
+    steps = [one.scale for one in scales.inputs]
+    if kind is NodeKind.MULTIPLY:
+        if math.prod(steps) > _FINEST_PRODUCT * scales.result.scale:
+            return f"its result is more than {_FINEST_PRODUCT} times finer than its product"
+    elif kind in (NodeKind.ADD, NodeKind.SUBTRACT):
+        if max(steps) > _FINEST_SUM * scales.result.scale:
+            return f"its result is more than {_FINEST_SUM} times finer than an input"
+        if max(steps) > _APART * min(steps):
+            return f"its inputs' scales are more than {_APART} times apart"
     if scales.result.scale > _COARSEST * min(one.scale for one in scales.inputs):
         return f"its result is more than {_COARSEST} times coarser than an input"
     return None
