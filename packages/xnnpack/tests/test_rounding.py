@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from quantized_cases import IntegerWeight, by_row  # type: ignore[import-not-found]
+from quantized_cases import IntegerWeight, by_row, qd  # type: ignore[import-not-found]
 from torch import Tensor
 from xnnpack_cases import Function  # type: ignore[import-not-found]
 from xnnpack_lowering import lower  # type: ignore[import-not-found]
 
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack.operators import rounding
 
 OTHERS: dict[str, Callable[..., Any]] = {
     "two activations": lambda x, y, w: by_row(x) @ by_row(y).mT,
@@ -44,3 +45,41 @@ def test_layers_of_integers_round_by_themselves() -> None:
     partitioner = XnnpackPartitioner()
     lower(Function(net, IntegerWeight(5, 16)), (torch.randn(3, 16),), partitioner)
     assert not partitioner.refused
+
+
+def shared_rows(count: int) -> Callable[..., Any]:
+    """Return a model in which one quantised tensor is dequantised for each of several layers."""
+
+    def net(x: Tensor, *weights: Any) -> list[Tensor]:
+        scale, zero = qd.choose_qparams_per_token_asymmetric(x, torch.int8)
+        found = qd.quantize_per_token(x, scale, zero, -128, 127, torch.int8)
+
+        def rows() -> Tensor:
+            real: Tensor = qd.dequantize_per_token(
+                found, scale, zero, -128, 127, torch.int8, torch.float32
+            )
+            return real
+
+        return [F.linear(rows(), weights[0]()) for _ in range(count)]
+
+    return net
+
+
+def test_looking_for_readers_takes_steps_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [0]
+    whole = rounding._passes_on
+
+    def counted(*args: Any) -> bool:
+        steps[0] += 1
+        return whole(*args)
+
+    monkeypatch.setattr(rounding, "_passes_on", counted)
+    found = []
+    for count in (20, 40, 80):
+        steps[0] = 0
+        model = Function(shared_rows(count), IntegerWeight(4, 16))
+        partitioner = XnnpackPartitioner()
+        partitioner.partition(torch.export.export(model, (torch.randn(2, 16),)))
+        assert not partitioner.refused
+        found.append(steps[0])
+    assert found[2] <= 2.3 * found[1] <= 2.3**2 * found[0]

@@ -224,10 +224,13 @@ def _leave_unread(reasons: Reasons, constants: Collection[str]) -> None:
                 continue
             left = _left_reader(node, reasons) if _serves(node, constants) else None
             weight = _left_weight(node, reasons, constants)
+            rounding = _left_rounding(node, reasons)
             if left is not None:
                 reasons[node] = f"{left.name}, which reads it, is left to other kernels"
             elif weight is not None:
                 reasons[node] = f"its weight {weight.name} is left to other kernels"
+            elif rounding is not None:
+                reasons[node] = f"{rounding.name}, which rounds it, is left to other kernels"
             changed = changed or reasons[node] is not None
 
 
@@ -241,6 +244,14 @@ def _left_weight(node: Node, reasons: Reasons, constants: Collection[str]) -> No
         return None
     sources = (one for one in node.all_input_nodes if is_weight(one, constants))
     return next((one for one in sources if reasons.get(one) is not None), None)
+
+
+def _left_rounding(node: Node, reasons: Reasons) -> Node | None:
+    """Return what quantises at run time what a node dequantises, if that is left."""
+    source = node.args[0] if node.args and is_dynamic(node) else None
+    if isinstance(source, Node) and is_dynamic(source) and reasons.get(source) is not None:
+        return source
+    return None
 
 
 def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:

@@ -201,8 +201,7 @@ def _unround_refusal(call: Call) -> str | None:
         return "it dequantises what nothing before it quantised"
     if not is_dynamic(call.node):
         return "its scales are neither numbers nor chosen before"
-    # Who reads another rounding of the same rows is told by what rounds them.
-    return _unrounded(Call(source, arguments_of(source), call.constants))
+    return _unrounded(call)
 
 
 def _weight_refusal(call: Call) -> str | None:
