@@ -120,6 +120,20 @@ def test_norm_of_sizes_that_vary(tmp_path: Path, name: str, least: int) -> None:
         assert worst(found, exact) <= 4 * eager + 2e-6
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_group_norm_of_channels_that_vary(tmp_path: Path, groups: int) -> None:
+    model = Of(lambda x: nn.functional.group_norm(x, groups))
+    half = torch.export.Dim("half", max=5)
+    channels = half if groups == 1 else 2 * half
+    program = torch.export.export(model, (images(100.0),), dynamic_shapes=({1: channels},))
+    calls = [images(100.0), torch.cat([images(100.0), images(90.0)[:, :2]], 1)]
+    calls = calls if groups == 2 else [one[:, 1:].contiguous() for one in calls]
+    for given, found in zip(calls, outputs(tmp_path, program, calls), strict=True):
+        exact = pytree.tree_leaves(model(given.double()))
+        eager = worst(pytree.tree_leaves(model(given)), exact)
+        assert worst(found, exact) <= 4 * eager + 2e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["layer", "group", "instance", "one group"])
 def test_norm_in_other_types(tmp_path: Path, name: str, dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ lose nothing, so they are moved there first; their deviation stays what it was.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import torch
 
 from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.ir.kernels import KernelTable
-from lowerdeck.emitter.ir.values import TensorValue, contiguous_order
+from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, contiguous_order
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
@@ -82,12 +83,13 @@ def _group_mean(norm: Call, before: list[Operation]) -> Mean:
     given, (batch, channels, area, groups) = norm.args[0], norm.args[3:7]
     rows = _Size(given.shape[0], given.sizes[0], batch)
     pixels = _Size(prod(given.shape[2:]), prod(given.sizes[2:]), area)
-    group, each, one = _fixed(groups), _fixed(channels // groups), _fixed(1)
+    all_channels = _Size(given.shape[1], given.sizes[1], channels)
+    group, each, one = _fixed(groups), _part(all_channels, groups, before), _fixed(1)
     grouped = _changed(view, given, [rows, group, each, pixels], before)
     mean = _mean(grouped, (2, 3), before)
     repeated = _changed(expand, mean, [rows, group, each, one], before)
     ones = [one] * (given.rank - 2)
-    shift = _changed(view, repeated, [rows, _fixed(channels), *ones], before)
+    shift = _changed(view, repeated, [rows, all_channels, *ones], before)
     return shift, _changed(view, mean, [rows, group], before)
 
 
@@ -101,6 +103,18 @@ class _Size(NamedTuple):
 
 def _fixed(size: int) -> _Size:
     return _Size(size, size, size)
+
+
+def _part(whole: _Size, count: int, before: list[Operation]) -> _Size:
+    """Return the size of each of ``count`` parts of a dimension."""
+    number = whole.number
+    if isinstance(number, ScalarValue):
+        made = ScalarValue(f"{number.name}.each", int)
+        before.append(Call(operator.floordiv, [number, count], [made], None))
+        number = made
+    else:
+        number //= count
+    return _Size(whole.size // count, whole.bound // count, number)
 
 
 def _mean(given: TensorValue, dims: Iterable[int], before: list[Operation]) -> TensorValue:

@@ -23,17 +23,11 @@ from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
-from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 
 HEADING = "fails on nothing"
 _aten = torch.ops.aten
-_SHARES = (
-    "a size of it may be 0, and after a first call on nothing the runtime is wrong for good, here "
-    "and at all that repeats a computed operand; "
-    'say torch.export.Dim("...", min=1) if it never is'
-)
 Sizes = Callable[[Call], Sequence[Dim]]
 Ranges = Mapping[Any, Any]
 
@@ -98,8 +92,6 @@ _WINDOWS = frozenset(
 """Operators that leave the height and width of no images unset: whatever was in memory."""
 _AVERAGES = frozenset({_aten.mean.dim, _aten.upsample_bilinear2d.vec})
 _RESHAPES = frozenset(op for op, entry in SHAPES.items() if entry is SHAPES[_aten.view.default])
-BROADCASTS = frozenset({*ARITHMETIC, _aten.addcmul.default})
-"""Operators that repeat the elements of an operand."""
 _PASS_ON = frozenset({*ELEMENTWISE, *CLAMPS, *SHAPES}) - _RESHAPES
 
 
@@ -113,43 +105,7 @@ def fatal_size(node: Node, ranges: Ranges) -> str | None:
     size = _first_empty(node, _STOPS, ranges)
     if size is not None:
         return f"its size {size} may be 0, which ends the runtime's process"
-    if node.target in BROADCASTS and _grows(node, ranges):
-        return (
-            "an operand that it repeats has as many elements as its result if a size is 1, and "
-            "the runtime then keeps both in one place when the size grows"
-        )
     return None
-
-
-def _grows(node: Node, ranges: Ranges) -> bool:
-    """Return whether an operand that is computed is as large as the result at a first call only.
-
-    The runtime decides then whether the result may overwrite the operand, and for good.
-    """
-    return any(_only_ones(shape, _shape(node), ranges) for shape in _repeated(node))
-
-
-def _repeated(node: Node) -> Iterable[tuple[Dim, ...]]:
-    """Yield the sizes of the operands that are computed and repeated; inputs are never reused."""
-    result = _shape(node)
-    for one in node.all_input_nodes:
-        shape = _shape(one)
-        wide = (*(1,) * (len(result) - len(shape)), *shape)
-        computed = one.op == "call_function" and fake(one) is not None
-        if computed and any(map(_repeats, wide, result)):
-            yield wide
-
-
-def _repeats(operand: Dim, result: Dim) -> bool:
-    return is_one(operand) and not is_one(result)
-
-
-def _only_ones(operand: Sequence[Dim], result: Sequence[Dim], ranges: Ranges) -> bool:
-    return all(
-        can_be(there, 1, ranges)
-        for here, there in zip(operand, result, strict=True)
-        if is_one(here)
-    )
 
 
 def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
@@ -171,19 +127,7 @@ def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
         if size is not None:
             others[size] = others.get(size, -1) + 1
             first.setdefault(size, node.name)
-    said = {name: _sentence(size, others[size]) for size, name in first.items()}
-    for node in taken:
-        if _may_share(node, ranges):
-            said.setdefault(node.name, _SHARES)
-            break
-    return said
-
-
-def _may_share(node: Node, ranges: Ranges) -> bool:
-    """Return whether nothing at a first call makes the runtime keep two tensors in one place."""
-    if not any(can_be(size, 0, ranges) for size in _shape(node)):
-        return False
-    return node.target in NORMALIZATION or (node.target in BROADCASTS and any(_repeated(node)))
+    return {name: _sentence(size, others[size]) for size, name in first.items()}
 
 
 def _sentence(size: str, others: int) -> str:

@@ -228,7 +228,9 @@ class Emission:
         Returns:
             The id, without a producer yet.
         """
-        dims = tuple(upper_bound(size) for size in layout.arrange(shape))
+        # The runtime plans memory anew when a value outgrows what was declared or seen: a bound
+        # declared here would let it keep the plan of a smaller first call, and write past it.
+        dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
         return self._append(dims, self._writes).id
 
     def external_input(

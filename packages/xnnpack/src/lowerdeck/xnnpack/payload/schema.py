@@ -35,7 +35,8 @@ class Value:
 
     Attributes:
         id: Its number; nodes refer to it.
-        dims: Sizes in the order of memory; hints only, unless the value is a constant.
+        dims: Sizes in the order of memory, 0 for what varies; hints only, unless the value is a
+            constant or given by the program.
         constant: Number of its data in ``Graph.constants``, or 0 for none.
         external_id: Position among the arguments of the delegate call, or ``NONE``.
         flags: ``EXTERNAL_INPUT`` or ``EXTERNAL_OUTPUT`` or 0.
