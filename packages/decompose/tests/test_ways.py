@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -205,3 +206,42 @@ def test_models_and_methods_share_a_cache_that_stays_small(size: int) -> None:
     if size == 100:
         assert explain(_exported(Layers(8, 7), 8), cache=cache).traces == 0
         assert explain(_exported(Second(Layers(4, 7)), 4), cache=cache).traces == 0
+
+
+class Laid(nn.Module):
+    """Asks how the result of an attention with a mask lies, which taken apart lies otherwise."""
+
+    def __init__(self, ask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.ask(nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.transpose(1, 2).reshape(2, 12, 32).view(-1, 32) * 2,
+        lambda x: x.as_strided((2, 12, 32), (384, 32, 1)),
+        lambda x: x.as_strided((2, 5), (32, 1), 3),
+        lambda x: torch.as_strided_copy(x, (2, 12, 32), (384, 32, 1)),
+    ],
+    ids=["view", "as_strided", "a part", "copy"],
+)
+def test_results_lie_as_the_rest_of_the_program_was_told(ask: Any) -> None:
+    inputs = torch.rand(2, 4, 12, 8), torch.rand(2, 1, 12, 12) > 0.2
+    model = Laid(ask)
+    program = torch.export.export(model, inputs)
+    assert "as a whole" not in str(explain(program))
+    torch.testing.assert_close(decompose(program).module()(*inputs), model(*inputs))
+
+
+def test_writes_to_what_lies_otherwise_are_refused() -> None:
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((24, 32), (32, 1)).mul_(2)
+        return x + 1
+
+    inputs = torch.rand(2, 4, 12, 8), torch.rand(2, 1, 12, 12) > 0.2
+    with pytest.raises(DecomposeError, match="lies otherwise in memory"):
+        decompose(torch.export.export(Laid(ask), inputs))

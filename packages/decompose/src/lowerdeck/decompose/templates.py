@@ -68,7 +68,7 @@ class Templates:
         self.traces: int = 0
         self.reused: int = 0
         self._mode = mode
-        self._writes = writes
+        self.writes: bool = writes
         self._shared = cache.of_rules(rules, writes)
         self._own: dict[Any, Template] = {}
         self._open = ExitStack()
@@ -183,6 +183,6 @@ class Templates:
             )
             if recording.unbacked and unbacked is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
-            if self._writes and recording.shared:
+            if self.writes and recording.shared:
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts)
         return Template.of(recording, whole)

@@ -17,11 +17,12 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     standing_for,
 )
-from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.identities import Before
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.strides import BY_STRIDES, dense_order, inverse
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.writer import Heritage, Writer
@@ -258,7 +259,36 @@ class Walk:
             return self._kept(node, args, kwargs)
         if self.templates.rules.keeps_call(node):
             return self.as_it_is(node, args, kwargs)
-        return self.call(target, args, kwargs, node, before=Before(node, env))
+        if target in BY_STRIDES:
+            args = self._as_recorded(node, args)
+        try:
+            return self.call(target, args, kwargs, node, before=Before(node, env))
+        except TemplateError:
+            if target is not _ATEN.view.default:
+                raise
+            return self.call(target, self._as_recorded(node, args), kwargs, node)
+
+    def _as_recorded(self, node: Node, args: Any) -> Any:
+        """Return arguments of which the first lies in memory as in the original program."""
+        value, recorded = args[0], node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
+        if self.writer.facts(self.current(value, node)).stride == tuple(recorded.stride()):
+            return args
+        order = dense_order(recorded)
+        if order is None or self.templates.writes:
+            # A copy would not see what is written to the original.
+            raise DecomposeError(
+                f"{node.name!r} calls {node.target} on a tensor of strides "
+                f"{tuple(recorded.stride())}, which lies otherwise in memory once the operator "
+                "before it is taken apart: keep that operator whole, or call contiguous() between"
+            )
+        for target, given in (
+            (_ATEN.permute.default, (order,)),
+            (_ATEN.clone.default, ()),
+            (_ATEN.permute.default, (inverse(order),)),
+        ):
+            options = {} if given else {"memory_format": torch.contiguous_format}
+            value = self.call(target, (value, *given), options, node)
+        return (value, *args[1:])
 
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a computation with numbers has become."""
