@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,16 @@ from lowerdeck.serializer import (
     Bool,
     Buffer,
     Chain,
+    ContentError,
     Double,
     EValue,
     ExecutionPlan,
+    ExternalData,
+    ExternalEntry,
     Hazard,
     Instruction,
     Int,
+    IntList,
     JumpFalseCall,
     KernelCall,
     MoveCall,
@@ -28,6 +33,8 @@ from lowerdeck.serializer import (
     ScalarType,
     String,
     Tensor,
+    deserialize_pte,
+    serialize_ptd,
     serialize_pte,
     verify_pte,
 )
@@ -93,8 +100,14 @@ def tensors(
     return program(name, [planned(kind, 0), divisor, *modes, out, out], [0])
 
 
-def numbers(name: str, left: object, right: object, inputs: Sequence[int] = ()) -> Program:
-    return program(f"executorch_prim::{name}", [left, right, Int(0)], inputs)
+def numbers(
+    name: str,
+    left: object,
+    right: object,
+    inputs: Sequence[int] = (),
+    result: object = Int(0),
+) -> Program:
+    return program(f"executorch_prim::{name}", [left, right, result], inputs)
 
 
 L, N, S, F = ScalarType.LONG, ScalarType.INT, ScalarType.SHORT, ScalarType.FLOAT
@@ -169,7 +182,7 @@ SAFE = {
     ),
     "a number by -1": numbers("mod.Scalar", Int(7), Int(-1)),
     "by a float": numbers("floordiv.Scalar", Int(4), Double(0.0), [0, 1]),
-    "a true division": numbers("truediv.Scalar", Int(4), Int(0), [0, 1]),
+    "a true division": numbers("truediv.Scalar", Int(4), Int(0), [0, 1], Double(0.0)),
     "by constants": tensors("aten::floor_divide.out", constant(1)),
     "a constant by a tensor": program(
         "aten::floor_divide.out", [constant(1), planned(L, 1), planned(L, 2), planned(L, 2)], [1]
@@ -204,6 +217,25 @@ def test_what_cannot_happen_is_not_told(name: str) -> None:
     assert found(SAFE[name]) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("gt.Scalar", Bool(False), Int(0)),
+        ("eq.Scalar", Bool(False), IntList([])),
+        ("lt.Scalar", Bool(False), planned(ScalarType.FLOAT, 1).val),
+        ("truediv.Scalar", Double(0.0), Bool(False)),
+        ("mod.int", Int(0), Double(0.0)),
+        ("add.Scalar", Int(0), Null()),
+        ("mul.Scalar", Double(0.0), String("a")),
+    ],
+)
+def test_a_number_is_not_written_over_another_kind(name: str, right: Any, wrong: Any) -> None:
+    """The next call would find it there: kernels end the process on a value of another kind."""
+    verify_pte(serialize_pte(numbers(name, Int(4), Int(3), result=right)))
+    with pytest.raises(ContentError, match="writes its result, expected"):
+        verify_pte(serialize_pte(numbers(name, Int(4), Int(3), result=wrong)))
+
+
 @pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
 def test_ordinary_files_have_no_hazards(folder: str) -> None:
     files = sorted((Path(__file__).parents[3] / "tests" / "interop" / folder).glob("*.pte"))
@@ -213,6 +245,25 @@ def test_ordinary_files_have_no_hazards(folder: str) -> None:
         hazards: list[Hazard] = []
         verify_pte(file.read_bytes(), on_hazard=hazards.append)
         assert hazards == [], file.name
+
+
+def test_weights_that_no_file_brings_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Path(__file__).parents[3] / "tests/interop/corpus/conv_xnnpack.pte"
+    if not whole.exists():
+        pytest.skip("the tests run from an installed wheel, without the files")
+    made = deserialize_pte(whole.read_bytes())
+    data = ExternalData({one.key: ExternalEntry(one.data) for one in made.named_data})
+    made.named_data.clear()
+    path, weights = tmp_path / "bare.pte", tmp_path / "weights.ptd"
+    path.write_bytes(serialize_pte(made))
+    weights.write_bytes(serialize_ptd(data))
+    assert all("from a .ptd file" in str(hazard) and hazard.needs for hazard in found(made))
+    assert main(["verify", str(path)]) == 0
+    assert "without which the process ends" in capsys.readouterr().out
+    assert main(["verify", str(path), "--data", str(weights)]) == 0
+    assert "warning" not in capsys.readouterr().out
 
 
 def test_the_command_prints_warnings_and_is_done(

@@ -88,17 +88,58 @@ def test_an_operator_that_pads_by_itself_fits_always() -> None:
     verify_payload(sliding(XnnOperator.MAX_POOLING_2D, pooling_width=9, flags=4), NAMED)
 
 
-def test_what_a_payload_says_of_sizes_in_between_counts_for_nothing() -> None:
-    """The runtime computes them anew, and dies where they are smaller than the window."""
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [
+        (7, "spans 8 of a width of 7"),
+        (0, "spans 8 of a width of 7"),
+        (700, "at most 168 elements"),
+    ],
+)
+def test_what_a_payload_says_of_sizes_in_between_is_believed_in_nothing(
+    width: int, message: str
+) -> None:
+    """The runtime computes them anew, and dies where they are smaller than the window.
+
+    For what is declared to be larger it takes as much memory.
+    """
     image = sliding(XnnOperator.CONV2D, kernel_width=8)
-    lying = XnnValue(3, XnnDatatype.FP32, (1, 6, 700, 4))
+    lying = XnnValue(3, XnnDatatype.FP32, (1, 6, width, 4))
     (conv,) = image.nodes
     for kind, inputs in ((XnnOperator.ABS, (0,)), (XnnOperator.ADD, (0, 0))):
         first = XnnNode(kind, inputs, (3,), {"flags": 0})
         second = replace(conv, inputs=(3, *conv.inputs[1:]))
         graph = replace(image, values=(*image.values, lying), nodes=(first, second))
-        with pytest.raises(FormatError, match="spans 8 of a width of 7"):
+        with pytest.raises(FormatError, match=message):
             verify_payload(graph, NAMED)
+
+
+@pytest.mark.parametrize(
+    ("operator", "fields"),
+    [
+        (XnnOperator.STATIC_RESHAPE, {"num_dims": 2, "new_shape": (12, 14)}),
+        (XnnOperator.STATIC_SLICE, {"num_dims": 2, "offsets": (0, 0), "sizes": (1, 1)}),
+        (XnnOperator.STATIC_TRANSPOSE, {"num_dims": 4, "perm": (0, 2, 1, 3)}),
+        (XnnOperator.CONCATENATE2, {"axis": 0}),
+        (XnnOperator.BATCH_MATRIX_MULTIPLY, {}),
+        (XnnOperator.MULTIPLY, {}),
+    ],
+)
+def test_a_value_declares_no_more_than_its_node_gives(
+    operator: XnnOperator, fields: dict[str, Any]
+) -> None:
+    image = sliding(XnnOperator.MAX_POOLING_2D)
+    twice = operator.table in ("Binary", "Concatenate")
+    first = XnnNode(operator, (0, 0) if twice else (0,), (3,), {"flags": 0, **fields})
+    last = XnnNode(XnnOperator.ABS, (3,), (1,), {"flags": 0})
+    for sizes, right in (((12, 14), True), ((12, 14 << 20), False)):
+        between = XnnValue(3, XnnDatatype.FP32, sizes)
+        graph = replace(image, values=(*image.values, between), nodes=(first, last))
+        if right:
+            verify_payload(graph, NAMED)
+        else:
+            with pytest.raises(FormatError, match=r"at most \d+ elements, which"):
+                verify_payload(graph, NAMED)
 
 
 def test_sizes_follow_through_windows_and_transpositions() -> None:

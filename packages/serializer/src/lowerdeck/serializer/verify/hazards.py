@@ -1,4 +1,4 @@
-"""What ends the runtime's process in a file that is right: it depends on numbers of the run.
+"""What ends the runtime's process in a file that is right: numbers of the run, and other files.
 
 Each case here was run in the official runtime. Only what may happen is told: a division by a
 number that the file gives is none of it, unless that number is -1.
@@ -7,7 +7,7 @@ number that the file gives is none of it, unless that number is -1.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
@@ -25,17 +25,44 @@ class Hazard:
 
     Attributes:
         reason: What may happen.
-        field: The instruction.
+        field: The instruction, or the delegate.
         offset: Where it is in the file.
+        needs: Keys of data that must come with another file, or the process ends.
     """
 
     reason: str
     field: str
     offset: int
+    needs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return it as errors of this package are told."""
         return f"{self.field} at byte {self.offset}: {self.reason}"
+
+
+def missing_data(
+    keys: Sequence[str], named: Container[str], field: str, offset: int
+) -> Hazard | None:
+    """Return the hazard of a delegate that reads data which the file lacks, None if it has all.
+
+    The runtime looks them up when it loads the method, and dies where one is not there.
+
+    Args:
+        keys: The keys that a payload of XNNPACK reads.
+        named: Those of the file.
+        field: The delegate.
+        offset: Where it is in the file.
+    """
+    needs = tuple(dict.fromkeys(key for key in keys if key not in named))
+    if not needs:
+        return None
+    more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
+    return Hazard(
+        f"needs the data {needs[0]!r}{more} from a .ptd file, without which the process ends",
+        field,
+        offset,
+        needs,
+    )
 
 
 class HazardFinder:

@@ -24,7 +24,7 @@ from lowerdeck.serializer.pte.decoding.decode import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
-from lowerdeck.serializer.verify.hazards import Hazard, HazardFinder
+from lowerdeck.serializer.verify.hazards import Hazard, HazardFinder, missing_data
 from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
 from lowerdeck.serializer.verify.verify_values import StoredData, ValueVerifier
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
@@ -184,6 +184,13 @@ class ProgramVerifier:
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
         if self._on_hazard is not None:
+            for number, payload in enumerate(payloads):
+                keys = [] if payload is None else [one.key for one in payload.constants if one.key]
+                field = f"method {plan.name!r}.delegates[{number}]"
+                position = reader.entry(table.delegates, number)
+                missing = missing_data(keys, self._named, field, position)
+                if missing is not None:
+                    self._on_hazard(missing)
             for hazard in HazardFinder(plan, self._stored_bytes, step_position).find():
                 self._on_hazard(hazard)
 

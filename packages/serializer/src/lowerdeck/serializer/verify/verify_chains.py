@@ -40,6 +40,25 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
 }
 
 
+_RESULTS: Sequence[tuple[frozenset[str], tuple[type, ...]]] = (
+    (
+        frozenset(f"{one}.Scalar" for one in ("eq", "ge", "gt", "le", "lt", "sym_not")),
+        (schema.Bool,),
+    ),
+    (frozenset({"truediv.Scalar", "sym_float.Scalar"}), (schema.Double,)),
+    (
+        frozenset(
+            {
+                *(f"{one}.Scalar" for one in ("ceil", "round", "trunc", "sym_int")),
+                *("floordiv.int", "mod.int"),
+            }
+        ),
+        (schema.Int,),
+    ),
+)
+"""What primitive operators write, where that does not depend on what they are given."""
+
+
 _COMPLEX = {
     ScalarType.COMPLEX_HALF,
     ScalarType.COMPLEX_FLOAT,
@@ -262,6 +281,20 @@ class ChainVerifier:
             self._refuse(f"found {len(args)} arguments of {kernel.name}, expected {needed}")
         for number, (letter, index) in enumerate(zip(kernel.arguments, args, strict=False)):
             self._verify_kind(kernel.name, number, index, letter)
+        if kernel.returned == "n":
+            self._verify_result(kernel.name, args[needed - 1])
+
+    def _verify_result(self, name: str, index: int) -> None:
+        """Refuse a number over a value of another kind: the next call finds it there."""
+        short = name.removeprefix(f"{PRIMITIVES}::")
+        wanted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
+        value = self._plan.values[index].val
+        if not isinstance(value, wanted):
+            kinds = " or ".join(kind.__name__ for kind in wanted)
+            self._refuse(
+                f"found a {type(value).__name__} (value {index}) where {name} writes its result, "
+                f"expected {kinds}"
+            )
 
     def _verify_kind(self, name: str, number: int, index: int, letter: str) -> None:
         value = self._plan.values[index].val

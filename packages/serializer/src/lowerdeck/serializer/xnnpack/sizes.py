@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from lowerdeck.serializer.xnnpack.graph import XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnOperator
@@ -13,6 +14,11 @@ _WINDOWS = {
     XnnOperator.MAX_POOLING_2D: ("pooling", "stride"),
     XnnOperator.AVG_POOLING_2D: ("pooling", "stride"),
 }
+_NEVER_MORE = {
+    *(XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.GLOBAL_AVG_POOLING_2D),
+    XnnOperator.STATIC_TRANSPOSE,
+}
+_PRODUCTS = {XnnOperator.FULLY_CONNECTED, XnnOperator.BATCH_MATRIX_MULTIPLY}
 _LIKE_INPUT = {"Unary", "Softmax", "LeakyReLU", "ELU"}
 _BROADCAST = {
     *(XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV),
@@ -23,8 +29,8 @@ _BROADCAST = {
 class RealSizes:
     """Sizes that follow from those of the graph's inputs, node by node.
 
-    The runtime computes them anew for each call; what a payload says of values in between is not
-    read. Where they do not follow from sizes alone they are taken from the payload.
+    The runtime computes them anew for each call; what a payload says of values in between is read
+    for its memory alone. Where they do not follow from sizes alone they are taken from there.
     """
 
     def __init__(self, values: Mapping[int, XnnValue]) -> None:
@@ -53,6 +59,27 @@ class RealSizes:
         sizes = self._after(node)
         if sizes is not None:
             self._found[node.outputs[0]] = sizes
+
+    def most(self, node: XnnNode) -> int | None:
+        """Return how many elements a node gives at most, None where sizes alone do not tell.
+
+        Args:
+            node: A node that was run.
+        """
+        found = self._found.get(node.outputs[0])
+        if found is not None:
+            return prod(found)
+        given = [self.of(number) for number in node.inputs]
+        elements = [prod(sizes) for sizes in given]
+        if node.operator in _NEVER_MORE:
+            return elements[0]
+        if node.operator.table == "Concatenate":
+            return sum(elements)
+        if node.operator in _PRODUCTS and given[0]:
+            # Which side of the second matrix is which, flags tell; the longer one is enough.
+            *batches, high, wide = (1, 1, *given[1])
+            return prod(given[0][:-1]) * prod(batches) * max(high, wide)
+        return None
 
     def _after(self, node: XnnNode) -> tuple[int, ...] | None:
         given = self.of(node.inputs[0])

@@ -64,6 +64,7 @@ class NodeVerifier:
             self._verify_lists(node)
             self._verify_window(node, sizes.of(node.inputs[0]))
             sizes.run(node)
+            self._verify_declared(node, sizes.most(node))
             if node.operator.table in _PACKING:
                 self._verify_packing(node)
                 packed.update(node.inputs[1:])
@@ -76,6 +77,16 @@ class NodeVerifier:
                         f"{node.operator.label}: the runtime frees it for the first and dies at "
                         "the second if the file is mapped; make it two values"
                     )
+
+    def _verify_declared(self, node: XnnNode, most: int | None) -> None:
+        """Refuse a value that declares more than its node gives: it costs so much memory."""
+        result = self._values[node.outputs[0]]
+        # What varies may be declared as 0.
+        if most and result.external_id is None and prod(result.shape) > most:
+            raise damaged(
+                f"found the sizes {result.shape} of XNNPACK value {result.id}, expected at most "
+                f"{most} elements, which {node.operator.label} gives"
+            )
 
     def _verify_fields(self, node: XnnNode) -> None:
         """Refuse sizes, strides and dilations that the runtime divides by or multiplies."""
