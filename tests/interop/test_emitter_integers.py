@@ -200,3 +200,40 @@ def test_masks_and_numbers_are_added_as_in_eager(number: float) -> None:
     ):
         agrees(function, mask.long() - 1)
     agrees(lambda k: k + number, mask)
+
+
+def limited(low: int | None, high: int | None) -> dict[str, Callable[[torch.Tensor], Any]]:
+    """Return ways to limit a tensor by numbers that its type may not hold."""
+    tensors = [None if one is None else torch.tensor(one) for one in (low, high)]
+    each = [None if one is None else torch.tensor([one, 1, 2, 3]) for one in (low, high)]
+    ways: dict[str, Callable[[torch.Tensor], Any]] = {
+        "numbers": lambda x: x.clamp(low, high),
+        "tensors": lambda x: torch.clamp(x, *tensors),
+        "each": lambda x: torch.clamp(x, *each),
+    }
+    if low is not None:
+        ways["maximum"] = lambda x: torch.maximum(x, torch.tensor(low))
+        ways["maximum, turned"] = lambda x: torch.maximum(torch.tensor([low, 2, 3, 4]), x)
+    if high is not None:
+        ways["minimum"] = lambda x: torch.minimum(x, torch.tensor(high))
+    return ways
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_limits_outside_of_a_type_wrap_around(dtype: torch.dtype) -> None:
+    given = torch.tensor([0, 1, 5, 100], dtype=dtype)
+    compared = 0
+    for low, high in ((-1, 1), (-1, None), (None, -1), (-255, -3), (300, 70000), (None, 300)):
+        for way, function in limited(low, high).items():
+            model = Of(function)
+            try:
+                wanted = model(given)
+            except RuntimeError:
+                continue  # numbers that torch refuses for the type
+            outcome = official.run(
+                emit(torch.export.export(model, (given,))).to_bytes(), [official.Call((given,))]
+            )
+            assert isinstance(outcome, official.Ran), (way, low, high, outcome)
+            assert torch.equal(outcome.outputs[0][0], wanted), (way, low, high)
+            compared += 1
+    assert compared >= 20

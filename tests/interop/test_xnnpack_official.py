@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -111,3 +112,20 @@ def test_weights_in_a_file_of_their_own(tagged: bool, mapped: bool, tmp_path: Pa
     torch.testing.assert_close(outcome.outputs[0][0], model(x), rtol=0, atol=1e-5)
     alone = official.run(program, [official.Call((x,))])
     assert not isinstance(alone, official.Ran)
+
+
+def test_square_roots_of_float16_know_zero_and_what_is_below(tmp_path: Path) -> None:
+    class Root(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sqrt()
+
+    x = torch.tensor([-0.0, 0.0, 1.5, -1.0, 6e-8, 65504.0, math.nan]).half()
+    file, delegates, _ = lowered(Root(), (x,))
+    assert delegates == 1
+    path = tmp_path / "root.pte"
+    path.write_bytes(file)
+    outcome = official.run(path, [official.Call((x,))])
+    assert isinstance(outcome, official.Ran), outcome
+    ((found,),) = outcome.outputs
+    torch.testing.assert_close(found, x.sqrt(), rtol=1e-3, atol=0, equal_nan=True)
+    assert torch.equal(found[:2].signbit(), torch.tensor([True, False]))

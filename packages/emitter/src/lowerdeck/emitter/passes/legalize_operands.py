@@ -105,6 +105,26 @@ def _wide_number(call: Call, before: list[Operation]) -> None:
         call.args[0] = _cast_to(tensor, torch.float32, before)
 
 
+def _in_type_of_result(call: Call, before: list[Operation]) -> None:
+    """Wrap integers around first, as eager does: the kernel compares them in the wider type."""
+    (out,) = call.outs
+    if not isinstance(out, TensorValue) or out.dtype not in _NARROW_OR_BYTE:
+        return
+    for position, given in enumerate(call.args):
+        if isinstance(given, TensorValue) and given.dtype.itemsize > out.dtype.itemsize:
+            call.args[position] = _cast_to(given, out.dtype, before)
+
+
+def _byte_limits(call: Call, _before: list[Operation]) -> None:
+    """Wrap negative limits of bytes around, as eager does: the kernel refuses them."""
+    (out,) = call.outs
+    if isinstance(out, TensorValue) and out.dtype is call.args[0].dtype is torch.uint8:
+        call.args[1:] = [
+            limit % 256 if isinstance(limit, int) and -256 < limit < 0 else limit
+            for limit in call.args[1:]
+        ]
+
+
 def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
     """Copy: a reduction or scan of a single number is the number, but the kernel aborts."""
     source, out = call.args[0], call.outs[0]
@@ -165,6 +185,10 @@ _RULES: dict[Any, Rule] = {
     _ATEN.cumsum.default: _rank_zero,
     _ATEN._local_scalar_dense.default: _wide_number,
     _ATEN.linear.default: _linear,
+    **dict.fromkeys(
+        [_ATEN.maximum.default, _ATEN.minimum.default, _ATEN.clamp.Tensor], _in_type_of_result
+    ),
+    _ATEN.clamp.default: _byte_limits,
     _ATEN.var.correction: _wide_variance,
     _ATEN.var.dim: _wide_variance,
     _ATEN.var_mean.correction: _wide_variance,

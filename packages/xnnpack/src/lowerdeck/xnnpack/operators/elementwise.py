@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -213,7 +214,6 @@ _KINDS = {
     _aten.sigmoid.default: NodeKind.SIGMOID,
     _aten.sigmoid_.default: NodeKind.SIGMOID,
     _aten.sin.default: NodeKind.SIN,
-    _aten.sqrt.default: NodeKind.SQUARE_ROOT,
     _aten.square.default: NodeKind.SQUARE,
     _aten.tanh.default: NodeKind.TANH,
     _aten.tanh_.default: NodeKind.TANH,
@@ -226,6 +226,8 @@ _SILU = Operator(_composed(_silu))
 _HARDSIGMOID = Operator(_composed(_hardsigmoid))
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},
+    # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
+    _aten.sqrt.default: replace(_direct(NodeKind.SQUARE_ROOT), wide=True),
     _aten.elu.default: _ELU,
     _aten.elu_.default: _ELU,
     _aten.gelu.default: Operator(
