@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeVar
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
-from lowerdeck.torch_base import collector_held, mend_program, pytree
+from lowerdeck.torch_base import collector_held, mend_program
 from lowerdeck.unflatten._torch_private import without_effect_tokens
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
+from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
 from lowerdeck.unflatten.cut.cutting import cut
 from lowerdeck.unflatten.cut.direct import direct_graph
@@ -169,7 +170,7 @@ def _signature(
     if len(leaves) != len(working.inputs):
         labels = argument_labels(signature.in_spec, names)
         examples = [node.meta.get("val") for node in working.inputs]
-        leaves = _leaf_paths(signature.in_spec, labels, examples)
+        leaves = leaf_paths(signature.in_spec, labels, examples)
     constraints: InputConstraints = input_constraints(
         working.inputs, leaves, program.range_constraints
     )
@@ -190,29 +191,3 @@ def _updates(working: WorkingGraph, mutations: Mutations) -> Iterator[tuple[str 
             yield None, working.inputs.index(mutation.target)
         else:
             yield str(mutation.spec.target), 0
-
-
-def _leaf_paths(
-    in_spec: pytree.TreeSpec, labels: Sequence[str], examples: Sequence[Any]
-) -> list[str]:
-    """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
-    args, kwargs = in_spec.children()
-    found: list[str] = []
-    for label, spec in zip(labels, [*args.children(), *kwargs.children()], strict=True):
-        leaves = examples[len(found) : len(found) + spec.num_leaves]
-        found += [label + part for part in _part_paths(spec, leaves)]
-    return found
-
-
-def _part_paths(spec: pytree.TreeSpec, leaves: Sequence[Any]) -> Iterator[str]:
-    """Yield how each leaf is reached from the argument that it is a part of."""
-    try:
-        blank = pytree.tree_unflatten(leaves, spec)
-        paths = [path for path, _ in pytree.tree_flatten_with_path(blank)[0]]
-    except Exception:
-        # A class may say anything of leaves that are only examples.
-        paths = []
-    if len(paths) == len(leaves):
-        yield from map(pytree.keystr, paths)
-    else:
-        yield from (f" (leaf {index})" for index in range(len(leaves)))

@@ -187,3 +187,13 @@ def _keywords(signature: CallSignature, keys: Mapping[str, str]) -> Iterator[tup
 
 def _shown(call: RecordedCall) -> str:
     return ", ".join("anything" if leaf is None else str(leaf) for leaf in call) or "no arguments"
+
+
+def floating_types(calls: Sequence[RecordedCall]) -> set[torch.dtype]:
+    """Return the types of floating tensors among the arguments of these calls."""
+    return {
+        leaf.dtype
+        for call in calls
+        for leaf in call
+        if isinstance(leaf, RecordedTensor) and leaf.dtype.is_floating_point
+    }

@@ -26,6 +26,7 @@ from lowerdeck.unflatten._torch_private import (
     packet_name,
 )
 from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, returned
+from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
 from lowerdeck.unflatten.calls.chosen_forms import form_of
 from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.calls.signature import CallSignature
@@ -48,17 +49,24 @@ class Source:
         lines: The lines of the function, without comments.
         comments: For each line the model's own source line, or an empty string.
         names: The objects that the lines name.
-        key: What tells two functions apart: their lines and the objects in them by identity.
+        checks: Which lines check what a call is given.
+        prefix: What the names begin with of the objects that these compare with.
+        key: What tells two functions apart: their lines and the objects in them by identity. What
+            they check is no part of it.
     """
 
     lines: tuple[str, ...]
     comments: tuple[str, ...]
     names: Mapping[str, object]
+    checks: range = range(0)
+    prefix: str = ""
     key: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         objects = ((name, *_object_key(value)) for name, value in self.names.items())
-        object.__setattr__(self, "key", (self.lines, *objects))
+        first, past = self.checks.start, self.checks.stop
+        lines = (*self.lines[:first], *self.lines[past:]) if self.checks else self.lines
+        object.__setattr__(self, "key", (lines, *objects))
 
     @property
     def text(self) -> str:
@@ -76,7 +84,7 @@ class Source:
         told = [(name, _spelled(value)) for name, value in self.names.items()]
         return sha256(repr((self.lines, told)).encode()).hexdigest()[:32]
 
-    def compile(self) -> Callable[..., Any]:
+    def compile(self) -> FunctionType:
         """Return the function; a traceback through it shows its lines and the model's."""
         file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
         text = self.text
@@ -89,6 +97,18 @@ class Source:
         if not isinstance(function, FunctionType):
             raise TypeError(f"the source defines {function!r} instead of a function named forward")
         return function
+
+    def bind(self, function: FunctionType, expected: Expected) -> Callable[..., Any]:
+        """Return a function of this source that checks its calls.
+
+        Args:
+            function: What ``compile`` returned.
+            expected: What they may be given.
+        """
+        if not self.checks:
+            return function
+        scope = {**function.__globals__, **expected.names(self.prefix)}
+        return FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
 
 
 class Itself:
@@ -153,6 +173,7 @@ def write_source(
     graph: Graph,
     signature: CallSignature | None = None,
     attributes: Mapping[str, object] | None = None,
+    pattern: Pattern = (),
 ) -> Source:
     """Return the source of a function that computes what ``graph`` does.
 
@@ -160,17 +181,25 @@ def write_source(
         graph: The graph of one module.
         signature: How arguments and result are structured; without it they are flat.
         attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
+        pattern: What calls are checked for; nothing if the graph takes fewer values.
     """
-    return _Writer(graph, signature, attributes or {}).write()
+    return _Writer(graph, signature, attributes or {}, pattern).write()
 
 
 class _Writer:
     def __init__(
-        self, graph: Graph, signature: CallSignature | None, attributes: Mapping[str, object]
+        self,
+        graph: Graph,
+        signature: CallSignature | None,
+        attributes: Mapping[str, object],
+        pattern: Pattern,
     ) -> None:
         self.graph = graph
         self.signature = signature
         self.attributes = attributes
+        self.pattern = pattern
+        self.checks = range(0)
+        self.prefix = "_recorded"
         self.lines: list[str] = []
         self.comments: list[str] = []
         self.names: dict[str, object] = {}
@@ -194,7 +223,9 @@ class _Writer:
         output = next((node for node in reversed(nodes) if node.op == "output"), None)
         if output is not None:
             self._close(output)
-        return Source(tuple(self.lines), tuple(self.comments), self.names)
+        return Source(
+            tuple(self.lines), tuple(self.comments), self.names, self.checks, self.prefix
+        )
 
     def _open(self, placeholders: Sequence[Node]) -> None:
         if self.signature is None:
@@ -205,6 +236,7 @@ class _Writer:
                 f"def forward(self{parameters}, /):" if parameters else "def forward(self):",
                 outer=True,
             )
+            self._check([self.local[node] for node in placeholders])
             return
         self.taken.update(self.signature.parameter_names)
         self.parameters.update(self.signature.parameter_names)
@@ -217,6 +249,17 @@ class _Writer:
         self.leaves = [self.local[node] for node in placeholders]
         for text in self.signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
+        self._check(self.leaves)
+
+    def _check(self, leaves: Sequence[str]) -> None:
+        if len(self.pattern) > len(leaves):
+            return
+        while any(name.startswith(self.prefix) for name in (*self.parameters, *self.names)):
+            self.prefix += "_"
+        first = len(self.lines)
+        for text in check_lines(self.pattern, leaves[: len(self.pattern)], self.prefix):
+            self.line(text)
+        self.checks = range(first, len(self.lines))
 
     def _close(self, output: Node) -> None:
         value = output.args[0]
@@ -393,11 +436,18 @@ class _Writer:
                 return str(words)
             base = "_" + _WORD.sub("_", str(words)).strip("_")[:40]
             found, number = base, 1
-            while found in self.names or found in self.parameters:
+            while self._is_taken(found):
                 found, number = f"{base}_{number}", number + 1
             self.by_object[id(value)] = found
             self.names[found] = value
         return found
+
+    def _is_taken(self, name: str) -> bool:
+        return (
+            name in self.names
+            or name in self.parameters
+            or (bool(self.checks) and name.startswith(self.prefix))
+        )
 
     def _name(self, node: Node, base: str = "", *, heir_of: Sequence[Node] = ()) -> str:
         # Names of what is computed, not of the flat graph's nodes: equal modules get equal source.

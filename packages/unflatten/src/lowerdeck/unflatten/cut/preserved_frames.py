@@ -19,6 +19,7 @@ from lowerdeck.unflatten.calls.carrying import (
     must_compute_nothing,
 )
 from lowerdeck.unflatten.cut.preserved import (
+    Absent,
     Leaf,
     PreservedCall,
     asked_signatures,
@@ -79,14 +80,22 @@ def find_preserved_calls(
             forbid_replacing(made, frame, frame.parent, LOST_SIGNATURE)
             continue
         inside = dict.fromkeys(nodes_in(frame))
-        inputs = (None if leaf in inside else leaf for leaf in found.inputs)
-        call = replace(found, inputs=tuple(inputs))
+        # Its caller has no value for what the call itself computes.
+        own = [leaf in inside for leaf in found.inputs]
+        call = _without(found, own, None)
         around = Surroundings(inside, returned, stored, made.reads)
-        made.preserved[frame], unsure = with_current_leaves(call, around)
+        call, unsure = with_current_leaves(call, around)
+        made.preserved[frame] = _without(call, own, Absent())
         doubtful.extend(frame.path for _ in unsure)
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
+
+
+def _without(call: PreservedCall, which: Sequence[bool], leaf: Leaf) -> PreservedCall:
+    """Return the call with ``leaf`` for those of its arguments."""
+    inputs = zip(call.inputs, which, strict=True)
+    return replace(call, inputs=tuple(leaf if other else given for given, other in inputs))
 
 
 def _guard_not_recorded(made: WorkingGraph) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from lowerdeck.unflatten._torch_private import (
     unsaved_buffers_of,
 )
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.code.call_targets import call_target
-from lowerdeck.unflatten.code.code import Source
 from lowerdeck.unflatten.modules.bodies import BodyMaker
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
@@ -111,6 +112,7 @@ class ModuleBuilder:
     """
 
     def __init__(self) -> None:
+        self._compiled: dict[object, FunctionType] = {}
         self._functions: dict[object, Callable[..., Any]] = {}
         self._classes: dict[object, type] = {}
 
@@ -125,22 +127,31 @@ class ModuleBuilder:
                 f"{body.latest().digest()} {number}" for number, body in enumerate(forms.found)
             )
         kind = InterpreterModuleDispatcher if others else InterpreterModule
-        # The sources live as long as the forms do.
-        sources = tuple(id(body.source) for body in forms.found)
+        # The sources and what was recorded live as long as the forms do.
+        sources = tuple((id(body.source), *map(id, _checked(body))) for body in forms.found)
         made = self._classes.get(sources)
         if made is None:
-            functions = tuple(self.function(body.latest()) for body in forms.found)
+            functions = tuple(self.function(body) for body in forms.found)
             made = self._classes.get(functions) or class_with(kind, functions)
             self._classes[functions] = self._classes[sources] = made
         return kind(first, made)
 
-    def function(self, source: Source) -> Callable[..., Any]:
-        """Return the function of a source; equal sources give one function."""
-        key = (source.key, source.comments)
+    def function(self, body: Body) -> Callable[..., Any]:
+        """Return the function of a body; equal sources that check for the same give one."""
+        source = body.latest()
+        code = (source.lines, source.key, source.comments)
+        key = (code, body.signature and body.signature.names, *map(id, _checked(body)))
         found = self._functions.get(key)
         if found is None:
-            found = self._functions[key] = source.compile()
+            compiled = self._compiled.get(code)
+            if compiled is None:
+                compiled = self._compiled[code] = source.compile()
+            found = self._functions[key] = body.bound(compiled)
         return found
+
+
+def _checked(body: Body) -> tuple[RecordedCall, ...]:
+    return body.recorded if body.is_checked else ()
 
 
 def build_hierarchy(

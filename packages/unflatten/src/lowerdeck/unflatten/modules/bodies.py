@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
+from lowerdeck.unflatten.calls.checked_calls import computes_any_size, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, recorded
 from lowerdeck.unflatten.code.code import Source, write_source
 from lowerdeck.unflatten.cut.preserved import Absent, FlatCall, SignatureApplier
@@ -54,6 +55,7 @@ class BodyMaker:
         self._built: dict[Frame, RegionGraph] = {}
         self._written: dict[object, _Written] = {}
         self._targets: dict[Region, str] = {}
+        self._recorded_calls: dict[RecordedCall, RecordedCall] = {}
 
     def set_target(self, frame: Frame, target: str) -> None:
         """Let the caller of ``frame`` call it by this name."""
@@ -61,11 +63,6 @@ class BodyMaker:
 
     def body(self, frame: Frame) -> Body:
         """Return what a call runs; its own calls have been given their names."""
-        made = self._body(frame)
-        made.recorded = (self._recorded(frame),)
-        return made
-
-    def _body(self, frame: Frame) -> Body:
         call = self.working.preserved.get(frame)
         if call is None and frame not in self._built and not self._names_graphs(frame):
             return self._shared_body(frame)
@@ -74,15 +71,20 @@ class BodyMaker:
         if call is not None:
             signature = self._applier.apply(call, self._flat_call(frame))
         attributes = attribute_modules(graph, self.working.attributes)
-        return Body(graph, signature, attributes, frame.type_name)
+        made = Body(graph, signature, attributes, frame.type_name)
+        made.recorded = (self._recorded(frame),)
+        made.is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        return made
 
     def _recorded(self, frame: Frame) -> RecordedCall:
         call = self.working.preserved.get(frame)
         taken = self.plan.inputs(self.regions[frame]) if call is None else call.inputs
-        return tuple(
+        found = tuple(
             recorded(leaf.meta.get("val", Absent()) if isinstance(leaf, Node) else leaf)
             for leaf in taken
         )
+        # One object for equal ones, so that they are told apart by it.
+        return self._recorded_calls.setdefault(found, found)
 
     def root_graph(self) -> tuple[Graph, dict[str, torch.nn.Module]]:
         """Return the outermost graph, and the graph modules that it names."""
@@ -91,13 +93,20 @@ class BodyMaker:
 
     def _shared_body(self, frame: Frame) -> Body:
         region = self.regions[frame]
-        structure = region_structure(self.plan, region, self._targets)
+        calls = (self._recorded(frame),)
+        is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        pattern = pattern_of(calls) if is_checked else ()
+        structure = (region_structure(self.plan, region, self._targets), pattern)
         first = self._written.get(structure)
         if first is None:
             graph = self._named(self.plan.graph(region)).graph
-            first = self._written[structure] = _Written(graph, write_source(graph))
+            first = self._written[structure] = _Written(
+                graph, write_source(graph, pattern=pattern)
+            )
         graph_later = self.plan.defer(region, first.graph)
-        return Body(graph_later, type_name=frame.type_name, source=first.source)
+        made = Body(graph_later, type_name=frame.type_name, source=first.source)
+        made.recorded, made.is_checked = calls, is_checked
+        return made
 
     def _names_graphs(self, frame: Frame) -> bool:
         held = self.working.attributes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -19,8 +20,9 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
 )
 from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
+from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
-from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
+from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.call_targets import OWN_NAMES, form_name, lookup
 from lowerdeck.unflatten.code.code import Source, write_source
@@ -50,6 +52,9 @@ class Body:
         shadowed: Names of ours that the model gave to a child or to state.
         eager_type: The class that the module should be an instance of too.
         recorded: The arguments of the calls that have this form.
+        is_checked: Whether calls with other arguments are refused.
+        unchecked: Whether somebody asked for no checks.
+        moved: What types of tensors became when the module was moved to other ones.
         keys: What tells each form from all other modules' forms, if the module has several.
         keys_of: The keys of the children that have several forms, by the name that code has for
             them.
@@ -65,6 +70,9 @@ class Body:
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
     recorded: tuple[RecordedCall, ...] = ()
+    is_checked: bool = False
+    unchecked: bool = False
+    moved: dict[torch.dtype, torch.dtype] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
     keys_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     view: GraphView | None = None
@@ -79,7 +87,8 @@ class Body:
     def write(self) -> Source:
         """Return the source of the graph as it is now, and remember it."""
         if self.source is None or isinstance(self.made, Graph):
-            self.source = write_source(self.graph, self.signature, self.attributes)
+            pattern = pattern_of(self.recorded) if self.is_checked else ()
+            self.source = write_source(self.graph, self.signature, self.attributes, pattern)
         return self.source
 
     def latest(self) -> Source:
@@ -97,13 +106,17 @@ class Body:
 
     def compile(self) -> list[Function]:
         """Return the functions of all forms."""
-        return [body.write().compile() for body in (self, *self.others)]
+        return [body.bound(body.write().compile()) for body in (self, *self.others)]
+
+    def bound(self, function: FunctionType) -> Function:
+        """Return a function of this body's source that checks calls of it."""
+        return self.latest().bind(function, Expected(self.recorded, self.signature))
 
     def copy(self, memo: dict[int, Any]) -> Body:
         """Return a body with graphs of its own."""
         others = [other.copy(memo) for other in self.others]
         made = copy.deepcopy(self.made, memo) if isinstance(self.made, Graph) else self.made
-        return replace(self, made=made, others=others, view=None)
+        return replace(self, made=made, others=others, view=None, moved=dict(self.moved))
 
     def record(self) -> tuple[Any, ...]:
         """Return the body as data that pickles."""
@@ -112,7 +125,8 @@ class Body:
         graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
-        forms = (self.recorded, self.keys, self.keys_of)
+        checks = (self.is_checked, self.unchecked, self.moved)
+        forms = (self.recorded, self.keys, self.keys_of, checks)
         return (graph, self.signature, held, others, names, forms)
 
 
@@ -127,7 +141,8 @@ def body_of(record: tuple[Any, ...]) -> Body:
     }
     made = Body(graph.graph(), signature, held)
     made.type_name, made.shadowed, made.eager_type = names
-    made.recorded, made.keys, made.keys_of = forms
+    made.recorded, made.keys, made.keys_of, checks = forms
+    made.is_checked, made.unchecked, made.moved = checks
     made.others = [body_of(other) for other in others]
     return made
 
@@ -197,6 +212,14 @@ class GeneratedModule(Generated, MovesConstants):
         """Return the qualified name of the eager module's type, or None if it is not known."""
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        body: Body = self.__dict__[PRIVATE]
+        for form in (body, *body.others):
+            for dtype in floating_types(form.recorded):
+                now = fn(torch.empty(0, dtype=body.moved.get(dtype, dtype))).dtype
+                body.moved[dtype] = now
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         """Return what the eager class tells of itself, where this module has what it reads."""

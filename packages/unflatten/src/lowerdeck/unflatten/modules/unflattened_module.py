@@ -8,9 +8,11 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
+from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
+from lowerdeck.unflatten.calls.input_constraints import CHECKS
 from lowerdeck.unflatten.code.failures import name_source
-from lowerdeck.unflatten.modules.generated_module import GeneratedModule
+from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
 from lowerdeck.unflatten.modules.readable import print_readable, tree_summary
 from lowerdeck.unflatten.modules.swap_table import SwapTable, swap_table
 
@@ -23,7 +25,6 @@ class UnflattenedModule(GeneratedModule):
         module_call_graph: The program's modules and preserved signatures.
         range_constraints: The range of each symbolic size.
         flat_args_adapter: What turns arguments of another structure into the exported ones.
-        check_input_constraints: Whether calls check shapes and constants of their arguments.
         meta: A copy of the metadata of the exported graph module.
     """
 
@@ -31,7 +32,6 @@ class UnflattenedModule(GeneratedModule):
     module_call_graph: list[Any]
     range_constraints: dict[Any, Any]
     flat_args_adapter: FlatArgsAdapter | None
-    check_input_constraints: bool
     meta: dict[str, Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -42,6 +42,24 @@ class UnflattenedModule(GeneratedModule):
             if not torch.compiler.is_compiling():
                 name_source(error)
             raise
+
+    @property
+    def check_input_constraints(self) -> bool:
+        """Whether calls check shapes, types and constants, here and in all modules below.
+
+        Set to False, they run what the program holds, whatever they are given.
+        """
+        asked: bool = self.__dict__[CHECKS]
+        return asked
+
+    @check_input_constraints.setter
+    def check_input_constraints(self, asked: bool) -> None:
+        self.__dict__[CHECKS] = asked
+        for module in self.modules():
+            if isinstance(module, GeneratedModule):
+                body: Body = module.__dict__[PRIVATE]
+                for form in (body, *body.others):
+                    form.unchecked = not asked
 
     @property
     def input_placeholders(self) -> list[Node]:

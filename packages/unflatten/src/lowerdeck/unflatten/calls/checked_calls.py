@@ -1,0 +1,291 @@
+"""Refuse a call of a module with anything else than what its calls were recorded with.
+
+What a module computes for another constant, or for another size than a fixed one, is not in the
+program: eager may have looked at either. Each function compares what it is given with what one
+call was given, in a line that costs less than the smallest operator; where these differ, ``check``
+asks all recorded calls. What is compared is no text of the function, so that modules that compute
+the same for other sizes share its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node, Proxy
+
+from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
+from lowerdeck.unflatten.calls.recorded_calls import (
+    Recorded,
+    RecordedCall,
+    RecordedConstant,
+    RecordedTensor,
+    fits,
+)
+from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels
+from lowerdeck.unflatten.errors import InputConstraintError
+
+Pattern = tuple[tuple[bool, ...] | str | None, ...]
+"""What is compared of each leaf: the fixed sizes of a tensor, a constant, or nothing."""
+
+_CONSTANT = "constant"
+_REMEMBERED = 1000
+
+_SINGLE = "torch.nn.modules."
+_ANY_SIZE = {
+    f"{_SINGLE}{path}": operator
+    for path, operator in {
+        "linear.Linear": "linear",
+        "sparse.Embedding": "embedding",
+        "normalization.LayerNorm": "layer_norm",
+        "normalization.RMSNorm": "rms_norm",
+        "conv.Conv1d": "conv1d",
+        "conv.Conv2d": "conv2d",
+        "conv.Conv3d": "conv3d",
+        "dropout.Dropout": "dropout",
+        "activation.ReLU": "relu",
+        "activation.GELU": "gelu",
+        "activation.SiLU": "silu",
+        "activation.Tanh": "tanh",
+        "activation.Sigmoid": "sigmoid",
+        "activation.ELU": "elu",
+        "activation.LeakyReLU": "leaky_relu",
+        "activation.Hardswish": "hardswish",
+        "activation.Hardsigmoid": "hardsigmoid",
+        "activation.Mish": "mish",
+        "activation.Softplus": "softplus",
+        "activation.LogSigmoid": "log_sigmoid",
+    }.items()
+}
+_SEQUENTIAL = "torch.nn.modules.container.Sequential"
+
+
+def computes_any_size(type_name: str | None, nodes: Collection[Node]) -> bool:
+    """Return whether a module of torch's own is known to look at no size, type or constant.
+
+    Args:
+        type_name: The qualified name of its class.
+        nodes: What it computes itself.
+    """
+    operators = [node.target for node in nodes if node.op == "call_function"]
+    if type_name == _SEQUENTIAL:
+        return not operators
+    wanted = _ANY_SIZE.get(type_name or "")
+    return wanted is not None and [packet_name(operator) for operator in operators] == [wanted]
+
+
+def pattern_of(calls: Sequence[RecordedCall]) -> Pattern:
+    """Return what functions compare of the leaves of the first of these calls."""
+    if not calls:
+        return ()
+    return tuple(
+        tuple(size is not None for size in leaf.shape)
+        if isinstance(leaf, RecordedTensor)
+        else _CONSTANT
+        if isinstance(leaf, RecordedConstant)
+        else None
+        for leaf in calls[0]
+    )
+
+
+def check_lines(pattern: Pattern, leaves: Sequence[str], prefix: str) -> Iterator[str]:
+    """Yield the lines that check a call.
+
+    Args:
+        pattern: What is compared.
+        leaves: The variable of each leaf.
+        prefix: What the global names begin with; no variable does.
+    """
+    terms: list[str] = []
+    for index, (kind, leaf) in enumerate(zip(pattern, leaves, strict=True)):
+        if kind == _CONSTANT:
+            terms.append(f"{leaf}.__class__ is not {prefix}_type_{index}")
+            terms.append(f"{leaf} != {prefix}_value_{index}")
+        elif isinstance(kind, tuple):
+            shape = f"{prefix}_shape_{index}"
+            terms.append(f"{leaf}.__class__ is not {prefix}_tensor")
+            if all(kind):
+                terms.append(f"{leaf}.shape != {shape}")
+            else:
+                terms.append(f"{leaf}.dim() != {len(kind)}")
+                terms += (
+                    f"{leaf}.shape[{dim}] != {shape}[{dim}]"
+                    for dim, is_fixed in enumerate(kind)
+                    if is_fixed
+                )
+            terms.append(f"{leaf}.dtype is not {prefix}_dtype_{index}")
+    if terms:
+        yield f"if {' or '.join(terms)}:"
+        yield f"    {prefix}_check({', '.join(['self', *leaves])})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What the calls of one function may be given.
+
+    Attributes:
+        calls: What its calls were recorded with.
+        signature: How leaves are named; None where they are no more than numbered.
+        known: Leaves that were found to be right.
+    """
+
+    calls: tuple[RecordedCall, ...]
+    signature: CallSignature | None
+    known: set[object] = field(default_factory=set, repr=False)
+
+    def names(self, prefix: str) -> dict[str, object]:
+        """Return the objects that the lines of ``check_lines`` name."""
+        found: dict[str, object] = {
+            f"{prefix}_check": self.check,
+            f"{prefix}_tensor": torch.Tensor,
+        }
+        for index, leaf in enumerate(self.calls[0] if self.calls else ()):
+            if isinstance(leaf, RecordedTensor):
+                found[f"{prefix}_shape_{index}"] = leaf.shape
+                found[f"{prefix}_dtype_{index}"] = leaf.dtype
+            elif isinstance(leaf, RecordedConstant):
+                found[f"{prefix}_type_{index}"] = leaf.kind
+                # 0.0 equals -0.0, from which a division tells it: nothing equals NaN.
+                is_zero = leaf.kind is float and leaf.value == 0
+                found[f"{prefix}_value_{index}"] = float("nan") if is_zero else leaf.value
+        return found
+
+    def check(self, module: torch.nn.Module, *leaves: Any) -> None:
+        """Check the leaves of one call of ``module``.
+
+        Raises:
+            InputConstraintError: No call was recorded with such ones.
+        """
+        key = None if torch.compiler.is_compiling() else _key(leaves)
+        if key is not None and key in self.known:
+            return
+        body = module.__dict__[PRIVATE]
+        if body.unchecked:
+            return
+        given = leaves[: len(self.calls[0])]
+        fitting = [call for call in self.calls if fits(call, given)]
+        if any(_same_types(call, given) for call in fitting):
+            if key is not None and len(self.known) < _REMEMBERED:
+                self.known.add(key)
+            return
+        if any(_allowed_types(call, given, module, body.moved) for call in fitting):
+            return
+        raise InputConstraintError(self._told(given, fitting, body.type_name))
+
+    def _told(
+        self, given: Sequence[Any], fitting: Sequence[RecordedCall], type_name: str | None
+    ) -> str:
+        """Return what is wrong with the leaf that is wrong in the call that is most like this."""
+        most_like: list[tuple[int, Recorded]] = []
+        for call in fitting or self.calls:
+            wrong = [
+                (index, want)
+                for index, (want, leaf) in enumerate(zip(call, given, strict=True))
+                if (want is not None and not want.fits(leaf))
+                or (fitting and _is_other_type(want, leaf))
+            ]
+            if not most_like or len(wrong) < len(most_like):
+                most_like = wrong
+        index, want = most_like[0]
+        others = len(self.calls) - 1
+        recorded = f"{want}" if not isinstance(want, RecordedTensor) else f"{want} of {want.dtype}"
+        more = f" (and other ones in {others} more calls)" if others else ""
+        of = f" of a {type_name}" if type_name else ""
+        return (
+            f"Argument {self._path(index)!r}{of} was recorded as {recorded}{more}; found "
+            f"{_described(given[index])}. The program holds what the module computes for what was "
+            f"recorded alone: {_advice(want, given[index])}."
+        )
+
+    def _path(self, index: int) -> str:
+        if self.signature is None:
+            return f"argument {index}"
+        examples = self.calls[0]
+        labels = argument_labels(self.signature.in_spec, self.signature.names)
+        return leaf_paths(self.signature.in_spec, labels, examples)[index]
+
+
+def _key(leaves: Sequence[Any]) -> object:
+    """Return what tells these leaves; None where nothing cheap does."""
+    try:
+        key = tuple(
+            (leaf.shape, leaf.dtype)
+            if isinstance(leaf, torch.Tensor)
+            # As text: -0.0 equals 0.0.
+            else (leaf.__class__, leaf, repr(leaf) if isinstance(leaf, float) else None)
+            for leaf in leaves
+        )
+        hash(key)
+    except (TypeError, RuntimeError):
+        # A list, or a size that varies.
+        return None
+    return key
+
+
+def _is_other_type(want: object, leaf: Any) -> bool:
+    return (
+        isinstance(want, RecordedTensor)
+        and not isinstance(leaf, Proxy)
+        and leaf.dtype is not want.dtype
+    )
+
+
+def _same_types(call: RecordedCall, given: Sequence[Any]) -> bool:
+    return not any(_is_other_type(want, leaf) for want, leaf in zip(call, given, strict=True))
+
+
+def _allowed_types(
+    call: RecordedCall,
+    given: Sequence[Any],
+    module: torch.nn.Module,
+    moved: Mapping[torch.dtype, torch.dtype],
+) -> bool:
+    """Return whether tensors of other types come of a module that was moved, or of autocast."""
+    return all(
+        _may_be_of_type(want.dtype, leaf, module, moved)
+        for want, leaf in zip(call, given, strict=True)
+        if isinstance(want, RecordedTensor) and _is_other_type(want, leaf)
+    )
+
+
+def _may_be_of_type(
+    expected: torch.dtype,
+    value: torch.Tensor,
+    module: torch.nn.Module,
+    moved: Mapping[torch.dtype, torch.dtype],
+) -> bool:
+    found = value.dtype
+    if not (expected.is_floating_point and found.is_floating_point):
+        return False
+    return (
+        moved.get(expected) is found
+        or torch.is_autocast_enabled(value.device.type)
+        or any(tensor.dtype is found for tensor in module.parameters())
+        or any(tensor.dtype is found for tensor in module.buffers())
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Proxy):
+        return "a Proxy of a symbolic trace, whose value would be ignored"
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(map(str, value.shape))
+        return f"a tensor of shape ({sizes}) of {value.dtype}"
+    return repr(value)
+
+
+def _advice(want: object, value: Any) -> str:
+    if isinstance(value, Proxy):
+        return "give that value in concrete_args"
+    if isinstance(want, RecordedTensor) and isinstance(value, torch.Tensor):
+        if want.fits(value):
+            return (
+                "convert the tensor, move the module to that type, put an eager module in its "
+                "place, or export again"
+            )
+        return "export again with sizes that vary, or put an eager module in its place"
+    return "pass what was recorded, put an eager module in its place, or export again with this"
