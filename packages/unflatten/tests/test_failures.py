@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import InputConstraintError, unflatten
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
 
 
 class Inner(nn.Module):
@@ -41,4 +42,88 @@ def test_other_errors_stay_as_they_are() -> None:
     made = unflatten(torch.export.export(Outer(), (torch.ones(3, 2), torch.tensor([1]))))
     with pytest.raises(InputConstraintError) as failed:
         made(torch.ones(4, 2), torch.tensor([1]))
+    assert "test_failures" not in str(failed.value)
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, times: float) -> Tensor:
+        result: Tensor = self.work(x) * times if times > 0.2 else self.work(x) + 1
+        return result
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Scales()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.step(self.step(x, 0.5), 0.1)
+        return result
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = Twice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.twice(x)
+        return result
+
+
+class Through(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any) -> Any:
+        return self.inner(*args)
+
+
+def line_of(cls: type, text: str) -> str:
+    lines, start = inspect.getsourcelines(cls)
+    number = next(start + index for index, line in enumerate(lines) if text in line)
+    return f"test_failures.py:{number} in forward: "
+
+
+@pytest.mark.parametrize("export", [torch.export.export, export_preserving])
+@pytest.mark.parametrize("how", ["whole", "child", "form", "wrapped", "wrapped forms"])
+def test_the_line_of_the_model_is_named_however_the_module_is_called(
+    export: Any, how: str
+) -> None:
+    x = torch.ones(2, 4)
+    made: Any = unflatten(export(Whole(), (x,)))
+    made.twice.step.work.weight = nn.Parameter(torch.ones(4, 5))
+    step, subject, args = made.twice.step, made, (x,)
+    if how == "child":
+        subject = made.twice
+    if how == "form":
+        subject = step.call_modules()[0]
+        args = (x, 0.5) if export is export_preserving else (x,)  # type: ignore[assignment]
+    if how == "wrapped":
+        made.twice = Through(made.twice)
+    if how == "wrapped forms":
+        made.twice.step = Through(step)
+    with pytest.raises(RuntimeError) as failed:
+        subject(*args)
+    message = str(failed.value)
+    # torch's own line, and that of the model which calls it.
+    assert message.count("\n") == 1
+    assert "linear.py:" in message
+    assert message.count(line_of(Scales, "self.work(x) * times")) == 1
+
+
+def test_what_stands_in_the_place_of_a_module_fails_by_itself() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.ones(7)
+
+    made: Any = unflatten(torch.export.export(Whole(), (torch.ones(2, 4),)))
+    made.twice = Fails()
+    with pytest.raises(RuntimeError) as failed:
+        made(torch.ones(2, 4))
     assert "test_failures" not in str(failed.value)

@@ -32,7 +32,13 @@ from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
-from lowerdeck.unflatten.code.failures import FILE_PREFIX
+from lowerdeck.unflatten.code.failures import (
+    FILE_PREFIX,
+    NAME_SOURCE,
+    TORCH_FOLDER,
+    compile_naming,
+    name_source,
+)
 
 _SERIAL = re.compile(r"(_\d+)+$")
 _WORD = re.compile(r"[^0-9a-zA-Z_]+")
@@ -90,7 +96,8 @@ class Source:
         text = self.text
         # No __name__: a compiler would look for these names in the module of that name.
         scope: dict[str, Any] = dict(self.names)
-        exec(compile(text, file, "exec"), scope)
+        scope[NAME_SOURCE] = name_source
+        exec(compile_naming(text, file), scope)
         # A None time keeps the entry: linecache cannot look for a file that does not exist.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         function = scope["forward"]
@@ -504,9 +511,15 @@ _PYTHON_NAMES: dict[str, object] = {
 
 
 def _source_comment(node: Node) -> str:
-    """Return ``file:line in function: code`` of the node's innermost frame, on one line."""
-    frames = source_frames(node)
+    """Return ``file:line in function: code`` of the node's innermost frame, on one line.
+
+    The innermost one of a call is in what it calls: where that is a layer of torch's, the one that
+    calls it is shown.
+    """
+    frames = list(source_frames(node))
     if not frames:
         return ""
+    if node.op == "call_module":
+        frames = [one for one in frames if not one.file.startswith(TORCH_FOLDER)] or frames
     last = frames[-1]
     return on_one_line(f"{last.file}:{last.line} in {last.function}: {last.code}")

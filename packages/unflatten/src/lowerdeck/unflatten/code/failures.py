@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 
 import torch
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """What the names of generated files begin with."""
 
-_TORCH = str(Path(torch.__file__).parent)
+NAME_SOURCE = "_lowerdeck_name_source"
+"""The global name under which compiled functions find ``name_source``."""
+
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+"""Where torch's own lines are; lines of its layers say little of the model."""
+
+_TOLD = "_lowerdeck_message"
+"""Attribute of an error that holds its message as it was raised."""
+
+
+def compile_naming(text: str, file: str) -> CodeType:
+    """Return the code of functions whose errors name the line of the model, as they pass.
+
+    What is run is around the lines, which stay as they are: it costs nothing until one fails.
+
+    Args:
+        text: The source of one function.
+        file: The name of the file that it is to seem to be in.
+    """
+    module = ast.parse(text, file)
+    for function in module.body:
+        if isinstance(function, ast.FunctionDef):
+            around = ast.parse(_AROUND).body[0]
+            if isinstance(around, ast.Try):
+                for node in ast.walk(around):
+                    if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)):
+                        node.lineno = node.end_lineno = function.lineno
+                around.body = function.body
+                function.body = [around]
+    return compile(module, file, "exec")
+
+
+_AROUND = f"""
+try:
+    pass
+except Exception as _lowerdeck_error:
+    {NAME_SOURCE}(_lowerdeck_error)
+    raise
+"""
 
 
 def name_source(error: Exception) -> None:
@@ -21,25 +61,40 @@ def name_source(error: Exception) -> None:
         error: An error on its way out. One whose message is no text, or that names a line
             already, stays as it is.
     """
-    line = _failing_line(error.__traceback__)
-    if line is None or len(error.args) != 1 or not isinstance(error.args[0], str):
+    if torch.compiler.is_compiling() or len(error.args) != 1:
         return
-    code, _, source = line.strip().partition("  # ")
-    if source and source not in error.args[0]:
-        error.args = (f"{error.args[0]}\n(in {code!r}, which is {source})",)
+    message = getattr(error, _TOLD, error.args[0])
+    if not isinstance(message, str):
+        return
+    failing = [line.strip().partition("  # ") for line in _failing_lines(error.__traceback__)]
+    if not failing:
+        return
+    code, _, source = failing[-1]
+    if not source or source in message:
+        return
+    around = [found for _, _, found in failing if found and not found.startswith(TORCH_FOLDER)]
+    called = f", called by {around[-1]}" if around and source.startswith(TORCH_FOLDER) else ""
+    error.__dict__[_TOLD] = message
+    error.args = (f"{message}\n(in {code!r}, which is {source}{called})",)
 
 
-def _failing_line(traceback: TracebackType | None) -> str | None:
-    """Return the line of generated code that called what failed, if that was torch itself.
+def _failing_lines(traceback: TracebackType | None) -> list[str]:
+    """Return the lines of generated code on the way to what failed, if that was torch itself.
 
     What a hook or a module in the place of ours raises is its own affair.
     """
-    found = None
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
+    found: list[str] = []
+    is_ours = False
+    for file, line in _steps(traceback):
         if file.startswith(FILE_PREFIX):
-            found = linecache.getline(file, traceback.tb_lineno)
-        elif not file.startswith(_TORCH):
-            found = None
+            found.append(linecache.getline(file, line))
+            is_ours = True
+        elif not file.startswith(TORCH_FOLDER):
+            is_ours = False
+    return found if is_ours else []
+
+
+def _steps(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
         traceback = traceback.tb_next
-    return found

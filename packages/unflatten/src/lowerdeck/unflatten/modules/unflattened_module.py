@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Node
 
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import CHECKS
-from lowerdeck.unflatten.code.failures import name_source
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
 from lowerdeck.unflatten.modules.readable import print_readable, tree_summary
 from lowerdeck.unflatten.modules.swap_table import SwapTable, swap_table
@@ -33,15 +31,6 @@ class UnflattenedModule(GeneratedModule):
     range_constraints: dict[Any, Any]
     flat_args_adapter: FlatArgsAdapter | None
     meta: dict[str, Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module; an error of an operator names the line of the model."""
-        try:
-            return super().__call__(*args, **kwargs)
-        except Exception as error:
-            if not torch.compiler.is_compiling():
-                name_source(error)
-            raise
 
     @property
     def check_input_constraints(self) -> bool:
