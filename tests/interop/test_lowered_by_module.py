@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lowerdeck.lowered_module import (
     get_lowered_backend_modules,
     to_backend,
 )
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
 
@@ -115,6 +116,37 @@ def test_delegates_are_in_their_modules() -> None:
     assert "executorch_call_delegate" not in module.get_submodule("head").code
     with torch.no_grad():
         torch.testing.assert_close(module(x), Net.forward(eager, x))
+
+
+def test_the_table_of_a_lowered_program_tells_what_delegates_hold() -> None:
+    eager, x = Net().eval(), torch.randn(4, 8)
+    program = export_preserving(eager, (x,))
+    by_module = {"layers.*.fc": XnnpackPartitioner(), "stem": XnnpackPartitioner()}
+    for lowered in (
+        to_backend(program, by_module=by_module),
+        to_backend(
+            program,
+            by_module={
+                "layers.1": XnnpackPartitioner(),
+            },
+        ),
+        to_backend(program, XnnpackPartitioner()),
+    ):
+        module = unflatten(lowered)
+        table = {row.path: row for row in module.swappable()}
+        # Nothing is left out: what is within a delegate is in the table, too.
+        assert table.keys() == dict(module.named_modules()).keys() - {"", "layers"}
+        for path, row in table.items():
+            changed = unflatten(lowered)
+            changed.set_submodule(path, copy.deepcopy(eager.get_submodule(path)))
+            with torch.no_grad():
+                if row.replaceable:
+                    torch.testing.assert_close(changed(x), Net.forward(copy.deepcopy(eager), x))
+                elif "is lowered to XnnpackBackend" in row.reason:
+                    with pytest.raises(UnflattenError, match="before lowering"):
+                        changed(x)
+                else:
+                    assert "before lowering" in row.reason
 
 
 def test_a_backend_may_take_everything_of_a_module() -> None:

@@ -126,12 +126,10 @@ def _guard_uncalled(
             continue
         if signature is None:
             yield path
-        outer = path.rpartition(".")[0]
-        while known(outer) not in called:
-            outer = outer.rpartition(".")[0]
-        callers = [frame for frame in frames if known(frame.path) == known(outer)]
+        if path in made.forbidden:
+            continue
         why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature)
-        _forbid_uncalled(made, path, outer, callers, why)
+        forbid_uncalled(trace, made, path, why)
 
 
 def _why_uncalled(signature: Any) -> str:
@@ -171,13 +169,19 @@ def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) 
     caller.nodes[index:index] = [module, check]
 
 
-def _forbid_uncalled(
-    made: WorkingGraph, name: str, outer: str, callers: Sequence[Frame], why: str
-) -> None:
-    """Let the calls of ``outer``, by whatever name, check that a module is still there."""
+def forbid_uncalled(trace: Trace, made: WorkingGraph, name: str, why: str) -> None:
+    """Let the calls of what is around a module, by whatever name, check that it is still there."""
+    known = trace.paths.canonical
+    frames = made.tree.frames()
+    called = {known(frame.path) for frame in frames}
+    outer = name.rpartition(".")[0]
+    while known(outer) not in called:
+        outer = outer.rpartition(".")[0]
     made.forbidden[name] = why
     path = name[len(outer) + 1 :] if outer else name
-    for frame in callers:
+    for frame in frames:
+        if known(frame.path) != known(outer):
+            continue
         first = first_node(frame)
         with nullcontext() if first is None else made.graph.inserting_before(first):
             module = made.graph.get_attr(path)

@@ -20,6 +20,7 @@ from lowerdeck.unflatten._torch_private import (
     TRACEPOINT,
 )
 from lowerdeck.unflatten.calls.carrying import UNSURE_MODE
+from lowerdeck.unflatten.cut.delegated import forbid_delegated
 from lowerdeck.unflatten.cut.flat_calls import (
     flat_call,
     frames_without_signature,
@@ -94,6 +95,7 @@ class ProgramCopier:
             if frame in self.tree.unsure and frame.parent is not None:
                 forbid_replacing(self.made, frame, frame.parent, UNSURE_MODE)
         find_preserved_calls(self.trace, self.made, self.reads, self._values, self._marked)
+        forbid_delegated(self.trace, self.made)
         self._copy_output()
         self._part_calls()
         return self.made

@@ -111,9 +111,27 @@ class ModulePaths:
 def module_names(program: ExportedProgram) -> Iterator[str]:
     """Yield the names of all modules of a program, without its further calls of preserved ones."""
     names = {entry.fqn for entry in program.module_call_graph}
+    is_lowered = any(map(is_delegate, program.graph_module.children()))
     for entry in program.module_call_graph:
         base, at, number = entry.fqn.rpartition("@")
         # A module may be named "n@1" itself.
-        is_call = at and entry.signature is not None and number.isdecimal() and base in names
-        if not is_call:
+        may_be_call = at and number.isdecimal() and base in names
+        # Lowering takes signatures away, of further calls too.
+        is_call = entry.signature is not None or (
+            is_lowered and not _is_module(program, entry.fqn)
+        )
+        if not (may_be_call and is_call):
             yield entry.fqn
+
+
+def _is_module(program: ExportedProgram, name: str) -> bool:
+    """Return whether a node is in a module of this name, or some state is."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
+    return any(key.startswith(name + ".") for key in program.state_dict) or any(
+        path == name for stack in stacks for path, _ in stack.values()
+    )
+
+
+def is_delegate(module: object) -> bool:
+    """Return whether a graph's child is a delegate, as lowering makes them."""
+    return hasattr(module, "backend_id") and hasattr(module, "original_module")
