@@ -82,6 +82,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "matmul.default": [((2, *MATRIX), (2, 5, 7)), ((2, *MATRIX), (5, 7)), (MATRIX, (2, 5, 7))],
     "layer_norm.default": [(ROWS, [4], (4,), (4,)), (ROWS, [4])],
     "native_layer_norm.default": [(ROWS, [4], (4,), (4,), 1e-5)],
+    "rms_norm.default": [(ROWS, [4], (4,), 1e-5), (ROWS, [3, 4])],
     "group_norm.default": [(IMAGE, 2, (4,), (4,))],
     "native_group_norm.default": [(IMAGE, (4,), (4,), 2, 4, 36, 2, 1e-5)],
     "cat.default": [([ROWS, ROWS, ROWS], 1)],

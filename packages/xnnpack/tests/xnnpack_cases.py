@@ -325,6 +325,8 @@ def normalization() -> Iterator[Case]:
     yield module("batch_norm_relu", nn.Sequential(normed(3), nn.ReLU()), (2, 3, 4, 5))
     yield module("layer_norm", nn.LayerNorm(8, eps=1e-6), (2, 3, 8))
     yield module("layer_norm_2", nn.LayerNorm((3, 8)), (2, 3, 8))
+    yield module("rms_norm", nn.RMSNorm(8, eps=1e-6), (2, 3, 8))
+    yield module("rms_norm_2", nn.RMSNorm((3, 8)), (2, 3, 8))
     yield module("layer_norm_plain", nn.LayerNorm(8, elementwise_affine=False), (4, 8))
     yield module("group_norm", nn.GroupNorm(2, 6), (2, 6, 4, 3))
     yield module("group_norm_after_conv", nn.Sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6)),

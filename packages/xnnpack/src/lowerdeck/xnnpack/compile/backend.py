@@ -41,6 +41,7 @@ from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
 from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import layout_of
+from lowerdeck.xnnpack.recognise.rewriting import Recognised, recognised
 
 _ATEN = torch.ops.aten
 _VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}
@@ -80,25 +81,37 @@ class XnnpackBackend(BackendDetails):
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
             QuantizationError: Scales of a weight make no sense.
         """
-        emission = emit_partition(edge_program, precision_of(compile_specs))
+        whole = _with_whole_calls(edge_program)
+        emission = emit_partition(edge_program, whole.graph, precision_of(compile_specs))
         for name, reason in emission.in_float.items():
             _LOG.info("%s is computed in float: %s", name, reason)
         debug_map = DelegateMappingBuilder()
-        for number, nodes in enumerate(emission.sources):
+        for number, found in enumerate(emission.sources):
+            nodes = tuple(one for node in found for one in whole.sources_of(node))
             if any("debug_handle" in node.meta for node in nodes):
                 debug_map.insert_delegate_mapping_entry(nodes, identifier=number)
         return PreprocessResult(
             processed_bytes=encode(emission.graph),
             debug_handle_map=debug_map.get_delegate_mapping(),
-            data_store_output=data_by_file(emission, edge_program.graph),
+            data_store_output=data_by_file(emission, whole.graph),
         )
 
 
-def emit_partition(program: ExportedProgram, precision: str | None = None) -> Emission:
+def _with_whole_calls(program: ExportedProgram) -> Recognised:
+    """Return the partition's graph with those operators in one piece that the partitioner saw."""
+    constants = constant_tensors(program)
+    ahead = {*constants, *(node.name for node in known_nodes(program.graph.nodes, constants))}
+    return recognised(program.graph_module, lambda node: refusal(node, ahead) is None)
+
+
+def emit_partition(
+    program: ExportedProgram, graph: fx.Graph, precision: str | None = None
+) -> Emission:
     """Return the payload of one partition before it is serialised.
 
     Args:
         program: The partition as a program of its own.
+        graph: Its graph, or one that computes the same of the same inputs.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
 
@@ -111,8 +124,8 @@ def emit_partition(program: ExportedProgram, precision: str | None = None) -> Em
     emission = Emission(half_weights=precision == "fp16")
     constants = constant_tensors(program)
     given = set(program.graph_signature.user_inputs)
-    inputs = [one for one in program.graph.find_nodes(op="placeholder") if one.name in given]
-    for node in program.graph.nodes:
+    inputs = [one for one in graph.find_nodes(op="placeholder") if one.name in given]
+    for node in graph.nodes:
         if node.op == "placeholder" and node.name in constants:
             tensor = constants[node.name]
             emission.define(node, Tracked(tuple(tensor.shape), tensor))
@@ -124,9 +137,9 @@ def emit_partition(program: ExportedProgram, precision: str | None = None) -> Em
             emission.define(
                 node, emission.external_input(shape_of(node), position, layout, encoding)
             )
-    ahead = {node.name for node in known_nodes(program.graph.nodes, constants)}
+    ahead = {node.name for node in known_nodes(graph.nodes, constants)}
     absorbed: set[fx.Node] = set()
-    for node in program.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function" and not (node in emission or node in absorbed):
             if node.target is operator.getitem or isinstance(node.meta.get("val"), SIZES):
                 continue  # defined with what it reads from; sizes are read off at run time
@@ -140,8 +153,8 @@ def emit_partition(program: ExportedProgram, precision: str | None = None) -> Em
             chain = _chain(emission, node)
             absorbed.update(chain)
             emission.sources[first:] = [tuple(chain)] * (len(emission.sources) - first)
-    outputs = program.graph.output_node().args[0]
-    unset = unset_sizes(program.graph.nodes, program.range_constraints)
+    outputs: Any = graph.output_node().args[0]
+    unset = unset_sizes(graph.nodes, program.range_constraints)
     _emit_outputs(emission, outputs, first=len(inputs), unset=unset)
     emission.graph.num_externs = len(inputs) + len(outputs)
     return emission

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
@@ -31,6 +31,7 @@ from lowerdeck.xnnpack.operators.quantization import (
     name_of,
 )
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
+from lowerdeck.xnnpack.recognise.rewriting import Recognised, recognised
 
 NAME = "XnnpackBackend"
 Reasons = dict[Node, str | None]
@@ -39,9 +40,9 @@ Reasons = dict[Node, str | None]
 class XnnpackPartitioner(Partitioner):
     """Gives XNNPACK all that it computes as torch does, in as few partitions as can be.
 
-    It takes programs straight from ``torch.export.export`` as well as decomposed ones. The first
-    is better: a layer norm or an attention in one piece costs less to find and to lower. Programs
-    that PT2E or torchao quantised run on integers where XNNPACK does, in float elsewhere.
+    It takes programs straight from ``torch.export.export`` as well as decomposed ones, in whose
+    pieces it recognises attention, linear layers and others again. Programs that PT2E or torchao
+    quantised run on integers where XNNPACK does, in float elsewhere.
 
     Args:
         precision: ``"fp16"`` stores the filters of float32 layers as float16, in half the bytes,
@@ -79,15 +80,19 @@ class XnnpackPartitioner(Partitioner):
             QuantizationError: Scales or zero points make no sense.
         """
         constants = constant_names(exported_program)
-        nodes = [node for node in exported_program.graph.nodes if node.op == "call_function"]
-        known = known_nodes(nodes, constants)
+        kept: set[str] | None = None
         while True:
+            whole = _with_whole_calls(exported_program, constants, kept)
+            nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
+            known = known_nodes(
+                [node for node in nodes if kept is None or node.name in kept], constants
+            )
             reasons, partitions = _proposed(exported_program, nodes, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            kept = _within_one(known, partitions)
-            if len(kept) == len(known):
+            within = _within_one(known, partitions)
+            if len(within) == len(known):
                 break
-            known = known_nodes(kept, constants)
+            kept = {node.name for node in within}
         taken = [node for node, reason in reasons.items() if not reason and node not in set(known)]
         self.refused = {node.name: reason for node, reason in reasons.items() if reason}
         self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
@@ -104,6 +109,7 @@ class XnnpackPartitioner(Partitioner):
                 for node in members:
                     node.meta["delegation_tag"] = tag
         _take_known(known)
+        _tag_pieces(whole)
         _take_sizes(exported_program)
         _take_assertions(exported_program)
         tag_constant_data(exported_program)
@@ -131,6 +137,35 @@ class XnnpackPartitioner(Partitioner):
         return [*whole, *quantising], is_taken
 
 
+def _with_whole_calls(
+    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None
+) -> Recognised:
+    """Return the program's graph with those operators in one piece that XNNPACK takes."""
+    calls = [
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and (kept is None or node.name in kept)
+    ]
+    ahead = {*constants, *(node.name for node in known_nodes(calls, constants))}
+    ranges = program.range_constraints
+
+    def accepts(node: Node) -> bool:
+        return refusal(node, ahead) is None and fatal_size(node, ranges) is None
+
+    return recognised(program.graph_module, accepts)
+
+
+def _tag_pieces(whole: Recognised) -> None:
+    """Give the program's nodes the tags of those that stand for them."""
+    for node, sources in whole.sources.items():
+        tag = node.meta.get("delegation_tag")
+        for source in sources:
+            if tag is not None:
+                source.meta["delegation_tag"] = tag
+            else:
+                source.meta.pop("delegation_tag", None)
+
+
 def _proposed(
     program: ExportedProgram,
     nodes: Sequence[Node],
@@ -146,8 +181,11 @@ def _proposed(
     }
     _leave_unread(reasons, constants)
     taken = [node for node, reason in reasons.items() if not reason]
+    graph = nodes[0].graph if nodes else program.graph
     proposal = propose_partitions(
-        program.graph_module,
+        program.graph_module
+        if graph is program.graph
+        else GraphModule(program.graph_module, graph),
         lambda node: node in reasons and reasons[node] is None,
         groups=list(_inseparable(taken, constants)),
     )

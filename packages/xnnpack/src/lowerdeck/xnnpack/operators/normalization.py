@@ -72,6 +72,29 @@ def _scaled_and_shifted(
     return value
 
 
+def _rms_norm(emission: Emission, call: Call) -> None:
+    """Add ``x / sqrt(mean(x^2) + eps)``, over all folded dimensions as one."""
+    args = call.args
+    tracked = emission.of(args["input"])
+    shape = tracked.shape
+    kept = shape[: len(shape) - len(args["normalized_shape"])]
+    flat = (*kept, math.prod(int(size) for size in shape[len(kept) :]))
+    value = emission.id_of(tracked)
+    if len(flat) < len(shape):
+        value = emission.reshaped(value, flat)
+    eps = args["eps"]
+    if eps is None:
+        eps = torch.finfo(args["input"].meta["val"].dtype).eps
+    squares = emission.add(NodeKind.SQUARE, flat, input_id=value)
+    mean = row_mean(emission, squares, flat, offset=float(eps))
+    factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*kept, 1), input_id=mean)
+    value = emission.add(NodeKind.MULTIPLY, flat, input1_id=value, input2_id=factor)
+    if len(flat) < len(shape):
+        value = emission.reshaped(value, shape)
+    weight = None if args["weight"] is None else emission.of(args["weight"])
+    emission.define_value(call.node, _scaled_and_shifted(emission, value, shape, weight, None))
+
+
 def _layer_norm(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["input"])
     folded = len(call.args["normalized_shape"])
@@ -123,6 +146,13 @@ def _layer_norm_refusal(call: Call) -> str | None:
     return first_result_refusal(call)
 
 
+def _rms_norm_refusal(call: Call) -> str | None:
+    eps = call.args["eps"]
+    if eps is not None and not float(eps) > 0:
+        return "its eps is not positive"
+    return _layer_norm_refusal(call)
+
+
 def _group_norm_refusal(call: Call) -> str | None:
     if not all(is_fixed(size) for size in call.shape("input")[1:]):
         return "it normalises over a symbolic size"
@@ -136,6 +166,7 @@ _GROUP_NORM = Operator(_group_norm, _group_norm_refusal, wide=True)
 NORMALIZATION: Table = {
     _aten.layer_norm.default: _LAYER_NORM,
     _aten.native_layer_norm.default: _LAYER_NORM,
+    _aten.rms_norm.default: Operator(_rms_norm, _rms_norm_refusal, wide=True),
     _aten.group_norm.default: _GROUP_NORM,
     _aten.native_group_norm.default: _GROUP_NORM,
 }

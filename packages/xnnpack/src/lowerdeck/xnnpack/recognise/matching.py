@@ -1,0 +1,254 @@
+"""Patterns of calls, and where one matches: from its last call backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
+from lowerdeck.xnnpack.emit.arguments import fake
+
+_aten = torch.ops.aten
+_VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
+"""Arguments that change no number, seeing that the dtypes of results are compared."""
+_KEEPING = frozenset(
+    {
+        *(_aten.alias.default, _aten.clone.default, _aten.contiguous.default),
+        *(_aten.detach.default, _aten.expand.default, _aten.flatten.using_ints),
+        *(_aten.reshape.default, _aten.slice.Tensor, _aten.to.dtype, _aten._to_copy.default),
+        *(_aten._unsafe_view.default, _aten.view.default),
+    }
+)
+"""Operators that change nothing where the sizes and the dtype stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Any tensor; the same one wherever its name stands in a pattern."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A plain number."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whatever:
+    """Any argument that is no tensor; who recognises compares the shapes of results instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastAxis:
+    """The last dimension, counted from either end, alone or as a list of one."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Piece:
+    """A call of one of some operators.
+
+    Args:
+        ops: The operators.
+        *args: What the arguments are, in the order of the schema. Those that are not mentioned
+            have their defaults.
+        commutes: Whether the first two may change places.
+        name: The name under which the call is found again, none by default.
+    """
+
+    ops: frozenset[object]
+    args: tuple[Pattern, ...]
+    commutes: bool
+    name: str
+
+    def __init__(
+        self, ops: Sequence[object], *args: Pattern, commutes: bool = False, name: str = ""
+    ) -> None:
+        for key, value in (
+            ("ops", frozenset(ops)),
+            ("args", args),
+            ("commutes", commutes),
+            ("name", name),
+        ):
+            object.__setattr__(self, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """One value that is what two patterns say."""
+
+    first: Pattern
+    second: Pattern
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Either:
+    """One of some patterns, the first that matches."""
+
+    patterns: tuple[Pattern, ...]
+
+    def __init__(self, *patterns: Pattern) -> None:
+        object.__setattr__(self, "patterns", patterns)
+
+
+Pattern: TypeAlias = (
+    Leaf | Amount | Whatever | LastAxis | Piece | Both | Either | int | float | bool | None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a pattern was found.
+
+    Attributes:
+        found: Leaves, amounts and named calls.
+        pieces: The calls, the last of all first.
+    """
+
+    found: Mapping[str, Any]
+    pieces: tuple[Node, ...]
+
+    def with_found(self, name: str, value: object) -> Match:
+        """Return the match with one more name."""
+        return Match({**self.found, name: value}, self.pieces) if name else self
+
+    def with_piece(self, node: Node) -> Match:
+        """Return the match with one more call."""
+        return Match(self.found, (*self.pieces, node))
+
+
+def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
+    """Yield the ways in which a pattern ends with a node.
+
+    What changes nothing (a clone, a view to the same sizes, a dropout in evaluation) may stand
+    between any two calls of the pattern. All values have the dtype of the last or are truths.
+
+    Args:
+        pattern: The pattern.
+        node: A call; it is not passed over itself.
+    """
+    last = fake(node)
+    if last is not None and isinstance(pattern, (Piece, Either)):
+        for match in _matches(pattern, node, Match({}, ())):
+            if match.pieces[0] is node and _is_closed(match) and _is_of_one_dtype(match, last):
+                yield match
+
+
+def _is_closed(match: Match) -> bool:
+    """Return whether nobody else reads what is computed on the way."""
+    inside = set(match.pieces)
+    return all(user in inside for node in match.pieces[1:] for user in node.users)
+
+
+def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
+    values = [fake(node) for node in match.pieces]
+    values += [fake(one) for one in match.found.values() if isinstance(one, Node)]
+    return all(one is not None and one.dtype in (last.dtype, torch.bool) for one in values)
+
+
+def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
+    if isinstance(pattern, Either):
+        for one in pattern.patterns:
+            yield from _matches(one, value, match)
+    elif isinstance(pattern, Both):
+        for begun in _matches(pattern.first, value, match):
+            yield from _matches(pattern.second, value, begun)
+    elif isinstance(pattern, Leaf):
+        if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
+            yield match.with_found(pattern.name, value)
+    elif isinstance(pattern, Amount):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield match.with_found(pattern.name, float(value))
+    elif isinstance(pattern, Piece):
+        if isinstance(value, Node):
+            yield from _calls(pattern, value, match)
+            if changes_nothing(value):
+                yield from _matches(pattern, value.args[0], match.with_piece(value))
+    elif _is_equal(pattern, value):
+        yield match
+
+
+def _is_equal(pattern: object, value: object) -> bool:
+    if isinstance(pattern, Whatever):
+        return not (isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor))
+    if isinstance(value, Node) or isinstance(pattern, bool) or isinstance(value, bool):
+        return value is pattern
+    return bool(value == pattern) and (value is None) == (pattern is None)
+
+
+def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
+    target = node.target
+    if target not in pattern.ops or not isinstance(target, OpOverload):
+        return
+    names = [argument.name for argument in schema_of(target).arguments]
+    given = list(arguments_of(node).items())
+    mentioned = [value for _, value in given[: len(pattern.args)]]
+    defaults = {one.name: one.default_value for one in schema_of(target).arguments}
+    if len(pattern.args) > len(names) or any(
+        name not in _VALUELESS and (isinstance(value, Node) or value != defaults[name])
+        for name, value in given[len(pattern.args) :]
+    ):
+        return
+    begun = match.with_piece(node).with_found(pattern.name, node)
+    orders = [mentioned]
+    if pattern.commutes:
+        orders.append([mentioned[1], mentioned[0], *mentioned[2:]])
+    for order in orders:
+        yield from _all(list(zip(pattern.args, order, strict=True)), node, begun)
+
+
+def _all(pairs: list[tuple[Pattern, Any]], node: Node, match: Match) -> Iterator[Match]:
+    if not pairs:
+        yield match
+        return
+    (pattern, value), *others = pairs
+    if isinstance(pattern, LastAxis):
+        if _is_last(value, node):
+            yield from _all(others, node, match)
+        return
+    for one in _matches(pattern, value, match):
+        yield from _all(others, node, one)
+
+
+def _is_last(value: object, node: Node) -> bool:
+    if isinstance(value, (list, tuple)):
+        if len(value) != 1:
+            return False
+        (value,) = value
+    source = fake(node.all_input_nodes[0])
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and source is not None
+        and source.dim() > 0
+        and value % source.dim() == source.dim() - 1
+    )
+
+
+def changes_nothing(node: Node) -> bool:
+    """Return whether a call's result is its first argument, element by element."""
+    if node.target is _aten.dropout.default:
+        return node.args[2] is False and isinstance(node.args[0], Node)
+    source = node.args[0] if node.target in _KEEPING and node.args else None
+    if not isinstance(source, Node):
+        return False
+    before, after = fake(source), fake(node)
+    return (
+        before is not None
+        and after is not None
+        and before.dtype == after.dtype
+        and same_sizes(before.shape, after.shape)
+    )
+
+
+def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Return whether sizes are known to be the same, without a guard on symbolic ones."""
+    return len(left) == len(right) and all(
+        str(a) == str(b) for a, b in zip(left, right, strict=True)
+    )

@@ -1,0 +1,184 @@
+"""A program's graph with whole operators in place of their pieces."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.xnnpack.recognise.matching import Match, matches
+from lowerdeck.xnnpack.recognise.patterns import STAGES, Arguments, Whole
+
+Accepts = Callable[[Node], bool]
+_BY_LAST: Sequence[Mapping[object, Sequence[Whole]]] = [
+    {
+        op: [one for one in stage if op in one.pieces.ops]
+        for whole in stage
+        for op in whole.pieces.ops
+    }
+    for stage in STAGES
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A graph in which operators are whole.
+
+    Attributes:
+        graph: The program's own graph where nothing was recognised, else a copy.
+        sources: For each node of a copy: the program's nodes that it stands for, in order.
+    """
+
+    graph: Graph
+    sources: Mapping[Node, tuple[Node, ...]]
+
+    def sources_of(self, node: Node) -> tuple[Node, ...]:
+        """Return the program's nodes that a node stands for."""
+        return self.sources.get(node, (node,))
+
+
+def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
+    """Return a program's graph with whole operators in place of their pieces.
+
+    Args:
+        module: The program, which is not changed.
+        accepts: Whether a whole call is better than its pieces: whether XNNPACK takes it.
+
+    Returns:
+        The graph and what became of the program's nodes, which keep their names; a whole call has
+        the name of its last piece.
+    """
+    if not any(_ends_something(node) for node in module.graph.nodes):
+        return Recognised(module.graph, {})
+    graph, sources = _copied(module)
+    for stage in _BY_LAST:
+        _recognise(graph, stage, sources, accepts)
+    return Recognised(graph, sources)
+
+
+def _ends_something(node: Node) -> bool:
+    """Return whether a program's node is the last of some operator's pieces, for all we know."""
+    return node.op == "call_function" and any(
+        next(matches(whole.pieces, node), None) is not None
+        for stage in _BY_LAST
+        for whole in stage.get(node.target, ())
+    )
+
+
+def _copied(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
+    graph = Graph(owning_module=module)
+    copies: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        # The namespace of a new graph avoids names that export gives, such as "input".
+        copies[node].name = node.name
+    return graph, {copy: (node,) for node, copy in copies.items()}
+
+
+def _recognise(
+    graph: Graph,
+    wholes: Mapping[object, Sequence[Whole]],
+    sources: dict[Node, tuple[Node, ...]],
+    accepts: Accepts,
+) -> None:
+    """Replace the pieces of operators, the last in the graph first."""
+    survey = _Survey(graph)
+    for node in reversed(list(graph.nodes)):
+        made: Node | None = node
+        # What was made may be the last piece of something else.
+        while made is not None and made in survey.place:
+            made = _replaced(graph, wholes.get(made.target, ()), made, survey, sources, accepts)
+
+
+def _replaced(
+    graph: Graph,
+    wholes: Sequence[Whole],
+    node: Node,
+    survey: _Survey,
+    sources: dict[Node, tuple[Node, ...]],
+    accepts: Accepts,
+) -> Node | None:
+    """Replace the pieces of which a node is the last, and return what stands for them."""
+    for whole in wholes:
+        match, arguments = _found(whole, node) or (None, None)
+        if match is None or arguments is None:
+            continue
+        pieces = sorted(dict.fromkeys(match.pieces), key=survey.place.__getitem__)
+        if not survey.are_as_one(pieces, arguments):
+            continue
+        with graph.inserting_before(node):
+            made = graph.call_function(whole.op, arguments)
+        made.meta = dict(node.meta)
+        if not accepts(made):
+            graph.erase_node(made)
+            continue
+        node.replace_all_uses_with(made)
+        survey.replace(pieces, made)
+        for piece in reversed(pieces):
+            graph.erase_node(piece)
+        made.name = node.name
+        sources[made] = tuple(one for piece in pieces for one in sources.pop(piece))
+        return made
+    return None
+
+
+def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
+    for match in matches(whole.pieces, node):
+        arguments = whole.arguments(match)
+        if arguments is not None:
+            return match, arguments
+    return None
+
+
+class _Survey:
+    """What is known of all nodes of a graph before the first of them is replaced.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.place: dict[Node, int] = {}
+        self._writes: list[int] = []
+        self._early: set[Node] = set()
+        count = 0
+        for number, node in enumerate(graph.nodes):
+            self.place[node] = number
+            count += _may_write(node)
+            self._writes.append(count)
+            sources = node.all_input_nodes
+            if not isinstance(node.meta.get("val"), torch.Tensor) and all(
+                one.op == "placeholder" or one in self._early for one in sources
+            ):
+                self._early.add(node)
+
+    def are_as_one(self, pieces: Sequence[Node], arguments: Arguments) -> bool:
+        """Return whether pieces may be computed where the last of them is, of some arguments.
+
+        They are, if nothing is overwritten between them, and if they read nothing else but sizes
+        of inputs: those of what the same delegate computes would have to be known before it.
+        """
+        first, last = (self._writes[self.place[one]] for one in (pieces[0], pieces[-1]))
+        known = {*pieces, *(one for one in arguments if isinstance(one, Node))}
+        return first == last and all(
+            one in known or one in self._early for node in pieces for one in node.all_input_nodes
+        )
+
+    def replace(self, pieces: Sequence[Node], made: Node) -> None:
+        """Note that one node stands for others, where the last of them was."""
+        self.place[made] = self.place[pieces[-1]]
+        for piece in pieces:
+            del self.place[piece]
+
+
+def _may_write(node: Node) -> bool:
+    """Return whether what was read before a node may be another value after it."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if isinstance(node.target, OpOverload):
+        return schema_of(node.target).is_mutable
+    return isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
