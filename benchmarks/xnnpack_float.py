@@ -6,9 +6,10 @@ and the ratio of times in the official runtime with the bounds of its median. Fi
 Not part of ``benchmarks/run.py``: it needs torchvision, timm and transformers, and a machine that
 does nothing else.
 
-    python -m benchmarks.xnnpack_float [--counts] [MODEL[:raw|:decomposed]...]
+    python -m benchmarks.xnnpack_float [--counts | --forms] [MODEL[:raw|:decomposed]...]
 
-``--counts`` makes our files only, and names what is left outside of them.
+``--counts`` makes our files only, and names what is left outside of them. ``--forms`` compares our
+file of the decomposed program with ours of the raw one, a row for each model.
 """
 
 from __future__ import annotations
@@ -127,9 +128,15 @@ def main(words: list[str]) -> None:
     """Print a table of the models.
 
     Args:
-        words: ``--counts`` and names of models; all where there are none.
+        words: ``--counts`` or ``--forms``, and names of models; all where there are none.
     """
     chosen = [word for word in words if not word.startswith("--")] or list(NAMES)
+    if "--forms" in words:
+        print("| model | delegates | left | MB | lower, s | raw, ms | decomposed's time / raw's |")
+        print("|---|---|---|---|---|---|---|")
+        for name in chosen:
+            print(_row_of_forms(name), flush=True)
+        return
     print("| model | delegates | left | MB | lower, s | peer's time / ours | ours, ms | apart |")
     print("|---|---|---|---|---|---|---|---|")
     for word in chosen:
@@ -138,13 +145,34 @@ def main(words: list[str]) -> None:
             print(_row(name, one, counts="--counts" in words), flush=True)
 
 
+def _row_of_forms(name: str) -> str:
+    stems = [_stem(name, form) for form in FORMS]
+    try:
+        raw, torn = (_ours(name, form) for form in FORMS)
+        run = worker(_RUN, *(f"{stem}.ours.pte" for stem in stems), f"{stems[0]}.inputs")
+    except RuntimeError as error:
+        return f"| {name} | {str(error).strip().splitlines()[-1][:120]} ||||||"
+    ratio = f"{run['ratio']:.2f} ({run['low']:.2f} to {run['high']:.2f})"
+    return f"| {name} | {' | '.join(_cells(raw, torn))} | {run['ours'] * 1e3:.2f} | {ratio} |"
+
+
+def _stem(name: str, form: str) -> str:
+    return str(_KEPT / f"{name.replace('/', '-')}.{form}")
+
+
+def _ours(name: str, form: str) -> dict[str, Any]:
+    """Make our file, and return what is told of it."""
+    if not Path(f"{_stem(name, form)}.digest").exists():
+        worker(_EXPORT, name, form, _KEPT)
+    told: dict[str, Any] = worker(_OURS, name, form, _KEPT)
+    return told
+
+
 def _row(name: str, form: str, *, counts: bool) -> str:
-    stem = _KEPT / f"{name.replace('/', '-')}.{form}"
+    stem = _stem(name, form)
     arguments = (name, form, _KEPT)
     try:
-        if not Path(f"{stem}.digest").exists():
-            worker(_EXPORT, *arguments)
-        ours = worker(_OURS, *arguments)
+        ours = _ours(name, form)
         if counts:
             cells = _cells(ours, None)
             return f"| {name} {form} | {' | '.join(cells)} | {dict(ours['left'])} |||"

@@ -46,7 +46,8 @@ def agrees(model: torch.nn.Module, inputs: Inputs, path: Path) -> None:
 @pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 def test_decomposed_programs_equal_eager(case: Any, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    agrees(*model_of(*case), tmp_path / "model.pte")
+    model, inputs = model_of(*case)
+    agrees(model, inputs, tmp_path / "model.pte")
 
 
 SIZE = st.integers(1, 5)
