@@ -137,6 +137,7 @@ _UNARIES: dict[str, Callable[[Tensor], Tensor]] = {
     "sqrt": torch.sqrt,
     "gelu": F.gelu,
     "hardswish": F.hardswish,
+    "silu": F.silu,
     "elu": lambda x: F.elu(x, 0.7),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
     "relu": torch.relu,
@@ -370,7 +371,7 @@ def borders() -> Iterator[QuantizedCase]:
         floats=2,
     )
     yield case("softmax_between", lambda x: OUT(IN(x).softmax(-1)), (2, 5), floats=1)
-    yield case("silu_between", lambda x: OUT(F.silu(IN(x))), (2, 5), floats=1)
+    yield case("silu_too_fine", lambda x: Step(0.01, -9)(F.silu(IN(x))), (2, 5), floats=1)
     yield case("two_results", lambda x: (OUT(IN(x) * 2), OTHER(IN(x).sigmoid())), (2, 5))
 
 

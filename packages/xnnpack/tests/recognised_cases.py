@@ -31,6 +31,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 WHOLE: dict[str, Case] = {
+    "silu": (F.silu, ((2, 3, 5),)),
     **{
         f"linear_{len(shape)}d{'' if bias else '_no_bias'}": (
             F.linear,
@@ -48,6 +49,9 @@ WHOLE: dict[str, Case] = {
     "matmul_of_batches_that_broadcast": (torch.matmul, ((2, 1, 3, 5), (4, 5, 7))),
     "hardswish": (lambda x: F.hardswish(4 * x), ((2, 3, 5),)),
     "hardsigmoid": (lambda x: F.hardsigmoid(4 * x), ((2, 3, 5),)),
+    "pixel_shuffle": (lambda x: torch.relu(F.pixel_shuffle(x, 2)), ((2, 8, 3, 5),)),
+    "pixel_unshuffle": (lambda x: torch.relu(F.pixel_unshuffle(x, 2)), ((2, 3, 4, 6),)),
+    "channel_shuffle": (lambda x: torch.relu(F.channel_shuffle(x, 2)), ((2, 8, 3, 5),)),
     "prelu": (F.prelu, ((2, 3, 4, 5), (3,))),
     "prelu_one": (F.prelu, ((2, 3, 4), (1,))),
     "rms_norm": (lambda x, w: F.rms_norm(x, [5], w, 1e-5), ((2, 3, 5), (5,))),
@@ -115,6 +119,22 @@ def _scores_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 NEAR: dict[str, tuple[str, *Case]] = {
+    "gate_of_another": ("silu", lambda x, y: x * torch.sigmoid(y), ((2, 9),) * 2),
+    "pixels_in_another_order": (
+        "pixel_shuffle",
+        lambda x: x.view(2, 2, 2, 2, 3, 5).permute(0, 3, 4, 1, 5, 2).reshape(2, 2, 6, 10),
+        ((2, 8, 3, 5),),
+    ),
+    "channels_of_pixels": (
+        "pixel_unshuffle",
+        lambda x: x.view(2, 3, 2, 2, 3, 2).permute(0, 1, 3, 5, 2, 4).reshape(2, 12, 3, 2),
+        ((2, 3, 4, 6),),
+    ),
+    "channels_of_images": (
+        "channel_shuffle",
+        lambda x: x.view(2, 2, 4, 3, 5).transpose(0, 1).reshape(2, 8, 3, 5),
+        ((2, 8, 3, 5),),
+    ),
     "hardswish_by_another_number": ("hardswish", lambda x: x * F.relu6(x + 3) / 6.01, ((2, 9),)),
     "hardswish_moved_otherwise": ("hardswish", lambda x: x * F.relu6(x + 2) / 6, ((2, 9),)),
     "hardswish_of_another": ("hardswish", lambda x, y: y * F.relu6(x + 3) / 6, ((2, 9),) * 2),

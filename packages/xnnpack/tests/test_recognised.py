@@ -60,9 +60,10 @@ def test_a_decomposed_operator_is_compiled_as_the_whole_one(case: Case) -> None:
     assert before == [node.name for node in torn.graph.nodes]
     assert left(program) == []
     assert sorted(kinds(program)) == sorted(kinds(raw))
-    (found,) = run(program, inputs)
-    with torch.no_grad():
-        torch.testing.assert_close(found, model(*inputs), rtol=1e-5, atol=1e-5)
+    if delegates(program):  # else nothing is computed
+        (found,) = run(program, inputs)
+        with torch.no_grad():
+            torch.testing.assert_close(found, model(*inputs), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("op", "function", "shapes"), WRITTEN_OUT.values(), ids=WRITTEN_OUT)

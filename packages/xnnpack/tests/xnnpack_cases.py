@@ -85,6 +85,7 @@ def cases() -> Iterator[Case]:
                 masks,
                 composed,
                 outputs,
+                rearranging,
                 layouts,
                 dynamic,
                 memory_formats,
@@ -541,6 +542,29 @@ def outputs() -> Iterator[Case]:
     weight = nn.Linear(3, 2).requires_grad_(False)
     yield case("constant_output", lambda x, m: (x + 1, m.weight * 2), (2, 3), parts=(weight,))
     yield case("unused_input", lambda x, y: torch.relu(x), (2, 3), (4,))
+
+
+def rearranging() -> Iterator[Case]:
+    """Yield what moves or repeats pixels, in either order of memory."""
+    conv = nn.Conv2d(3, 8, 3, padding=1)
+    parts: dict[str, Callable[[Tensor], Tensor]] = {
+        "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+        "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
+        "channel_shuffle": lambda x: F.channel_shuffle(x, 4),
+        "nearest": lambda x: F.interpolate(x, scale_factor=2),
+        "nearest_by_size": lambda x: F.interpolate(x, size=(30, 4)),
+        "shuffled_by_hand": lambda x: (
+            x.view(2, 2, 4, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
+        ),
+    }
+    for name, part in parts.items():
+        yield case(name, lambda x, part=part: torch.relu(part(x)), (2, 8, 6, 4))
+        yield case(
+            f"{name}_of_a_convolution",
+            lambda x, m, part=part: torch.relu(part(m(x))),
+            (2, 3, 6, 4),
+            parts=(conv,),
+        )
 
 
 def layouts() -> Iterator[Case]:

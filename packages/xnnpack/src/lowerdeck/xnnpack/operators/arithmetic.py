@@ -49,12 +49,13 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
         emit,
         _refusal,
         integers=Integers.CHOOSES,
-        scale_refusal=partial(_scale_refusal, kind),
+        scale_refusal=partial(scale_refusal, kind),
         clamps=kind in _CAN_CLAMP,
     )
 
 
-def _scale_refusal(kind: NodeKind, call: Call, scales: Scales) -> str | None:
+def scale_refusal(kind: NodeKind, call: Call, scales: Scales) -> str | None:
+    """Return why XNNPACK computes a call wrongly on integers with these scales, or None."""
     if call.args.get("alpha", 1) != 1:
         return "it has an alpha"
     steps = [one.scale for one in scales.inputs]

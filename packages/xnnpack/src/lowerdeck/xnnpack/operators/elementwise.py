@@ -11,7 +11,9 @@ from torch.fx import Node
 
 from lowerdeck.xnnpack.emit.arguments import Call
 from lowerdeck.xnnpack.emit.emission import MOST_RESCALED, Emission, Range, Tracked
+from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.payload.encoding import int8
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
@@ -74,7 +76,20 @@ def _gelu(x: Elementwise, call: Call) -> int:
 
 
 def _silu(x: Elementwise, _: Call) -> int:
-    return x.binary(NodeKind.MULTIPLY, x.input, x.unary(NodeKind.SIGMOID, x.input))
+    if not x.emission.writes.is_int8:
+        return x.binary(NodeKind.MULTIPLY, x.input, x.unary(NodeKind.SIGMOID, x.input))
+    with x.emission.stored(None, _UNIT):
+        sigmoid = x.unary(NodeKind.SIGMOID, x.input)
+    return x.binary(NodeKind.MULTIPLY, x.input, sigmoid)
+
+
+def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
+    source, result = scales.inputs[0], scales.result
+    # Half a step of the sigmoid, times an input whose result is no end of the range, must be less
+    # than a step of the result. Inputs above 255 steps of it are such an end, those below are not.
+    if -(-128 - source.zero_point) * source.scale > 255 * result.scale:
+        return "its input goes further down than its result goes up"
+    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, _UNIT), result))
 
 
 def _hardsigmoid(x: Elementwise, _: Call) -> int:
@@ -129,6 +144,8 @@ def _is_square(node: Node) -> bool:
     return node.target is _aten.mul.Tensor and node.args[0] is node.args[1]
 
 
+_UNIT = int8(1 / 256, -128)
+"""How numbers from 0 to 1 are stored as integers."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor, _aten.add_.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Callable[[Elementwise, Call], int]] = {
@@ -222,7 +239,7 @@ _LEAKY_RELU = Operator(
     _composed(_leaky_relu), integers=Integers.CHOOSES, scale_refusal=_leaky_scale_refusal
 )
 _ELU = Operator(_composed(_elu), _elu_refusal, integers=Integers.CHOOSES)
-_SILU = Operator(_composed(_silu))
+_SILU = Operator(_composed(_silu), integers=Integers.CHOOSES, scale_refusal=_silu_scale_refusal)
 _HARDSIGMOID = Operator(_composed(_hardsigmoid))
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},

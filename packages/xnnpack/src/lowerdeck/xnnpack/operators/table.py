@@ -23,6 +23,7 @@ from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
 from lowerdeck.xnnpack.operators.pieces import PIECES
 from lowerdeck.xnnpack.operators.pooling import POOLING
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION, is_constant_source
+from lowerdeck.xnnpack.operators.rearranging import REARRANGING
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.payload.schema import MAX_RANK
@@ -40,6 +41,7 @@ OPERATORS: Table = {
     **NORMALIZATION,
     **PIECES,
     **POOLING,
+    **REARRANGING,
     **REDUCTIONS,
     **SHAPES,
 }

@@ -216,7 +216,9 @@ def _prelu(match: Match) -> Arguments | None:
 _POSITIVE = Piece((_aten.gt.Scalar,), _X, 0)
 _PRELU = Piece((_aten.where.self,), _POSITIVE, _X, Piece(_MUL, _W, _X, commutes=True))
 
+_SIGMOID = Piece((_aten.sigmoid.default,), _X)
 FUNCTIONS = (
+    Whole(_aten.silu.default, Piece((_aten.mul.Tensor,), _X, _SIGMOID, commutes=True), _of_x),
     Whole(
         _aten.hardswish.default, Piece(_DIV, Piece(_MUL, _X, _SHIFTED, commutes=True), 6), _of_x
     ),
@@ -367,6 +369,71 @@ GROUPS = (
 )
 
 
+# -- pixels and channels
+
+
+def _image(match: Match) -> list[int] | None:
+    """Return the channels, height and width of images that come apart and together again."""
+    shapes = [shape_of(match.found[name]) for name in ("x", "apart", "together")]
+    x, apart, joined = shapes
+    if len(x) != 4 or len(joined) != 4 or len(apart) < 5:
+        return None
+    if not all(same_sizes(one[:1], x[:1]) for one in shapes):
+        return None
+    if not all(is_fixed(size) and size > 0 for one in shapes for size in one[1:]):
+        return None
+    return [int(size) for size in x[1:]]
+
+
+def _pixel_shuffle(match: Match) -> Arguments | None:
+    channels, height, width = _image(match) or (0, 0, 0)
+    factor = int(shape_of(match.found["apart"])[2]) if channels else 0
+    if not factor or channels % factor**2:
+        return None
+    apart = (channels // factor**2, factor, factor, height, width)
+    joined = (channels // factor**2, height * factor, width * factor)
+    return (match.found["x"], factor) if _is_moved(match, apart, _OUT, joined) else None
+
+
+def _pixel_unshuffle(match: Match) -> Arguments | None:
+    channels, height, width = _image(match) or (0, 0, 0)
+    factor = int(shape_of(match.found["apart"])[3]) if channels else 0
+    if not factor or height % factor or width % factor:
+        return None
+    apart = (channels, height // factor, factor, width // factor, factor)
+    joined = (channels * factor**2, height // factor, width // factor)
+    return (match.found["x"], factor) if _is_moved(match, apart, _IN, joined) else None
+
+
+def _channel_shuffle(match: Match) -> Arguments | None:
+    channels, *size = _image(match) or (0, 0, 0)
+    groups = int(shape_of(match.found["apart"])[1]) if channels else 0
+    if not groups or channels % groups:
+        return None
+    apart = (groups, channels // groups, *size)
+    moved = _is_moved(match, apart, (0, 2, 1, 3, 4), (channels, *size))
+    return (match.found["x"], groups) if moved else None
+
+
+def _is_moved(
+    match: Match, apart: Sequence[Dim], order: Sequence[int], joined: Sequence[Dim]
+) -> bool:
+    return (
+        same_sizes(shape_of(match.found["apart"])[1:], apart)
+        and _order_of(match.found["turned"]) == list(order)
+        and same_sizes(shape_of(match.found["together"])[1:], joined)
+    )
+
+
+_OUT, _IN = (0, 1, 4, 2, 5, 3), (0, 1, 3, 5, 2, 4)
+_MOVED = _view(_turned(_view(_X, "apart"), "turned"), "together")
+PIXELS = (
+    Whole(_aten.pixel_shuffle.default, _MOVED, _pixel_shuffle),
+    Whole(_aten.pixel_unshuffle.default, _MOVED, _pixel_unshuffle),
+    Whole(_aten.channel_shuffle.default, _MOVED, _channel_shuffle),
+)
+
+
 # -- permutations
 
 
@@ -381,7 +448,7 @@ TURNS = tuple(
 )
 
 STAGES: tuple[tuple[Whole, ...], ...] = (
-    (*PRODUCTS, *FUNCTIONS, *NORMS),
+    (*PRODUCTS, *FUNCTIONS, *NORMS, *PIXELS),
     (*LAYERS, *ATTENTION),
     GROUPS,
     TURNS,

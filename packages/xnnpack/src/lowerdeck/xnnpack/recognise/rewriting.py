@@ -61,9 +61,9 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
 
 
 def _ends_something(node: Node) -> bool:
-    """Return whether a program's node is the last of some operator's pieces, for all we know."""
+    """Return whether a program's node is the last of some operator's pieces."""
     return node.op == "call_function" and any(
-        next(matches(whole.pieces, node), None) is not None
+        _found(whole, node) is not None
         for stage in _BY_LAST
         for whole in stage.get(node.target, ())
     )
