@@ -34,7 +34,7 @@ Places = tuple[tuple[int, int], ...]
 UNSUPPORTED = {"as_strided.default", "as_strided_copy.default"}
 """Operators that no program has with dynamic sizes: the emitter refuses them."""
 OTHERWISE_IN_EAGER = {"pixel_unshuffle.default"}
-"""Operators of which torch returns no images in the sizes of the input, where its program says others."""
+"""Operators of which torch returns no images with the sizes of its input, against its program."""
 
 
 def sizes_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Places]:

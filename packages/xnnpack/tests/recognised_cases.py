@@ -49,6 +49,7 @@ WHOLE: dict[str, Case] = {
     "matmul_of_batches_that_broadcast": (torch.matmul, ((2, 1, 3, 5), (4, 5, 7))),
     "hardswish": (lambda x: F.hardswish(4 * x), ((2, 3, 5),)),
     "hardsigmoid": (lambda x: F.hardsigmoid(4 * x), ((2, 3, 5),)),
+    "roll": (lambda x: torch.relu(x.roll((2, -1), (1, 2))), ((2, 5, 4),)),
     "pixel_shuffle": (lambda x: torch.relu(F.pixel_shuffle(x, 2)), ((2, 8, 3, 5),)),
     "pixel_unshuffle": (lambda x: torch.relu(F.pixel_unshuffle(x, 2)), ((2, 3, 4, 6),)),
     "channel_shuffle": (lambda x: torch.relu(F.channel_shuffle(x, 2)), ((2, 8, 3, 5),)),
@@ -120,6 +121,16 @@ def _scores_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 NEAR: dict[str, tuple[str, *Case]] = {
     "gate_of_another": ("silu", lambda x, y: x * torch.sigmoid(y), ((2, 9),) * 2),
+    "rows_chosen_otherwise": (
+        "roll",
+        lambda x: torch.relu(x.index_select(1, (torch.arange(5) + 2).fmod(4))),
+        ((2, 5, 4),),
+    ),
+    "fewer_rows": (
+        "roll",
+        lambda x: torch.relu(x.index_select(1, (torch.arange(4) + 2).fmod(5))),
+        ((2, 5, 4),),
+    ),
     "pixels_in_another_order": (
         "pixel_shuffle",
         lambda x: x.view(2, 2, 2, 2, 3, 5).permute(0, 3, 4, 1, 5, 2).reshape(2, 2, 6, 10),

@@ -127,7 +127,8 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
     """Yield the ways in which a pattern ends with a node.
 
     What changes nothing (a clone, a view to the same sizes, a dropout in evaluation) may stand
-    between any two calls of the pattern. All values have the dtype of the last or are truths.
+    between any two calls of the pattern. All values have the dtype of the last; only truths and
+    indices may be computed on the way.
 
     Args:
         pattern: The pattern.
@@ -147,9 +148,17 @@ def _is_closed(match: Match) -> bool:
 
 
 def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
-    values = [fake(node) for node in match.pieces]
-    values += [fake(one) for one in match.found.values() if isinstance(one, Node)]
-    return all(one is not None and one.dtype in (last.dtype, torch.bool) for one in values)
+    # Truths and indices are computed on the way, and indices are given from outside by nobody.
+    pieces = set(match.pieces)
+    leaves = [one for one in match.found.values() if isinstance(one, Node) and one not in pieces]
+    return _are_of(match.pieces, {last.dtype, torch.bool, torch.int64}) and _are_of(
+        leaves, {last.dtype, torch.bool}
+    )
+
+
+def _are_of(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
+    values = [fake(node) for node in nodes]
+    return all(one is not None and one.dtype in dtypes for one in values)
 
 
 def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:

@@ -11,7 +11,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.recognise.matching import Match, matches
-from lowerdeck.xnnpack.recognise.patterns import STAGES, Arguments, Whole
+from lowerdeck.xnnpack.recognise.pieces import Arguments, Whole
+from lowerdeck.xnnpack.recognise.stages import STAGES
 
 Accepts = Callable[[Node], bool]
 _BY_LAST: Sequence[Mapping[object, Sequence[Whole]]] = [

@@ -1,0 +1,140 @@
+"""The pieces of attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.emit.arguments import is_fixed, shape_of
+from lowerdeck.xnnpack.recognise.matching import (
+    Amount,
+    Both,
+    Either,
+    LastAxis,
+    Leaf,
+    Match,
+    Pattern,
+    Piece,
+    same_sizes,
+)
+from lowerdeck.xnnpack.recognise.pieces import (
+    ANY,
+    DIV,
+    MUL,
+    Arguments,
+    Whole,
+    swaps_last_two,
+    turned,
+    view,
+)
+
+_aten = torch.ops.aten
+_ATTENTION = _aten.scaled_dot_product_attention.default
+
+
+def _scaled(pattern: Pattern, name: str) -> Either:
+    """Return a tensor that may be multiplied by a number, or divided by one."""
+    return Either(
+        Piece(MUL, pattern, Amount(f"{name} times")),
+        Piece(DIV, pattern, Amount(f"{name} by")),
+        pattern,
+    )
+
+
+def _scores(*, masked: bool) -> Either:
+    keys = Either(
+        _scaled(turned(Leaf("key"), "turned"), "key"),
+        turned(_scaled(Leaf("key"), "key"), "turned"),
+    )
+    product = Piece(
+        (_aten.matmul.default, _aten.bmm.default), _scaled(Leaf("query"), "query"), keys
+    )
+    scores = _scaled(product, "scores")
+    if not masked:
+        return scores
+    added = Piece((_aten.add.Tensor,), scores, Leaf("mask"), commutes=True, name="masked")
+    return Either(added, scores)
+
+
+def _weights(scores: Pattern) -> Either:
+    """Return a softmax, which torch takes apart with 0 instead of NaN where all is -inf."""
+    plain = Either(
+        Piece((_aten._softmax.default,), scores, LastAxis(), False),
+        Piece((_aten.softmax.int,), scores, LastAxis()),
+    )
+    invert = (_aten.logical_not.default,)
+    low = Piece((_aten.eq.Scalar,), Leaf("scores"), -math.inf)
+    empty = Piece(invert, Piece((_aten.any.dim,), Piece(invert, low), LastAxis(), True))
+    zeros = Piece((_aten.full_like.default,), Leaf("weights"), 0)
+    softmax = Piece((_aten._softmax.default,), Both(Leaf("scores"), scores), LastAxis(), False)
+    safe = Piece((_aten.where.self,), empty, zeros, Both(Leaf("weights"), softmax), name="safe")
+    return Either(safe, plain)
+
+
+def _attention(match: Match) -> Arguments | None:
+    query, key, value, mask = (match.found.get(one) for one in ("query", "key", "value", "mask"))
+    shapes = [shape_of(one) for one in (query, key, value)]  # type: ignore[arg-type]  # leaves
+    if not swaps_last_two(match.found["turned"]) or len(shapes[0]) < 3:
+        return None
+    if not all(same_sizes(one[:-2], shapes[0][:-2]) for one in shapes[1:]):
+        return None
+    if not same_sizes(shapes[0][-1:], shapes[1][-1:]):
+        return None
+    if mask is not None and not _only_masks(match, (*shapes[0][:-1], shapes[1][-2])):
+        return None
+    scale = 1.0
+    for name in ("query", "key", "scores"):
+        scale *= match.found.get(f"{name} times", 1.0)
+        divisor = match.found.get(f"{name} by", 1.0)
+        scale = scale / divisor if divisor else math.nan
+    return (query, key, value, mask, 0.0, False, scale) if math.isfinite(scale) else None
+
+
+def _only_masks(match: Match, scores: Sequence[Dim]) -> bool:
+    """Return whether a mask is no larger than the scores, and empty rows of it become 0."""
+    return "safe" in match.found and same_sizes(shape_of(match.found["masked"]), scores)
+
+
+def _repeated(name: str) -> Piece:
+    """Return heads, each as often as it has queries."""
+    single = Piece((_aten.unsqueeze.default,), Leaf(name), 2)
+    many = Piece((_aten.expand.default,), single, ANY, name=f"many {name}")
+    return view(many, f"all {name}")
+
+
+def _grouped(match: Match) -> Arguments | None:
+    args = arguments_of(match.pieces[0])
+    key, value = (match.found[name] for name in ("key", "value"))
+    for name, one in (("key", key), ("value", value)):
+        shape, many = shape_of(one), shape_of(match.found[f"many {name}"])
+        heads = shape_of(match.found[f"all {name}"])
+        if len(shape) != 4 or not all(map(is_fixed, (shape[1], many[2]))):
+            return None
+        if not same_sizes(many, (*shape[:2], many[2], *shape[2:])):
+            return None
+        if not same_sizes(heads, (shape[0], int(shape[1]) * int(many[2]), *shape[2:])):
+            return None
+    if not same_sizes(shape_of(args["query"])[:2], shape_of(match.found["all key"])[:2]):
+        return None
+    return (args["query"], key, value, args["attn_mask"], 0.0, args["is_causal"],
+            args["scale"], True)  # fmt: skip
+
+
+_PRODUCT = (_aten.matmul.default, _aten.bmm.default)
+ATTENTION = (
+    Whole(_ATTENTION, Piece(_PRODUCT, _weights(_scores(masked=True)), Leaf("value")), _attention),
+)
+GROUPS = (
+    Whole(
+        _ATTENTION,
+        Piece(
+            *((_ATTENTION,), Leaf("query"), _repeated("key"), _repeated("value")),
+            *(Either(Leaf("mask"), None), 0, ANY, ANY, False),
+        ),
+        _grouped,
+    ),
+)

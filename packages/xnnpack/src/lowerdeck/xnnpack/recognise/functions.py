@@ -1,0 +1,93 @@
+"""The pieces of functions of one tensor, and of norms."""
+
+from __future__ import annotations
+
+import torch
+
+from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.recognise.matching import (
+    Amount,
+    Either,
+    LastAxis,
+    Match,
+    Pattern,
+    Piece,
+    same_sizes,
+)
+from lowerdeck.xnnpack.recognise.pieces import ADD, DIV, MUL, Arguments, W, Whole, X
+
+_aten = torch.ops.aten
+
+
+def _six(pattern: Pattern) -> Either:
+    """Return a tensor that is clamped to 0 and 6."""
+    clamp = (_aten.clamp.default,)
+    return Either(
+        Piece(clamp, Piece(clamp, pattern, 0), None, 6),
+        Piece(clamp, pattern, 0, 6),
+        Piece((_aten.clamp_max.default,), Piece((_aten.clamp_min.default,), pattern, 0), 6),
+        Piece((_aten.hardtanh.default,), pattern, 0, 6),
+        Piece((_aten.relu6.default,), pattern),
+    )
+
+
+def _of_x(match: Match) -> Arguments | None:
+    return (match.found["x"],)
+
+
+_SHIFTED = _six(Piece(ADD, X, 3))
+_SIXTH = Piece(DIV, _SHIFTED, 6)
+
+
+def _prelu(match: Match) -> Arguments | None:
+    x, slope = match.found["x"], match.found["w"]
+    sizes, shape = shape_of(slope), shape_of(x)
+    one_each = len(sizes) == len(shape) > 1 and all(
+        same_sizes([size], [shape[1]]) if axis == 1 else is_one(size)
+        for axis, size in enumerate(sizes)
+    )
+    return (x, slope) if one_each or all(map(is_one, sizes)) else None
+
+
+_POSITIVE = Piece((_aten.gt.Scalar,), X, 0)
+_PRELU = Piece((_aten.where.self,), _POSITIVE, X, Piece(MUL, W, X, commutes=True))
+
+_SIGMOID = Piece((_aten.sigmoid.default,), X)
+FUNCTIONS = (
+    Whole(_aten.silu.default, Piece((_aten.mul.Tensor,), X, _SIGMOID, commutes=True), _of_x),
+    Whole(_aten.hardswish.default, Piece(DIV, Piece(MUL, X, _SHIFTED, commutes=True), 6), _of_x),
+    Whole(_aten.hardswish.default, Piece(MUL, X, _SIXTH, commutes=True), _of_x),
+    Whole(_aten.hardsigmoid.default, _SIXTH, _of_x),
+    Whole(_aten._prelu_kernel.default, _PRELU, _prelu),
+)
+
+
+def _rms_norm(match: Match) -> Arguments | None:
+    x, w, eps = (match.found.get(name) for name in ("x", "w", "eps"))
+    (width,) = shape_of(x)[-1:]  # type: ignore[arg-type]  # a leaf
+    if not is_fixed(width) or not float(eps or 0) > 0:
+        return None
+    if w is not None and not same_sizes(shape_of(w), [width]):
+        return None
+    return (x, [int(width)], w, eps)
+
+
+_SQUARE = Either(
+    Piece((_aten.pow.Tensor_Scalar,), X, 2),
+    Piece((_aten.square.default,), X),
+    Piece((_aten.mul.Tensor,), X, X),
+)
+_MEAN = Piece((_aten.mean.dim,), _SQUARE, LastAxis(), True)
+_VARIANCE = Piece(ADD, _MEAN, Amount("eps"))
+_FACTOR = Either(
+    Piece((_aten.rsqrt.default,), _VARIANCE), Piece((_aten.pow.Tensor_Scalar,), _VARIANCE, -0.5)
+)
+_NORMED = Piece((_aten.mul.Tensor,), X, _FACTOR, commutes=True)
+NORMS = (
+    Whole(
+        _aten.rms_norm.default,
+        Piece((_aten.mul.Tensor,), _NORMED, W, commutes=True),
+        _rms_norm,
+    ),
+    Whole(_aten.rms_norm.default, _NORMED, _rms_norm),
+)

@@ -1,0 +1,85 @@
+"""What the patterns of all operators are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import OpOverload, arguments_of
+from lowerdeck.xnnpack.emit.arguments import shape_of
+from lowerdeck.xnnpack.recognise.matching import (
+    Either,
+    Leaf,
+    Match,
+    Pattern,
+    Piece,
+    Whatever,
+)
+
+_aten = torch.ops.aten
+Arguments: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An operator and its pieces.
+
+    Attributes:
+        op: The operator.
+        pieces: The pattern, which ends where the operator's result is.
+        arguments: Returns what to call the operator with; None where the pieces only look like it.
+    """
+
+    op: OpOverload
+    pieces: Piece
+    arguments: Callable[[Match], Arguments | None]
+
+
+ADD = (_aten.add.Tensor, _aten.add.Scalar)
+MUL = (_aten.mul.Tensor, _aten.mul.Scalar)
+DIV = (_aten.div.Tensor, _aten.div.Scalar)
+VIEW = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+X, W, B = Leaf("x"), Leaf("w"), Leaf("b")
+ANY = Whatever()
+
+
+def view(pattern: Pattern, name: str = "") -> Piece:
+    """Return a tensor with other sizes, whichever."""
+    return Piece(VIEW, pattern, ANY, name=name)
+
+
+def turns(pattern: Pattern, name: str) -> tuple[Piece, ...]:
+    """Return the ways to give a tensor's dimensions another order."""
+    return (
+        Piece((_aten.permute.default,), pattern, ANY, name=name),
+        Piece((_aten.transpose.int,), pattern, ANY, ANY, name=name),
+        Piece((_aten.t.default,), pattern, name=name),
+    )
+
+
+def turned(pattern: Pattern, name: str) -> Either:
+    """Return a tensor with its dimensions in another order, whichever."""
+    return Either(*turns(pattern, name))
+
+
+def order_of(node: Node) -> list[int]:
+    """Return which dimension of its source each dimension of a turned tensor is."""
+    args = arguments_of(node)
+    rank = len(shape_of(args["self"]))
+    if "dims" in args:
+        return [int(one) % rank for one in args["dims"]]
+    order = list(range(rank))
+    if rank > 1:
+        first, second = int(args.get("dim0", 0)), int(args.get("dim1", 1))
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def swaps_last_two(node: Node) -> bool:
+    """Return whether a turned tensor is the transpose of each matrix of its source."""
+    order = order_of(node)
+    return len(order) > 1 and order == [*range(len(order) - 2), len(order) - 1, len(order) - 2]

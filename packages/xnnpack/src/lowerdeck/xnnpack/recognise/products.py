@@ -1,0 +1,118 @@
+"""The pieces of linear layers and of products of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.emit.arguments import is_one, shape_of
+from lowerdeck.xnnpack.recognise.matching import (
+    Either,
+    Leaf,
+    Match,
+    Piece,
+    same_sizes,
+)
+from lowerdeck.xnnpack.recognise.pieces import (
+    ANY,
+    Arguments,
+    B,
+    W,
+    Whole,
+    X,
+    swaps_last_two,
+    turned,
+    view,
+)
+
+_aten = torch.ops.aten
+
+
+def _linear(match: Match) -> Arguments | None:
+    x, w, b = (match.found.get(name) for name in ("x", "w", "b"))
+    if not swaps_last_two(match.found["turned"]) or not _is_row_by_row(match, shape_of(w)[0]):  # type: ignore[arg-type]  # a leaf
+        return None
+    return (x, w, b) if b is None or len(shape_of(b)) == 1 else None
+
+
+def _rows_times_matrix(match: Match) -> Arguments | None:
+    x, w = match.found["x"], match.found["w"]
+    if len(shape_of(x)) < 2 or not _is_row_by_row(match, shape_of(w)[1]):
+        return None
+    return (x, w)
+
+
+def _is_row_by_row(match: Match, columns: Dim) -> bool:
+    """Return whether rows are laid out as one matrix, and what comes of them back again."""
+    shape = shape_of(match.found["x"])
+    if not shape or not same_sizes(shape_of(match.pieces[0]), (*shape[:-1], columns)):
+        return False
+    return same_sizes(shape_of(match.found["rows"])[1:], shape[-1:])
+
+
+def _product(match: Match) -> Arguments | None:
+    left, right = match.found["x"], match.found["w"]
+    result = shape_of(match.pieces[0])
+    wide = [
+        shape_of(match.found.get(name, one))
+        for name, one in (("wide left", left), ("wide right", right))
+    ]
+    flat = [shape_of(match.found[name]) for name in ("left", "right")]
+    if len(result) < 3 or any(len(one) != 3 for one in flat):
+        return None
+    if not all(
+        same_sizes(one[:-2], result[:-2]) and same_sizes(one[-2:], rows[1:])
+        for one, rows in zip(wide, flat, strict=True)
+    ):
+        return None
+    if not same_sizes(result[-2:], (wide[0][-2], wide[1][-1])):
+        return None
+    batches = _broadcast(shape_of(left)[:-2], shape_of(right)[:-2])
+    return (left, right) if same_sizes(batches, result[:-2]) else None
+
+
+def _broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> list[Dim]:
+    rank = max(len(left), len(right))
+    wide = ((*(1,) * (rank - len(one)), *one) for one in (left, right))
+    return [b if is_one(a) else a for a, b in zip(*wide, strict=True)]
+
+
+def _side(leaf: Leaf, name: str) -> Piece:
+    wide = Piece((_aten.expand.default,), leaf, ANY, name=f"wide {name}")
+    return view(Either(wide, leaf), name)
+
+
+_ROWS = view(X, "rows")
+_ADDMM = Piece((_aten.addmm.default,), B, _ROWS, turned(W, "turned"))
+_MM = Piece((_aten.mm.default,), _ROWS, turned(W, "turned"))
+_BMM = Piece((_aten.bmm.default,), _side(X, "left"), _side(W, "right"))
+PRODUCTS = (
+    Whole(_aten.linear.default, view(_ADDMM), _linear),
+    Whole(_aten.linear.default, view(_MM), _linear),
+    Whole(_aten.matmul.default, view(Piece((_aten.mm.default,), _ROWS, W)), _rows_times_matrix),
+    Whole(_aten.matmul.default, view(_BMM), _product),
+)
+
+
+def _layer(match: Match) -> Arguments | None:
+    """Return the arguments of a linear layer whose input lies in another order in memory."""
+    x, w, b = (match.found.get(name) for name in ("x", "w", "b"))
+    shape, weight = shape_of(x), shape_of(w)  # type: ignore[arg-type]  # leaves
+    if len(weight) != 2 or not swaps_last_two(match.found["turned"]):
+        return None
+    if b is not None and not same_sizes(shape_of(b), weight[:1]):
+        return None
+    return (x, w, b) if same_sizes(shape[-1:], weight[1:]) else None
+
+
+_TURNED_PRODUCT = Piece((_aten.matmul.default,), X, turned(W, "turned"))
+LAYERS = (
+    Whole(
+        _aten.linear.default,
+        Piece((_aten.add.Tensor,), _TURNED_PRODUCT, B, commutes=True),
+        _layer,
+    ),
+    Whole(_aten.linear.default, _TURNED_PRODUCT, _layer),
+)

@@ -1,0 +1,17 @@
+"""All that is recognised."""
+
+from __future__ import annotations
+
+from lowerdeck.xnnpack.recognise.attention import ATTENTION, GROUPS
+from lowerdeck.xnnpack.recognise.functions import FUNCTIONS, NORMS
+from lowerdeck.xnnpack.recognise.movements import PIXELS, ROLLS, TURNS
+from lowerdeck.xnnpack.recognise.pieces import Whole
+from lowerdeck.xnnpack.recognise.products import LAYERS, PRODUCTS
+
+STAGES: tuple[tuple[Whole, ...], ...] = (
+    (*PRODUCTS, *FUNCTIONS, *NORMS, *PIXELS, *ROLLS),
+    (*LAYERS, *ATTENTION),
+    GROUPS,
+    TURNS,
+)
+"""What is recognised, in order: later ones are made of what earlier ones found."""
