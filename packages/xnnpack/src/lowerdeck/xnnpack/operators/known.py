@@ -43,16 +43,22 @@ def known_nodes(nodes: Iterable[Node], constants: Collection[str]) -> list[Node]
     """
     found: dict[Node, None] = {}
     for node in nodes:
-        if node.op == "call_function" and _is_computable(node) and _is_small(node):
-            skipped = node.args[0] if node.target in SIZES_ONLY else None
-            if all(
+        if node.op != "call_function":
+            continue
+        skipped = node.args[0] if node.target in SIZES_ONLY else None
+        # Asked first: nearly every call reads what an input changes.
+        if (
+            all(
                 one is skipped
                 or one in found
                 or one.op == "get_attr"
                 or (one.op == "placeholder" and one.name in constants)
                 for one in node.all_input_nodes
-            ):
-                found[node] = None
+            )
+            and _is_computable(node)
+            and _is_small(node)
+        ):
+            found[node] = None
     return list(found)
 
 
