@@ -9,7 +9,7 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
 
-from lowerdeck.torch_base._torch_private import mend_readers, reserve_name
+from lowerdeck.torch_base._torch_private import LazyGraphModule, mend_readers, reserve_name
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
@@ -56,13 +56,25 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
             value = attribute_of(gm, node)
             if not isinstance(value, GraphModule):
                 memo[id(value)] = value
-    copied = copy.deepcopy(graph_module, memo)
+    copied = copy.deepcopy(_lazy(graph_module), memo)
     for old, new in zip(graphs_of(graph_module), graphs_of(copied), strict=True):
         for source, node in zip(old.graph.nodes, new.graph.nodes, strict=True):
             # fx gives a copy of a node called "input" another name; signatures know the old one.
             if node.name != source.name:
                 node.name = source.name
     return copied
+
+
+def _lazy(graph_module: GraphModule) -> GraphModule:
+    """Return ``graph_module`` as one whose copies write no code until somebody runs them.
+
+    Writing it is a third of the cost of a copy, and most copies are compiled, not run.
+    """
+    if type(graph_module).__bases__ != (GraphModule,):
+        return graph_module
+    made = LazyGraphModule.__new__(LazyGraphModule)
+    made.__dict__.update(graph_module.__dict__)
+    return made
 
 
 def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
