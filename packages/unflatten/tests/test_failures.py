@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
+from lowerdeck.unflatten import InputConstraintError, UnflattenError, export_preserving, unflatten
 
 
 class Inner(nn.Module):
@@ -127,3 +128,23 @@ def test_what_stands_in_the_place_of_a_module_fails_by_itself() -> None:
     with pytest.raises(RuntimeError) as failed:
         made(torch.ones(2, 4))
     assert "test_failures" not in str(failed.value)
+
+
+@pytest.mark.parametrize("export", [torch.export.export, export_preserving])
+@pytest.mark.parametrize("path", ["twice", "twice.step", "twice.step.work"])
+@pytest.mark.parametrize("how", ["deleted", "None"])
+def test_a_child_that_is_gone_is_named(export: Any, path: str, how: str) -> None:
+    made: Any = unflatten(export(Whole(), (torch.ones(2, 4),)))
+    outer, _, last = path.rpartition(".")
+    if how == "deleted":
+        delattr(made.get_submodule(outer), last)
+    else:
+        setattr(made.get_submodule(outer), last, None)
+    with pytest.raises(UnflattenError, match=f"child '{last}', but no module is there"):
+        made(torch.ones(2, 4))
+    # What can be read of the rest still can.
+    for module in made.modules():
+        assert module.code
+        assert module.graph_module.code
+    made.swappable()
+    copy.deepcopy(made).state_dict()

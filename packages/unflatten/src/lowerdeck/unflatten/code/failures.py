@@ -9,6 +9,13 @@ from pathlib import Path
 from types import CodeType, TracebackType
 
 import torch
+from torch.fx import Graph
+
+from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten.calls import chosen_forms
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.code.call_targets import split_call_target
+from lowerdeck.unflatten.errors import UnflattenError
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """What the names of generated files begin with."""
@@ -18,6 +25,9 @@ NAME_SOURCE = "_lowerdeck_name_source"
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 """Where torch's own lines are; lines of its layers say little of the model."""
+
+_FORMS = chosen_forms.__file__
+"""Between the code of a caller and the form of a module that it calls."""
 
 _TOLD = "_lowerdeck_message"
 """Attribute of an error that holds its message as it was raised."""
@@ -49,19 +59,27 @@ _AROUND = f"""
 try:
     pass
 except Exception as _lowerdeck_error:
-    {NAME_SOURCE}(_lowerdeck_error)
+    {NAME_SOURCE}(_lowerdeck_error, self)
     raise
 """
 
 
-def name_source(error: Exception) -> None:
+def name_source(error: Exception, module: torch.nn.Module) -> None:
     """Add to the message of ``error`` the line of the model whose generated code failed, in place.
 
     Args:
         error: An error on its way out. One whose message is no text, or that names a line
             already, stays as it is.
+        module: The module whose code it leaves.
+
+    Raises:
+        UnflattenError: The code calls a child that is not there.
     """
-    if torch.compiler.is_compiling() or len(error.args) != 1:
+    if torch.compiler.is_compiling():
+        return
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
+        _say_what_is_missing(error, module)
+    if len(error.args) != 1:
         return
     message = getattr(error, _TOLD, error.args[0])
     if not isinstance(message, str):
@@ -78,6 +96,27 @@ def name_source(error: Exception) -> None:
     error.args = (f"{message}\n(in {code!r}, which is {source}{called})",)
 
 
+def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:
+    """Raise an error that names the child which the code of ``module`` calls and which is gone."""
+    lines = _failing_lines(error.__traceback__)
+    if len(lines) != 1:
+        # Not in this module's own code.
+        return
+    body = module.__dict__[PRIVATE]
+    graphs: list[Graph] = [form.graph for form in (body, *body.others)]
+    nodes = [node for graph in graphs for node in graph.find_nodes(op="call_module")]
+    for path in dict.fromkeys(split_call_target(str(node.target))[0] for node in nodes):
+        held: torch.nn.Module | None = module
+        for name in path.split("."):
+            held = None if held is None else children_of(held).get(name)
+        if held is None:
+            raise UnflattenError(
+                f"This module calls its child {path!r}, but no module is there: it was deleted or "
+                "set to None, or what held it was replaced by a module without such a child. Put "
+                "a module there; an Identity to compute nothing."
+            ) from error
+
+
 def _failing_lines(traceback: TracebackType | None) -> list[str]:
     """Return the lines of generated code on the way to what failed, if that was torch itself.
 
@@ -89,7 +128,7 @@ def _failing_lines(traceback: TracebackType | None) -> list[str]:
         if file.startswith(FILE_PREFIX):
             found.append(linecache.getline(file, line))
             is_ours = True
-        elif not file.startswith(TORCH_FOLDER):
+        elif not file.startswith(TORCH_FOLDER) and file != _FORMS:
             is_ours = False
     return found if is_ours else []
 
