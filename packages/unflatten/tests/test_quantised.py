@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from unflatten_comparison import FORMS, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import export_preserving, unflatten
 
 if TYPE_CHECKING:
 
@@ -106,3 +106,29 @@ def test_nodes_in_a_row_are_where_all_their_neighbours_are() -> None:
     assert added(module) == 8
     assert added(module.blocks[1]) == 2
     assert added(module.blocks[1].fc) == 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Please use quant_min:UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("how", ["qat", "dynamic"])
+def test_eager_quantisation_takes_layers_of_eager_that_were_put_back(how: str) -> None:
+    # It looks for exact types, which generated modules have not.
+    eager = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    x = torch.randn(3, 8)
+    module: Any = unflatten(export_preserving(eager, (x,)))
+    for path, layer in eager.named_children():
+        module.set_submodule(path, copy.deepcopy(layer))
+    found = []
+    quantization: Any = torch.ao.quantization
+    for model in (module, copy.deepcopy(eager)):
+        if how == "qat":
+            model.train().qconfig = quantization.get_default_qat_qconfig("x86")
+            made = quantization.prepare_qat(model)
+            assert type(made.get_submodule("0")) is torch.ao.nn.qat.Linear
+        else:
+            made = quantization.quantize_dynamic(model, {torch.nn.Linear})
+            assert type(made.get_submodule("0")) is torch.ao.nn.quantized.dynamic.Linear
+        found.append(made(x))
+    torch.testing.assert_close(*found)
+    assert not torch.equal(found[0], eager(x))
