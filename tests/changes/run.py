@@ -61,9 +61,11 @@ def summary(records: Iterable[Record]) -> str:
     changes = sum((Counter(row["changes"]) for row in rows), Counter())
     table = sum((Counter(row["refused"]) for row in rows if "plain" not in row["form"]), Counter())
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    odd = Counter(" ".join(row.get("odd") or ("none", "same")) for row in rows)
     lines = [
         f"{len(rows)} hierarchies: {told}; {changed} of them changed, in {changes.total()} places",
         ", ".join(f"{count} {kind}" for kind, count in changes.most_common()),
+        ", ".join(f"{count} {what}" for what, count in sorted(odd.items()) if "none" not in what),
         f"modules with signatures: {table['allowed']} of {table.total()} replaceable",
         *(f"{count:6} {why}" for why, count in table.most_common() if why != "allowed"),
     ]

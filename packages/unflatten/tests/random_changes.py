@@ -15,6 +15,7 @@ import torch
 from random_comparison import compare_calls, dynamic_shapes  # type: ignore[import-not-found]
 from random_leaves import SIZE  # type: ignore[import-not-found]
 from random_models import Case, Tree, random_case  # type: ignore[import-not-found]
+from random_odd_changes import check_odd_change  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 from torch.utils import _pytree as pytree
@@ -26,7 +27,7 @@ FORMS = ("preserving", "preserving", "strict preserving", "plain", "plain all", 
 """How a model is exported and unflattened: with all signatures, with none, without but for all."""
 
 REPLACED = ("eager", "eager changed")
-WRAPPED = ("sequential", "changed", "low rank", "logged")
+WRAPPED = (*("sequential", "changed", "low rank", "logged", "listed") * 2, "compiled")
 HOOKED = ("hooked", "changed by a hook", "changed before")
 
 Call = tuple[str, Any]
@@ -42,6 +43,7 @@ class Outcome:
         form: How it was exported.
         changes: What was done, by how often.
         refused: Modules that the table refuses, by reason, and those that it allows.
+        odd: A change that may be refused, and what came of it.
         outcome: "same", or why nothing was compared, or "wrong".
         detail: What is wrong.
     """
@@ -50,6 +52,7 @@ class Outcome:
     form: str
     changes: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    odd: tuple[str, str] = ("none", "same")
     outcome: str = "same"
     detail: str = ""
 
@@ -78,7 +81,23 @@ def check_seed(seed: int, cost: int = 20) -> Outcome:
         made.changes = dict(Counter(made.changes) + Counter(chosen.values()))
         _compare(case, changed, chosen, seed + number, flat="plain" in made.form)
         module = unflatten(program, preserve="all" if made.form == "plain all" else None)
+    if "plain" not in made.form:
+        made.odd = check_odd_change(case, module, _free(case, table), rng)
     return made
+
+
+def _free(case: Case, table: SwapTable) -> list[str]:
+    """Return the modules around which, and in whose place, other ones may be put."""
+    loose = _loose(case.model)
+    return sorted(
+        row.path
+        for row in table
+        if row.replaceable
+        and row.callable_alone
+        and loose.get(row.path)
+        and not isinstance(case.model.get_submodule(row.path), nn.Sequential)
+        and row.path not in _called_in_branches(case.model)
+    )
 
 
 def _exported(case: Case, made: Outcome) -> ExportedProgram | None:
@@ -198,6 +217,10 @@ def _compare(
             parent._modules[last] = inner
         elif kind == "sequential":
             parent._modules[last] = Sequential(inner)
+        elif kind == "listed":
+            parent._modules[last] = Listed(inner)
+        elif kind == "compiled":
+            parent._modules[last] = torch.compile(inner, backend="eager")
         else:
             parent._modules[last] = Around(inner, partial(around, logs[1]))
     compare_calls(eager, subject, case, 3)
@@ -248,6 +271,23 @@ class Sequential(Around):
         except AttributeError:
             held: Any = nn.Module.__getattr__(self, "inner")
             return getattr(held[0]["held"], name)
+
+
+class Listed(nn.Module):
+    """The layer in a list in a list, where ``modules()`` does not see it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.held = [[inner]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held[0][0](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["held"][0][0], name)
 
 
 def _plainly(call: Step, *args: Any, **kwargs: Any) -> Any:
