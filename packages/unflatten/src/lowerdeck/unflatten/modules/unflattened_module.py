@@ -43,6 +43,7 @@ class UnflattenedModule(GeneratedModule):
 
     @check_input_constraints.setter
     def check_input_constraints(self, asked: bool) -> None:
+        """Switch the checks of this module and of all modules below on or off."""
         self.__dict__[CHECKS] = asked
         for module in self.modules():
             if isinstance(module, GeneratedModule):
