@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -236,6 +238,119 @@ def test_a_parcel_arrives_as_it_was_sent() -> None:
     assert result.processed_bytes == str(program.graph).encode()
     assert result.debug_handle_map is not None
     assert min(result.debug_handle_map[0]) > 100  # type: ignore[index]
+
+
+class _Calling(torch.nn.Module):
+    def __init__(self, call: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.call = call
+        self.norm = torch.nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.call(self.norm(x)) if x.ndim == 4 else self.call(x)
+
+
+_SEVERAL_RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "batch_norm": lambda x: x.relu(),
+    "max": lambda x: x.max(-1)[0] * 2,
+    "min, indices alone": lambda x: x.min(-1)[1] + 1,
+    "topk": lambda x: x.topk(2)[1] + 1,
+    "sort": lambda x: x.sort(-1)[0],
+    "chunk": lambda x: x.chunk(2, -1)[0] * 2,
+    "split": lambda x: torch.split(x, 2, -1)[1] + 1,
+    "unbind": lambda x: x.unbind(0)[0] * 2,
+    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x.relu(), 2) + 1,
+    "indices": lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True)[1] + 1,
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (8,)) * 2,
+    "group_norm": lambda x: torch.nn.functional.group_norm(x, 2) * 2,
+    "var_mean": lambda x: torch.var_mean(x, -1)[1] + 1,
+    "frexp": lambda x: torch.frexp(x)[0] + 1,
+    "twice": lambda x: (x.max(-1)[0] * 2).max(-1)[1] + x.max(-1)[0].max(-1)[1],
+    "none": lambda x: torch.ops.aten.max.dim(x, -1) and x + 1,
+}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("name", _SEVERAL_RESULTS)
+def test_operators_of_several_results_arrive_as_they_were_sent(name: str, apart: bool) -> None:
+    module = _Calling(_SEVERAL_RESULTS[name]).eval()
+    program = torch.export.export(module, (torch.randn(2, 4, 8, 8),))
+    if apart:
+        program = program.run_decompositions()
+    text = str(program.graph)
+    for number, node in enumerate(program.graph.nodes):
+        node.meta["debug_handle"] = 7 * number
+    handles = [n.meta["debug_handle"] for n in program.graph.nodes if n.op[:4] == "call"]
+    result = preprocess_parcel(pack(program, Counting, []))
+    assert result.processed_bytes == text.encode()
+    assert result.debug_handle_map == {0: tuple(handles)}
+    with ThreadPoolExecutor(1) as executor:
+        wanted = blobs(to_backend(program, TaggingPartitioner(lambda _: "t")))
+        found = to_backend(program, TaggingPartitioner(lambda _: "t"), executor=executor)
+        assert blobs(found) == wanted
+
+
+def _results_apart() -> ExportedProgram:
+    """Return a program whose results are late, taken twice, swapped, with names of their own."""
+    module = _Calling(lambda x: sum(torch.split(x.relu(), 2, -1)[1:], x.max(-1, keepdim=True)[0]))
+    exported = torch.export.export(module, (torch.randn(2, 8),))
+    program: ExportedProgram = exported.run_decompositions()
+    graph = program.graph
+    taken = [node for node in graph.nodes if node.target is operator.getitem]
+    sums = [node for node in graph.nodes if "add" in str(node.target)]
+    for node in reversed(taken):
+        if node.all_input_nodes[0].target is not torch.ops.aten.max.dim:
+            sums[0].prepend(node)
+    with graph.inserting_before(sums[-1]):
+        again = graph.node_copy(taken[-1])
+    sums[-1].replace_input_with(taken[-1], again)
+    names = [node.name for node in taken]
+    for node, fresh in zip(taken, reversed(names), strict=True):
+        node.name = fresh
+    next(n for n in graph.nodes if n.target is torch.ops.aten.max.dim).name = "max_17"
+    for number, node in enumerate(graph.nodes):
+        node.meta["debug_handle"] = 3 * number
+    program.graph_module.recompile()
+    return program
+
+
+def test_results_that_lie_anywhere_arrive_as_they_were_sent() -> None:
+    program = _results_apart()
+    program.validate()  # type: ignore[no-untyped-call]
+    assert preprocess_parcel(pack(program, Counting, [])) == Counting.preprocess(program, [])
+
+
+def test_a_parcel_that_runs_gives_what_was_sent() -> None:
+    class Running(BackendDetails):
+        """Runs what arrives."""
+
+        @staticmethod
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
+            found = edge_program.module()(torch.arange(16.0).view(2, 8))
+            return PreprocessResult(found.numpy().tobytes())
+
+    program = _results_apart()
+    assert preprocess_parcel(pack(program, Running, [])) == Running.preprocess(program, [])
+
+
+@pytest.mark.parametrize("change", ["less", "more", "other", "graphs"])
+def test_what_arrives_otherwise_is_refused(change: str) -> None:
+    program = torch.export.export(_Calling(lambda x: x.relu().max(-1)[0]), (torch.ones(2, 3),))
+    parcel = pack(program, Counting, [])
+    (nodes,) = parcel.graphs
+    relu = next(n for n, node in enumerate(nodes) if "relu" in node.target)
+    changed = {
+        "less": ((*nodes[:relu], *nodes[relu + 1 :]),),
+        "more": ((*nodes, nodes[relu]),),
+        "other": ((*nodes[:relu], replace(nodes[relu], target="aten.tanh.default"), *nodes[2:]),),
+        "graphs": (nodes, nodes),
+    }
+    Counting.calls.clear()
+    with pytest.raises(PreprocessError, match=r"arrived otherwise .* without an executor"):
+        preprocess_parcel(replace(parcel, graphs=changed[change]))
+    assert not Counting.calls
 
 
 def test_a_failure_in_an_executor_names_the_partition(program: ExportedProgram) -> None:
