@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,28 @@ def test_an_empty_prompt_and_another_file_are_refused(
     other = llama / "tokenizer.json"
     assert lowerdeck("lm", "run", other, "a", "--tokenizer", llama, "--runtime", "lowerdeck") == 3
     assert "cannot be loaded" in capsys.readouterr().err
+
+
+def test_a_prompt_may_have_any_letters_in_the_c_locale(llama: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from importlib.metadata import entry_points;"
+        "(script,) = entry_points(group='console_scripts', name='lowerdeck');"
+        "sys.exit(script.load()())"
+    )
+    file = tmp_path / "model.pte"
+    assert lowerdeck("lm", "export", llama, "-o", file, "--context", 32) == 0
+    words = ["lm", "run", str(file), "--tokens", "2", "--runtime", "lowerdeck"]
+    good = f"na\u00efve {PROMPT}".encode()
+    for prompt, status, told in ((good, 0, b"more at"), (b"\xff", 2, b"UTF-8")):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, *words, prompt],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        )
+        assert done.returncode == status, done.stderr
+        assert told in done.stdout + done.stderr
+        assert (done.stdout + done.stderr).isascii()
 
 
 def test_an_interrupt_leaves_nothing_half_written(

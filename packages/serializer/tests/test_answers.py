@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -260,6 +261,74 @@ def test_hostile_names_reach_no_terminal_in_any_encoding(
     text = (done.stdout + done.stderr).decode(encoding)
     assert all(line == printable(line) for line in text.split("\n"))
     assert (r"m\x1b[2J" in text) == (command != "verify")
+
+
+_HANDLERS = (
+    "strict",
+    "ignore",
+    "replace",
+    "surrogateescape",
+    "surrogatepass",
+    "xmlcharrefreplace",
+    "backslashreplace",
+    "namereplace",
+)
+_C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+_ASCII = {
+    "C": _C_LOCALE,
+    "POSIX": {**_C_LOCALE, "LC_ALL": "POSIX"},
+    **{handler: {"PYTHONIOENCODING": f"ascii:{handler}"} for handler in _HANDLERS},
+    "C, surrogatepass": {**_C_LOCALE, "PYTHONIOENCODING": ":surrogatepass"},
+}
+
+
+@pytest.mark.parametrize("name", _ASCII)
+def test_every_command_prints_in_ascii_whatever_python_does_with_other_letters(
+    name: str, files: dict[str, Path]
+) -> None:
+    folder = files["no"].parent
+    program = add_program()
+    program.execution_plan[0].name = "na\u00efve \U0001f600"
+    write_pte(program, folder / "na\u00efve \U0001f600.pte")
+    commands = [
+        ["inspect", "NAME"],
+        ["inspect", "--json", "NAME"],
+        ["inspect", "--html", "page.html", "NAME"],
+        ["verify", "NAME"],
+        ["verify", "good.pte", "--data", "NAME"],
+        ["diff", "NAME", "good.pte"],
+        ["diff", "NAME", "good.pte", "--html", "pages.html"],
+        ["ops", "NAME"],
+        ["ops", "--yaml", "NAME"],
+        ["extract", "NAME"],
+        ["inspect", "no NAME"],
+        [],
+        ["--version"],
+    ]
+    code = (
+        "import json, sys; from lowerdeck.serializer.command_line import main\n"
+        "name = sys.argv[2]\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    print('status', main([word.replace('NAME', name) for word in words]), words)"
+    )
+    found = "na\u00efve \U0001f600.pte"
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands), found],
+        capture_output=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, **_ASCII[name]},
+    )
+    text = done.stdout.decode("ascii")
+    assert done.returncode == 0, done.stderr
+    status = re.findall(r"^status (\d+) (.*)$", text, re.MULTILINE)
+    wanted = [0, 0, 0, 0, 3, 1, 1, 0, 0, 0, 3, 0, 0]
+    assert [(int(ended), words) for ended, words in status] == [
+        (ended, str(words)) for ended, words in zip(wanted, commands, strict=True)
+    ], done.stderr
+    assert r"\u2588" in text
+    assert r"na\xefve \U0001f600" in text
+    assert len(done.stderr.decode("ascii").splitlines()) == 2
 
 
 def test_hostile_names_in_a_page_turn_nothing(files: dict[str, Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -89,14 +90,17 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         "--prefill-chunk", type=int, metavar="N", help="tokens that are taken at once at most"
     )
     parser.add_argument(
-        "--check", metavar="PROMPT", help="generate, and fail if the model's own tokens differ"
+        "--check",
+        type=_text,
+        metavar="PROMPT",
+        help="generate, and fail if the model's own tokens differ",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def _configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument("prompt", type=_text, metavar="PROMPT")
     parser.add_argument(
         "--tokenizer",
         type=Path,
@@ -108,6 +112,16 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
         "--runtime", choices=RUNTIMES, help="the official one where it is installed, else ours"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _text(given: str) -> str:
+    """Return what was typed: in the C locale Python takes UTF-8 for bytes without meaning."""
+    try:
+        return os.fsencode(given).decode("utf-8")
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{printable(given)} is no text in UTF-8, which tokenizers read"
+        ) from error
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -11,8 +11,9 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import EntryPoint, distributions
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.serializer.commands.answers import (
@@ -150,19 +151,23 @@ def _end(name: str, error: Exception) -> ExitStatus:
 
 @contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Let what a terminal's encoding cannot say be printed as an escape, and not end us."""
-    stream = sys.stdout
-    before = getattr(stream, "errors", None)
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is None or before != "strict":
+    """Let what a terminal's encoding cannot say be printed as an escape, and not end us.
+
+    No other handler of errors does: not ``surrogateescape``, which Python chooses in the C locale,
+    and those that never fail drop letters of names.
+    """
+    with ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            before = getattr(stream, "errors", None)
+            if isinstance(stream, TextIOWrapper) and before is not None:
+                stream.reconfigure(errors="backslashreplace")
+                stack.callback(_set_errors, stream, before)
         yield
-        return
-    reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        with suppress(ValueError, OSError):
-            reconfigure(errors=before)
+
+
+def _set_errors(stream: TextIOWrapper, errors: str) -> None:
+    with suppress(ValueError, OSError):
+        stream.reconfigure(errors=errors)
 
 
 def _let_go_of_stdout() -> None:
