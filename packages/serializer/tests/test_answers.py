@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
+from lowerdeck import script
 from lowerdeck.serializer import (
     BackendDelegate,
     BackendDelegateDataReference,
@@ -241,6 +243,102 @@ def test_an_error_of_any_package_becomes_a_status(
     assert re.fullmatch(f"lowerdeck fail: .*{message}.*\n", shown)
     with pytest.raises(type(error)):
         main(["fail", "--debug"])
+
+
+class _Forgetful:
+    help = "forgets that it was interrupted"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Take no arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Fail as extensions of C do that are interrupted while they are imported."""
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("cannot load module more than once per process") from None
+        return 0
+
+
+def test_an_interrupt_that_became_another_error_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "_OWN", {"forget": _Forgetful()})
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["forget"]) == 130
+    assert capsys.readouterr().err == "lowerdeck forget: interrupted\n"
+    with pytest.raises(ImportError):
+        main(["forget", "--debug"])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_host_that_takes_interrupts_goes_on_taking_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command_line, "_OWN", {"forget": _Forgetful()})
+    taken: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
+    try:
+        assert main(["forget"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert taken == [signal.SIGINT]
+
+
+# Interrupts the script when it begins to import a module, and lets the module be what it becomes.
+_INTERRUPTING = """
+import os, signal, sys
+at, sys.argv = sys.argv[1], ["lowerdeck", *sys.argv[2:]]
+class Finder:
+    def find_spec(self, name, *_):
+        if name == at:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("cannot load module more than once per process") from None
+sys.meta_path.insert(0, Finder())
+from lowerdeck.script import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        ("lowerdeck.serializer", ["inspect", "good.pte"]),
+        ("lowerdeck.serializer.pte.schema", ["inspect", "good.pte"]),
+        ("argparse", ["inspect", "good.pte"]),
+        ("lowerdeck.serializer.command_line", ["verify", "good.pte"]),
+        ("lowerdeck.serializer.command_line", []),
+        ("late_module", ["late"]),
+    ],
+)
+def test_an_interrupt_while_the_script_imports_is_one_line_and_130(
+    at: str, words: list[str], files: dict[str, Path]
+) -> None:
+    folder = files["no"].parent
+    (folder / "late_module.py").write_text("late = None\n")
+    told = folder / "late-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text("[lowerdeck.commands]\nlate = late_module:late\n")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTING, at, *words],
+        capture_output=True,
+        check=False,
+        cwd=folder,
+        env=environment,
+        text=True,
+    )
+    name = " late" if "late" in words else ""
+    assert (done.returncode, done.stderr) == (130, f"lowerdeck{name}: interrupted\n")
+    assert done.stdout == ""
+
+
+def test_the_script_runs_commands(files: dict[str, Path]) -> None:
+    assert script.main(["verify", str(files["good.pte"])]) == 0
+    assert script.main(["verify", str(files["empty"])]) == 3
 
 
 def _run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:

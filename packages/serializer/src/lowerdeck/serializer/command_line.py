@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from importlib.metadata import EntryPoint, distributions
 from io import TextIOWrapper
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.serializer.commands.answers import (
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 GROUP = "lowerdeck.commands"
+Loading = Callable[[str], AbstractContextManager[None]]
 _OWN: Mapping[str, Command] = {
     "inspect": InspectCommand(),
     "verify": VerifyCommand(),
@@ -67,31 +77,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> status == 0 and "inspect" in shown.getvalue()
         True
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(
+    arguments: list[str],
+    loading: Loading | None = None,
+) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: What comes after ``lowerdeck`` on the command line.
+        loading: Called with the command's name, gives what its module is imported inside.
+
+    Raises:
+        SystemExit: The arguments are wrong, or help or the version was asked for.
+    """
     name = arguments[0] if arguments else ""
     # Known before anything is parsed or loaded, for that can fail as well.
     debug = "--debug" in arguments
-    with _any_encoding():
+    with _any_encoding(), _interrupts() as interrupted:
         try:
-            status = _run(arguments)
+            status = _run(arguments, loading)
             flush_stdout()
         except BrokenPipeError:
             # The reader of our output (``| head``) went away; that is no error of ours.
             _let_go_of_stdout()
             return ExitStatus.DONE
-        except KeyboardInterrupt:
+        except (Exception, KeyboardInterrupt) as error:
             if debug:
                 raise
-            complain(name, "interrupted")
-            return ExitStatus.INTERRUPTED
-        except Exception as error:
-            if debug:
-                raise
+            # What is interrupted while it imports may raise anything afterwards.
+            if interrupted or isinstance(error, KeyboardInterrupt):
+                complain(name, "interrupted")
+                return ExitStatus.INTERRUPTED
             return _end(name, error)
         return status
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], loading: Loading | None) -> int:
     found = {entry.name: entry for entry in installed_entries(GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
         say(*_menu(found).splitlines())
@@ -100,7 +124,10 @@ def _run(arguments: list[str]) -> int:
         say(*_versions().splitlines())
         return ExitStatus.DONE
     name = arguments[0]
-    command = _OWN.get(name) or _load(name, found)
+    command = _OWN.get(name)
+    if command is None:
+        with loading(name) if loading else nullcontext():
+            command = _load(name, found)
     parser = _Parser(prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP)
     command.configure(parser)
     # A command that has an option of that name keeps its own.
@@ -147,6 +174,29 @@ def _end(name: str, error: Exception) -> ExitStatus:
         "shows where it is, please report it",
     )
     return ExitStatus.FAILED
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list that is empty until Ctrl-C; a host that handles that goes on doing so."""
+    seen: list[int] = []
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not ours:
+        yield seen
+        return
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
