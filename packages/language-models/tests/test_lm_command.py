@@ -24,7 +24,7 @@ def lowerdeck(*words: object) -> int:
 
 def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = save_folder(tmp_path / "folder")
-    file = tmp_path / "made" / "model.pte"
+    file = tmp_path / "model.pte"
     given = ("lm", "export", tmp_path / "folder", "-o", file, "--context", 64, "--check", PROMPT)
     assert lowerdeck(*given) == ExitStatus.DONE
     told = capsys.readouterr().out
@@ -112,6 +112,14 @@ def test_an_interrupt_leaves_nothing_half_written(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "lower_decoder", interrupted)
-    file = tmp_path / "out" / "model.pte"
+    file = tmp_path / "model.pte"
     assert lowerdeck("lm", "export", llama, "-o", file) == ExitStatus.INTERRUPTED
-    assert not file.parent.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_folder_is_made_for_the_file(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lowerdeck("lm", "export", llama, "-o", tmp_path / "no" / "model.pte") == 4
+    assert "there is no folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -145,7 +145,7 @@ def run(*words: str) -> int:
 def test_it_writes_a_file_and_says_what_it_did(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "new" / "model.pte"
+    path = tmp_path / "model.pte"
     page = tmp_path / "graph.html"
     assert run(model, "--backend", "Try", "-o", str(path), "--html", str(page)) == 0
     text = capsys.readouterr().out
@@ -350,6 +350,31 @@ def test_an_output_that_is_another_file_of_the_command_is_refused(
     assert left == {"command_model.py", "part.py", "source"}
     assert (tmp_path / "command_model.py").read_text() == MODEL
     assert (tmp_path / "part.py").read_text() == MODEL
+
+
+@pytest.mark.parametrize("option", ["-o", "--html"])
+def test_no_folder_is_made_for_what_is_written(
+    model: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    words = ["-o", str(tmp_path / "m.pte"), option, str(tmp_path / "no" / "deeper" / "file")]
+    assert lowerdeck("lower", model, *words) == 4
+    shown = capsys.readouterr()
+    assert "there is no folder" in shown.err
+    assert shown.out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "-inf", "-1e-9", "much", "", "9" * 5000 + "x"])
+def test_a_tolerance_that_is_none_is_a_wrong_argument(
+    model: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        lowerdeck("lower", model, "-o", str(tmp_path / "m.pte"), f"--tolerance={text}")
+    assert stop.value.code == 2
+    assert "0 or more" in (shown := capsys.readouterr().err)
+    assert len(shown) < 4000
+    assert not (tmp_path / "m.pte").exists()
 
 
 def test_an_unknown_backend_is_a_wrong_argument(

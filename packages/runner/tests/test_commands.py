@@ -119,8 +119,8 @@ def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--input", "ones:x"], "is no shape"),
         (["--input", "ones:2"], "2 sizes were expected"),
         (["--input", "ones:999999999x999999999"], "has shape [999999999, 999999999]"),
-        (["--output", "no/such/folder/o"], "No such file"),
-        (["--trace", "no/such/folder/o"], "No such file"),
+        (["--output", "no/such/folder/o"], "there is no folder no/such/folder"),
+        (["--trace", "no/such/folder/o"], "there is no folder no/such/folder"),
         (["--data", "no/such/file.ptd"], "no/such/file.ptd: No such file"),
         (["--data", "/"], "run: /: Is a directory"),
         (["--data", __file__], f"external data {__file__} cannot be used"),
@@ -205,6 +205,54 @@ def test_numbers_that_a_type_cannot_hold_are_one_line(
     error = capsys.readouterr().err
     assert "does not fit torch.int64" in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"ones:{'9' * 5000}", "no shape such as 2x3"),
+        (f"zeros:2x{'9' * 4000}", "no shape such as 2x3"),
+        ("rand:2\u00d74", "no shape such as 2x3"),
+        ("ones:-1", "no shape such as 2x3"),
+        ("ones:2x", "no shape such as 2x3"),
+        ("9" * 5000, "neither a file nor an input"),
+        ("9" * 4000, "does not fit"),
+        ("a" * 5000, "neither a file nor an input"),
+        ("no\0file", "neither a file nor an input"),
+    ],
+    ids=range(9),
+)
+def test_inputs_of_any_length_are_bad_input_in_a_short_line(
+    method: Any,
+    tmp_path: Path,
+    text: str,
+    told: str,
+    dtype: torch.dtype,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = method.tensor([2], dtype)
+    path = tmp_path / "model.pte"
+    write_pte(method.ends([x], [x]), path)
+    assert lowerdeck("run", str(path), "--input", text) == 3
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error) < 900
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+def test_no_folder_is_made_for_results(
+    method: Any, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = method.tensor([2], torch.int64)
+    path = tmp_path / "model.pte"
+    write_pte(method.ends([x], [x]), path)
+    assert lowerdeck("run", str(path), option, str(tmp_path / "no" / "file")) == 4
+    shown = capsys.readouterr()
+    assert "there is no folder" in shown.err
+    assert shown.out == ""
+    assert list(tmp_path.iterdir()) == [path]
 
 
 EVIL = "a\x1b[31m\x07\x9b2J\u202e\r\nlowerdeck: all is well\u00e9"

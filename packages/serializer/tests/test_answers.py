@@ -90,6 +90,8 @@ _TABLE = [
     (["extract", "good.ptd"], 3, "good.ptd"),
     (["diff", "good.ptd", "good.pte"], 3, "good.ptd"),
     (["inspect", "--html", "no/page", "good.pte"], 4, "page"),
+    (["diff", "--html", "no/deeper/page", "good.pte", "good.pte"], 4, "there is no folder"),
+    (["extract", "good.pte", "-o", "no/deeper/parts"], 4, "there is no folder"),
     (["inspect", "--html", "folder", "good.pte"], 4, "folder"),
     (["inspect", "--html", "page", "good.ptd"], 2, "good.ptd"),
     (["diff", "--html", "no/page", "good.pte", "good.pte"], 4, "page"),
@@ -196,6 +198,22 @@ def test_the_script_tells_the_versions_of_what_is_installed(
 ) -> None:
     assert main(["--version"]) == 0
     assert f"lowerdeck-serializer {version('lowerdeck-serializer')}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, _EVIL, "a" * 5000 + _EVIL])
+@pytest.mark.parametrize("words", [["ops", "a"], ["inspect", "a"], ["extract", "a"], []])
+def test_wrong_arguments_are_told_short_and_harmlessly(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in (f"--{text}", text):
+        with pytest.raises(SystemExit) as stop:
+            main([*words, word])
+        assert stop.value.code == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert len(shown.err) < 3000
+        assert "error: " in shown.err or not words
+        assert all(line.isprintable() for line in shown.err.split("\n"))
 
 
 class _PlannedError(Exception):

@@ -126,9 +126,9 @@ def _text(given: str) -> str:
 
 def _export(args: argparse.Namespace) -> int:
     beside = tokenizer_beside(args.output)
-    keep_apart(read=[("FOLDER", args.folder)], written=[("--output", args.output)])
     if not args.folder.is_dir():
         raise FolderError(f"{args.folder} is no folder, expected one of a Hugging Face model")
+    keep_apart(read=[("FOLDER", args.folder)], written=[("--output", args.output)])
     # What fails early costs least: a folder without a tokenizer cannot be generated with.
     tokenizer = tokenizer_json(args.folder)
     bits = None if args.quantize_embedding == "none" else int(args.quantize_embedding)
@@ -144,7 +144,6 @@ def _export(args: argparse.Namespace) -> int:
     )
     lowered = lower_decoder(made)
     with writing(args.output):
-        args.output.parent.mkdir(parents=True, exist_ok=True)
         size = lowered.save(args.output)
     with writing(beside):
         beside.write_text(tokenizer, encoding="utf-8")

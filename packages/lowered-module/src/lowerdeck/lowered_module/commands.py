@@ -87,7 +87,10 @@ class LowerCommand:
             "without it the example inputs are the only sample",
         )
         parser.add_argument(
-            "--tolerance", type=float, default=1e-4, help="largest difference that --check allows"
+            "--tolerance",
+            type=_tolerance,
+            default=1e-4,
+            help="largest difference that --check allows",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -126,6 +129,17 @@ class LowerCommand:
         return ExitStatus.DIFFERS
 
 
+def _tolerance(text: str) -> float:
+    """Return a difference that may be allowed: with NaN or less than 0, every model differs."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no difference, which is 0 or more")
+    return found
+
+
 lower: LowerCommand = LowerCommand()
 
 
@@ -145,7 +159,7 @@ def lower_model(
     Args:
         factory: ``"package.module:function"``.
         backends: Names of installed partitioners, the first choosing first.
-        output: Where the file goes; its folder is made.
+        output: Where the file goes, in a folder that is there.
         check: Compare with eager: True demands ``lowerdeck.runner``, None compares if it is
             installed, False does not.
         html: Where a page with the lowered graph goes, if wanted.
@@ -184,7 +198,6 @@ def lower_model(
         if html is not None:
             _draw(lowered, partitioners, html, factory)
         with stages.stage("write"), writing(output):
-            output.parent.mkdir(parents=True, exist_ok=True)
             lowered.save(output)
         accuracy, not_compared = _compared(model, output, check, stages)
     difference = None
@@ -229,7 +242,6 @@ def _draw(lowered: LoweredProgram, partitioners: Sequence[Any], html: Path, titl
         reasons |= getattr(partitioner, "refused", {})
     page = graph_html(lowered.programs["forward"], reasons=reasons, title=title)
     with writing(html):
-        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page, encoding="utf-8")
 
 

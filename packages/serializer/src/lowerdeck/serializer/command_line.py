@@ -150,7 +150,10 @@ class _Parser(argparse.ArgumentParser):
         if is_closed("stderr"):
             # argparse would print to stdout instead.
             raise SystemExit(ExitStatus.USAGE)
-        super().error(message)
+        # Not by ``exit``, whose message would be the user's text as it is.
+        self.print_usage(sys.stderr)
+        complain(self.prog.partition(" ")[2], f"error: {message}")
+        raise SystemExit(ExitStatus.USAGE)
 
 
 class _VersionAction(argparse.Action):

@@ -21,6 +21,9 @@ HELP = (
 )
 _FOREIGN = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
 _FILLS = {"zeros", "ones", "rand"}
+_SHAPE = re.compile(r"[0-9]{1,18}(?:x[0-9]{1,18})*")
+_INTEGER = re.compile(r"[+-]?[0-9_]+")
+_MOST_LETTERS = 200
 
 
 def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[Any]:
@@ -36,7 +39,7 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
         OSError: A file cannot be read.
     """
     values = [plan.values[index].val for index in plan.inputs]
-    files = [text for text in texts if Path(text).is_file()]
+    files = [text for text in texts if _is_file(text)]
     if len(texts) == 1 and files:
         loaded = _load(texts[0])
         if isinstance(loaded, (list, tuple)):
@@ -46,7 +49,7 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
     generator = torch.Generator().manual_seed(seed)
     padded = [*texts, *["rand"] * (len(values) - len(texts))]
     return [
-        _one(value, text, f"--input {text}", generator)
+        _one(value, text, f"--input {_short(text)}", generator)
         for value, text in zip(values, padded, strict=True)
     ]
 
@@ -57,7 +60,7 @@ def _one(value: object, text: str, name: str, generator: torch.Generator) -> Any
         return _fixed(value) if fill in _FILLS else _number(text, name)
     if fill in _FILLS:
         return _filled(value, fill, shape, name, generator)
-    if Path(text).is_file():
+    if _is_file(text):
         return _fitting(value, _load(text), name)
     dtype = DTYPES[value.scalar_type]
     number = _number(text, name)
@@ -85,11 +88,10 @@ def _filled(
     value: Tensor, fill: str, shape: str, name: str, generator: torch.Generator
 ) -> torch.Tensor:
     """Return a tensor of the file's type and layout; its shape is the upper bound by default."""
-    try:
-        sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
-    except ValueError as error:
-        raise InputError(f"{name}: {shape!r} is no shape such as 2x3", argument=name) from error
-    if len(sizes) != len(value.sizes) or min(sizes, default=0) < 0:
+    if shape and not _SHAPE.fullmatch(shape):
+        raise InputError(f"{name}: {_short(shape)!r} is no shape such as 2x3", argument=name)
+    sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
+    if len(sizes) != len(value.sizes):
         raise InputError(f"{name}: {len(value.sizes)} sizes were expected", argument=name)
     if any(size > most for size, most in zip(sizes, value.sizes, strict=True)):
         raise InputError(
@@ -113,6 +115,19 @@ def _filled(
     return dense.copy_(tensor)
 
 
+def _is_file(text: str) -> bool:
+    """Return whether a text names a file; one that the system takes for no name does not."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
+
+
+def _short(text: str) -> str:
+    half = _MOST_LETTERS // 2
+    return text if len(text) <= _MOST_LETTERS else f"{text[:half]} ... {text[-half:]}"
+
+
 def _number(text: str, name: str) -> float | int | bool:
     if text in ("true", "false"):
         return text == "true"
@@ -120,7 +135,9 @@ def _number(text: str, name: str) -> float | int | bool:
         try:
             return kind(text)
         except ValueError:
-            continue
+            # As a float, what Python takes for too long an integer would be infinite.
+            if _INTEGER.fullmatch(text):
+                break
     raise InputError(f"{name} is neither a file nor an input: {HELP}", argument=name)
 
 

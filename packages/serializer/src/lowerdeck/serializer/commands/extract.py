@@ -130,7 +130,6 @@ def write_parts(parts: list[Part], target: Path) -> int:
         raise CommandError(
             f"{target} exists already; name a new folder with --output", ExitStatus.USAGE
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     # Not by tempfile, whose folders are for their owner alone, against what umask says.
     work = target.parent / f".{target.name[:200]}-{os.urandom(6).hex()}"
     work.mkdir()

@@ -1,4 +1,4 @@
-"""Whether what a command writes would replace what it reads, or what else it writes."""
+"""Whether a command can write where it was told, and would replace nothing that it reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NamedPath = tuple[str, str | os.PathLike[str] | None]
 
 
 def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> None:
-    """Refuse outputs that are an input or another output, before anything is written.
+    """Refuse outputs that are an input, another output or in no folder, before anything is done.
 
     A file is itself under whatever name: through links of both kinds and from any folder.
     Devices and pipes are no such files: nothing in them is replaced.
@@ -24,7 +24,8 @@ def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> No
         written: What it writes, whether it is there already or not.
 
     Raises:
-        CommandError: Two arguments are one file; ends with ``USAGE`` and names both arguments.
+        CommandError: Two arguments are one file, which ends with ``USAGE`` and names both; or the
+            folder of an output is missing, which ends with ``FAILED``.
 
     Example:
         >>> keep_apart(read=[("FILE", "a.pte")], written=[("--html", "a.html")])
@@ -41,6 +42,14 @@ def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> No
                 f"{name} {os.fspath(path)} is the file that {other_name} {os.fspath(other)} "
                 "names: nothing was written, give another path",
                 ExitStatus.USAGE,
+            )
+    for name, path in outputs:
+        # A folder that is misspelt is seldom wanted, and late to learn of after minutes of work.
+        if path is not None and not Path(path).parent.is_dir():
+            raise CommandError(
+                f"cannot write {name} {os.fspath(path)}: there is no folder {Path(path).parent}; "
+                "make it, or name another path",
+                ExitStatus.FAILED,
             )
 
 
