@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
-from lowerdeck.serializer import FileRange, open_model
+from lowerdeck.emitter import EmitConfig, EmittedProgram, EmitterError, emit
+from lowerdeck.serializer import FileRange, ProgramError, open_model
 
 
 def emitted(value: float) -> EmittedProgram:
@@ -97,3 +98,28 @@ def test_save_leaves_nothing_where_it_cannot_write(tmp_path: Path, weights: str 
     with pytest.raises(OSError, match="model"):
         made.save(tmp_path / "model.pte")
     assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
+
+
+@pytest.mark.parametrize("weights", [None, "weights"])
+@pytest.mark.parametrize("given", [3, None, b"model.pte", "a\0b", io.StringIO()], ids=repr)
+def test_save_refuses_what_is_no_path(given: Any, weights: str | None) -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
+    made = emit(program, config=EmitConfig(weights_file=weights))
+    with pytest.raises(ProgramError, match=r"^found .*, expected"):
+        made.save(given)
+
+
+def test_external_data_need_a_file_beside_them(tmp_path: Path) -> None:
+    before = sorted(Path("/dev").iterdir())
+    with pytest.raises(ProgramError, match=r"/dev/null is a device .* 'weights': give the path"):
+        emitted(1.0).save("/dev/null")
+    with pytest.raises(ProgramError, match="found a BytesIO, expected a path"):
+        emitted(1.0).save(io.BytesIO())  # type: ignore[arg-type]
+    assert sorted(Path("/dev").iterdir()) == before
+
+
+@pytest.mark.parametrize("stem", ["", "../up", "a/b", "/abs", "x\0", ".", 3, Path("w"), b"w"])
+def test_a_name_that_no_file_has_is_refused_when_it_is_configured(stem: Any) -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
+    with pytest.raises(EmitterError, match="as weights_file, expected the stem"):
+        emit(program, config=EmitConfig(weights_file=stem))

@@ -470,7 +470,10 @@ def test_a_reader_that_goes_away_is_no_error(files: dict[str, Path]) -> None:
     process.stderr.close()
 
 
-@pytest.mark.parametrize("words", [["inspect", "good.pte"], ["verify", "good.pte"], ["--version"]])
+@pytest.mark.parametrize(
+    "words",
+    [["inspect", "good.pte"], ["verify", "good.pte"], ["--version"], ["inspect", "--help"]],
+)
 def test_a_full_disk_under_the_output_is_status_4_and_names_it(
     words: list[str], files: dict[str, Path]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import subprocess
@@ -22,12 +23,21 @@ from lowerdeck.serializer import (
     FileRange,
     Program,
     ProgramError,
+    open_model,
+    open_ptd,
+    open_pte,
     serialize_pte,
     write_model,
     write_ptd,
     write_pte,
 )
 from lowerdeck.serializer.flatbuffer import stream
+
+
+class _Bytes(os.PathLike[bytes]):
+    def __fspath__(self) -> bytes:
+        return b"path.pte"
+
 
 _WANTED = serialize_pte(add_program())
 
@@ -230,3 +240,45 @@ def test_external_data_are_written_the_same_way(tmp_path: Path) -> None:
     write_ptd({"w": ExternalEntry(b"1234")}, link)
     assert link.is_symlink()
     assert (tmp_path / "weights.ptd").is_file()
+
+
+_NO_PATHS: list[Any] = [3, None, b"path.pte", 1.5, ["a"], object(), "a\0b", Path("a\0b"), _Bytes()]
+
+
+@pytest.mark.parametrize("given", [*_NO_PATHS, io.StringIO()], ids=repr)
+def test_what_is_no_path_is_refused_before_anything_is_done(given: Any, tmp_path: Path) -> None:
+    entries = {"w": ExternalEntry(bytes(24))}
+    uses: list[Callable[[Any], object]] = [
+        lambda path: write_pte(add_program(), path),
+        lambda path: write_ptd(entries, path),
+        lambda path: write_model(add_program(), path),
+        lambda path: write_model(add_program(), path, external={"w": ExternalData(entries)}),
+        open_pte,
+        open_ptd,
+        lambda path: open_model(tmp_path / "no.pte", [path]),
+    ]
+    for use in uses:
+        with pytest.raises(ProgramError, match=r"^found .*, expected "):
+            use(given)
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "pipe"])
+def test_a_device_has_no_folder_for_external_data(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    before = sorted(Path("/dev").iterdir())
+    external = {"w": ExternalData({"w": ExternalEntry(bytes(24))})}
+    with pytest.raises(ProgramError, match=r"no folder for the external data 'w': give the path"):
+        write_model(add_program(), path, external=external)
+    assert sorted(Path("/dev").iterdir()) == before
+    assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]
+
+
+@pytest.mark.parametrize("tag", ["", "../up", "a/b", "/a", "x\0"])
+def test_a_tag_that_names_no_file_is_refused(tag: str, tmp_path: Path) -> None:
+    external = {tag: ExternalData({"w": ExternalEntry(bytes(24))})}
+    with pytest.raises(ProgramError, match="expected the stem of a file name"):
+        write_model(add_program(), tmp_path / "model.pte", external=external)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch.export import ExportedProgram
 
@@ -147,6 +148,14 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
     given: object = settings
     if not isinstance(given, EmitConfig):
         raise EmitterError(f"config: found a {type(given).__name__}, expected an EmitConfig")
+    stem: object = settings.weights_file
+    if stem is not None and not (
+        isinstance(stem, str) and stem and "\0" not in stem and Path(stem).name == stem
+    ):
+        raise EmitterError(
+            f"config: found {stem!r} as weights_file, expected the stem of a file's name, such as "
+            "'weights': its file goes beside the program's"
+        )
     if not programs:
         raise EmitterError("no method to emit: found an empty mapping, expected at least one")
     twice = sorted(set(programs) & set(settings.constant_methods))

@@ -142,8 +142,9 @@ class _Parser(argparse.ArgumentParser):
     """Does not take help that nobody gets for told, and keeps usage errors off stdout."""
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        # Not by argparse, which lets nobody know that nothing was written.
         with printing():
-            super().print_help(file)
+            print(self.format_help(), end="", file=file)
         flush_stdout()
 
     def error(self, message: str) -> NoReturn:

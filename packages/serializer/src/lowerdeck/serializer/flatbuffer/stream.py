@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EISDIR
+from io import TextIOBase
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.flatbuffer.paths import require_path
 
 Piece: TypeAlias = bytes | bytearray | memoryview
 
@@ -30,11 +32,16 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
         path_or_file: Where to write.
 
     Raises:
+        ProgramError: It is neither, or the file was opened for text.
         OSError: The file cannot be written; the old one is as it was.
     """
     if not isinstance(path_or_file, str | os.PathLike):
-        return _write(pieces, path_or_file)
-    return write_files([(pieces, Path(path_or_file))])
+        if isinstance(path_or_file, TextIOBase):
+            raise ProgramError("found a file opened for text, expected one opened with mode 'wb'")
+        if callable(getattr(path_or_file, "write", None)):
+            return _write(pieces, path_or_file)
+    path = require_path(path_or_file, otherwise="or a file opened with mode 'wb'")
+    return write_files([(pieces, path)])
 
 
 def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
@@ -90,6 +97,18 @@ class _Made:
     def aside(self) -> str:
         """Return where the old file waits until all new ones are in place."""
         return f"{self.name.removesuffix('.tmp')}.old"
+
+
+def replaces_file(path: Path) -> bool:
+    """Return whether a file would be made or replaced at ``path``, which is no device or pipe.
+
+    Args:
+        path: Where something would be written.
+
+    Raises:
+        OSError: It is a folder, or a link that leads in a circle.
+    """
+    return _target(path) is not None
 
 
 def _replace(made: Sequence[_Made]) -> None:

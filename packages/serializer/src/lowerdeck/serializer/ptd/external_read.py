@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from lowerdeck.serializer.errors import (
     TruncatedError,
 )
 from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
+from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
 from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, EXTERNAL_TABLES
@@ -112,9 +112,10 @@ def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
 
     Raises:
         FormatError: The file is malformed.
+        ProgramError: What was given is no path.
         OSError: The file cannot be opened.
     """
-    with Path(path).open("rb") as file:
+    with require_path(path).open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise TruncatedError("found an empty file", field="file")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lowerdeck.serializer.errors import ContentError, ProgramError
-from lowerdeck.serializer.flatbuffer.stream import write_files
+from lowerdeck.serializer.flatbuffer.paths import require_path, require_stem
+from lowerdeck.serializer.flatbuffer.stream import replaces_file, write_files
 from lowerdeck.serializer.ptd.external_read import PtdFile, open_ptd
 from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
@@ -60,6 +61,7 @@ def write_model(
         ProgramError: Something cannot be written, or the data do not fit the program.
         OSError: A file cannot be written.
     """
+    path = require_path(path)
     require_program(program)
     layout = chosen_layout(
         program.layout,
@@ -68,7 +70,6 @@ def write_model(
         delegate_alignment,
         extract_delegate_segments,
     )
-    path = Path(path)
     data = {
         tag: ExternalData(dict(given.entries), given.segment_alignment, given.version)
         for tag, given in (external or {}).items()
@@ -83,10 +84,15 @@ def write_model(
     problem = _mismatch(program, {tag: given.entries for tag, given in data.items()}, inside)
     if problem:
         raise ProgramError(problem)
-    for tag in data:
-        if not tag or Path(tag).name != tag:
-            raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")
-    files = [(ptd_pieces(given), path.parent / f"{tag}.ptd") for tag, given in data.items()]
+    if data and not replaces_file(path):
+        raise ProgramError(
+            f"{path} is a device or a pipe, which has no folder for the external data "
+            f"{', '.join(sorted(map(repr, data)))}: give the path of a file"
+        )
+    files = [
+        (ptd_pieces(given), path.parent / f"{require_stem(tag)}.ptd")
+        for tag, given in data.items()
+    ]
     # The program comes last, so that a reader that finds it finds its data, too.
     write_files([*files, (pte_pieces(program, layout, named_data), path)])
     return [*(target for _, target in files), path]

@@ -7,11 +7,11 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.serializer.collector import collector_held
+from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import open_container
@@ -61,9 +61,10 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
 
     Raises:
         FormatError: The file's header or root table is malformed.
+        ProgramError: What was given is no path.
         OSError: The file cannot be opened.
     """
-    with Path(path).open("rb") as file:
+    with require_path(path).open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return PteFile(memoryview(b""))
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
