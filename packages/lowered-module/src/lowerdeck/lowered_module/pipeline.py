@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -24,6 +25,7 @@ from lowerdeck.lowered_module.lowering import (
     to_backend,
 )
 from lowerdeck.lowered_module.preprocess.progress import Progress
+from lowerdeck.lowered_module.program.portable import fill, portable_state
 from lowerdeck.lowered_module.stages import Stages
 from lowerdeck.torch_base import OpOverload
 
@@ -51,6 +53,22 @@ class LoweredProgram(EmittedProgram):
     programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle writes: torch could not load the programs where they branch."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        programs = {name: (type(one), portable_state(one)) for name, one in self.programs.items()}
+        return _unpickled, ({**state, "programs": programs},)
+
+    def __copy__(self) -> LoweredProgram:
+        """Return another with the same programs."""
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
+        """Return a deep copy, in which nodes know all that they knew."""
+        return LoweredProgram(
+            **{one.name: copy.deepcopy(getattr(self, one.name), memo) for one in fields(self)}
+        )
+
     def delegation(self, method: str | None = None) -> DelegationSummary:
         """Return what went to backends, what was left and why; ``print`` it for a table.
 
@@ -67,6 +85,14 @@ class LoweredProgram(EmittedProgram):
                 f"there is no method {method!r} that was lowered, but {', '.join(self.programs)}"
             )
         return delegation_summary(self.programs[method])
+
+
+def _unpickled(state: dict[str, Any]) -> LoweredProgram:
+    programs = {}
+    for name, (kind, parts) in state["programs"].items():
+        programs[name] = kind.__new__(kind)
+        fill(programs[name], parts)
+    return LoweredProgram(**{**state, "programs": programs})
 
 
 def lower(

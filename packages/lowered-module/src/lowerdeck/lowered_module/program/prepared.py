@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -13,6 +14,7 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.functional import changed_memory
+from lowerdeck.lowered_module.program.portable import fill, portable_state
 from lowerdeck.lowered_module.program.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
 from lowerdeck.torch_base import (
     Extent,
@@ -55,7 +57,18 @@ class PreparedProgram(ExportedProgram):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the eager module, which is made again when asked for."""
-        return {**self.__dict__, "_module": None}
+        return {**portable_state(self), "_module": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled."""
+        fill(self, state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedProgram:
+        """Return a deep copy, in which nodes know all that they knew: no pickle is needed."""
+        copied = PreparedProgram.__new__(PreparedProgram)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy({**self.__dict__, "_module": None}, memo))
+        return copied
 
     def with_own_state(self) -> PreparedProgram:
         """Return a program on the same graph and constants whose mutable state is its own."""
