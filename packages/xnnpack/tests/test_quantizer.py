@@ -16,7 +16,10 @@ import pytest
 import torch
 from torch import nn
 
+from lowerdeck.lowered_module import PreprocessError, delegation_summary, to_backend
 from lowerdeck.serializer.command_line import main
+from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
 
 _WITHOUT = """
 import sys
@@ -96,3 +99,37 @@ def test_the_command_quantises_without_torchao_what_needs_none(
     for mode in ("int8", "int8-dynamic", "8da4w"):
         assert main([*words, mode, *output]) == 4
         assert "needs torchao: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+def test_a_prepared_model_that_was_never_called_says_what_to_do(
+    quantizer: Any, layer: str, dynamic: bool
+) -> None:
+    steps = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+    model = nn.Linear(8, 4) if layer == "linear" else nn.Conv2d(3, 4, 3)
+    x = torch.randn(2, 8) if layer == "linear" else torch.randn(1, 3, 6, 6)
+    for calls in (0, 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(model.eval(), (x,)).module()
+            prepared = steps.prepare_pt2e(exported, quantizer(dynamic=dynamic))
+            for _ in range(calls):
+                prepared(torch.randn_like(x))
+            program = torch.export.export(steps.convert_pt2e(prepared), (x,))
+        if calls:
+            assert delegation_summary(to_backend(program, XnnpackPartitioner())).delegates
+        else:
+            with pytest.raises(PreprocessError, match="call what prepare_pt2e returned"):
+                to_backend(program, XnnpackPartitioner())
+
+
+@pytest.mark.parametrize("mode", ["int8", "int8-dynamic", "8da4w", "fp16"])
+def test_without_samples_the_example_inputs_are_the_sample(quantizer: Any, mode: str) -> None:
+    model, x = nn.Linear(32, 4).eval(), torch.randn(2, 32)
+    offer = XnnpackQuantization()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program, partitioner = offer.quantize(mode, model, (x,), {}, [])
+        found = to_backend(program, partitioner).module()(x)
+    torch.testing.assert_close(found, model(x), atol=0.3, rtol=0)

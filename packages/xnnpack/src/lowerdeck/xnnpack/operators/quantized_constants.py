@@ -69,9 +69,16 @@ def _with_scales(
         return Quantized(data, scales, zeros, None, group, bits)
     axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
     if not -data.dim() <= axis < data.dim() or scales.numel() != data.shape[axis]:
+        count = scales.numel()
+        # So few come of an observer that looked at nothing; that of a weight needs a call, too.
+        cure = (
+            ". Where PT2E made it: call what prepare_pt2e returned, with any inputs if quantised "
+            "dynamically, before convert_pt2e"
+        )
         raise QuantizationError(
-            f"found {scales.numel()} scales along dimension {axis} of {list(data.shape)} in "
-            f"{describe_node(node)}, expected one for each channel"
+            f"found {count} scale{'' if count == 1 else 's'} along dimension {axis} of "
+            f"{list(data.shape)} in {describe_node(node)}, expected one for each channel"
+            f"{cure if count == 1 else ''}"
         )
     flat = zeros.reshape(-1)
     return Quantized(data, scales.reshape(-1), flat, axis % data.dim(), 0, bits)

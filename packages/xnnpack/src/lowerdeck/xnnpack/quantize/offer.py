@@ -48,7 +48,8 @@ class XnnpackQuantization:
             module: The model, in evaluation mode; it is not changed.
             args: Example inputs.
             kwargs: Example inputs that are given by name.
-            samples: Inputs to calibrate ``"int8"`` with, positional ones and those by name.
+            samples: Inputs to calibrate ``"int8"`` with, positional ones and those by name; the
+                example inputs are the only sample without any.
 
         Raises:
             ModuleNotFoundError: torchao is not installed.
@@ -65,7 +66,8 @@ class XnnpackQuantization:
         exported = torch.export.export(copy.deepcopy(module), args, named).module()
         prepared = steps.prepare_pt2e(exported, quantizer)
         with torch.no_grad():
-            for sample, by_name in samples:
+            # The weights are looked at in a call as well, whatever it is given.
+            for sample, by_name in samples or [(args, named)]:
                 prepared(*sample, **by_name)
         converted = steps.convert_pt2e(prepared)
         return torch.export.export(converted, args, named), XnnpackPartitioner()
