@@ -213,13 +213,17 @@ class GeneratedModule(Generated, MovesConstants):
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+    def moving(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep in mind which types become which, for what is said of wrong ones.
+
+        Args:
+            fn: What a move makes of a tensor.
+        """
         body: Body = self.__dict__[PRIVATE]
         for form in (body, *body.others):
             for dtype in floating_types(form.recorded):
                 now = fn(torch.empty(0, dtype=body.moved.get(dtype, dtype))).dtype
                 body.moved[dtype] = now
-        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         """Return what the eager class tells of itself, where this module has what it reads."""
