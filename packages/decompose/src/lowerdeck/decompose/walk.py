@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +22,14 @@ from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.identities import Before
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.strides import BY_STRIDES, dense_order, inverse
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, schema_of
 
 _ATEN = torch.ops.aten
+# What their results are depends on the strides of what they are given.
+_BY_STRIDES = frozenset({_ATEN.as_strided.default, _ATEN.as_strided_copy.default})
 
 State = tuple[tuple[Any, Callable[[], Any]], ...]
 """The contexts that calls run in, each with what stands for it in keys."""
@@ -259,7 +260,7 @@ class Walk:
             return self._kept(node, args, kwargs)
         if self.templates.rules.keeps_call(node):
             return self.as_it_is(node, args, kwargs)
-        if target in BY_STRIDES:
+        if target in _BY_STRIDES:
             args = self._as_recorded(node, args)
         try:
             return self.call(target, args, kwargs, node, before=Before(node, env))
@@ -269,11 +270,15 @@ class Walk:
             return self.call(target, self._as_recorded(node, args), kwargs, node)
 
     def _as_recorded(self, node: Node, args: Any) -> Any:
-        """Return arguments of which the first lies in memory as in the original program."""
+        """Return arguments of which the first lies in memory as in the original program.
+
+        A decomposition may give its result in other strides than the operator that it stands for:
+        attention with a mask does. The rest of the program was traced with the operator's.
+        """
         value, recorded = args[0], node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
         if self.writer.facts(self.current(value, node)).stride == tuple(recorded.stride()):
             return args
-        order = dense_order(recorded)
+        order = _dense_order(recorded)
         if order is None or self.templates.writes:
             # A copy would not see what is written to the original.
             raise DecomposeError(
@@ -284,7 +289,7 @@ class Walk:
         for target, given in (
             (_ATEN.permute.default, (order,)),
             (_ATEN.clone.default, ()),
-            (_ATEN.permute.default, (inverse(order),)),
+            (_ATEN.permute.default, (_inverse(order),)),
         ):
             options = {} if given else {"memory_format": torch.contiguous_format}
             value = self.call(target, (value, *given), options, node)
@@ -445,3 +450,25 @@ def _gives_nothing(target: OpOverload) -> bool:
 
 def _is_plain(value: Any) -> bool:
     return not isinstance(value, SYMBOLS) or bool(value.node.expr.is_number)
+
+
+def _dense_order(tensor: torch.Tensor) -> list[int] | None:
+    """Return the dimensions of a tensor by falling stride, None if that does not tell all.
+
+    What lies with gaps or overlaps, or in symbolic strides, has no order.
+    """
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    if any(isinstance(number, SYMBOLS) for number in (*sizes, *strides)):
+        return None
+    order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], sizes[dim] != 1))
+    expected = 1
+    for dim in reversed(order):
+        if sizes[dim] != 1 and strides[dim] != expected:
+            return None
+        expected *= sizes[dim]
+    return order
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes one."""
+    return [order.index(dim) for dim in range(len(order))]
