@@ -7,12 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch.fx import Graph, Node
 
+from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
 from lowerdeck.torch_base import OpOverload
-
-REJECT = "lowerdeck.reject"
-"""Key of ``node.meta`` under which a partitioner leaves the reason for leaving a node alone."""
-REMARKS = "lowerdeck.remarks"
-"""Key of ``node.meta`` for what a partitioner says of a node it took: reasons by heading."""
 
 
 class WhyNoPartition:

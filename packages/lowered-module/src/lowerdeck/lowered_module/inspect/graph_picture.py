@@ -10,11 +10,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module.authoring.rejects import REJECT
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
 from lowerdeck.lowered_module.program.graphs import is_getitem
-from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
 from lowerdeck.torch_base import attribute_of, executorch_call_delegate, module_path, source_frame
 
 _LONGEST = 300

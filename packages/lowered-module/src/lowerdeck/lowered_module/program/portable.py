@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from lowerdeck.lowered_module.authoring.rejects import REJECT, REMARKS
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
 from lowerdeck.torch_base import OpOverload, executorch_call_delegate, reserve_name
 
 _GRAPH = "_graph_module"

@@ -10,3 +10,9 @@ CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
 
 USED_ELSEWHERE = "lowerdeck_used_elsewhere"
 """Of a placeholder: another method of the same file uses what it holds."""
+
+REJECT = "lowerdeck.reject"
+"""Under it a partitioner leaves the reason for leaving a node alone."""
+
+REMARKS = "lowerdeck.remarks"
+"""Under it stands what a partitioner says of a node it took: reasons by heading."""
