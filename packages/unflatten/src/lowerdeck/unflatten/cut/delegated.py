@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from lowerdeck.unflatten.cut.preserved_frames import forbid_uncalled
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
@@ -39,13 +39,19 @@ def forbid_delegated(trace: Trace, made: WorkingGraph) -> None:
             continue
         for user in node.users:
             own = frame_of[user].path if user in frame_of else ""
-            for path in dict.fromkeys(_paths(delegate.original_module.graph.nodes)):
+            for path in dict.fromkeys(_paths(_nodes(delegate))):
                 is_around = not path or own == path or own.startswith(path + ".")
                 if path in trace.paths and not is_around and path not in made.forbidden:
                     forbid_uncalled(trace, made, path, _DELEGATED.format(delegate.backend_id))
     for frame in made.tree.frames():
         if frame.path and frame not in made.preserved:
             made.forbidden.setdefault(frame.path, _CUT)
+
+
+def _nodes(delegate: Any) -> Iterable[Node]:
+    """Return what a delegate computes; nothing where another library's does not tell."""
+    graph = getattr(delegate.original_module, "graph", None)
+    return graph.nodes if isinstance(graph, Graph) else ()
 
 
 def _paths(nodes: Iterable[Node]) -> Iterator[str]:
