@@ -34,6 +34,7 @@ from lowerdeck.serializer import (
     Double,
     FormatError,
     Frame,
+    Hazard,
     Int,
     Null,
     Program,
@@ -288,9 +289,14 @@ def search(
             figures["not written"] += 1
             continue
         try:
-            program = verify_pte(data)
+            hazards: list[Hazard] = []
+            program = verify_pte(data, on_hazard=hazards.append)
         except FormatError:
             figures["refused"] += 1
+            continue
+        if any(hazard.needs for hazard in hazards):
+            # It has lost data that another file may bring: verify says that it dies without.
+            figures["warned"] += 1
             continue
         figures["accepted"] += 1
         waiting.append((name, seed, data, calls_of(program)))
