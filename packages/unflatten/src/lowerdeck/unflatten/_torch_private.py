@@ -169,11 +169,11 @@ class MovesConstants(torch.nn.Module):
     nobody else would move it. Types stay: eager's plain tensors keep theirs.
     """
 
-    def moving(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def _lowerdeck_moving(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Do what is to be done when all tensors become what ``fn`` makes of them."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        self.moving(fn)
+        self._lowerdeck_moving(fn)
         apply: Any = super()._apply
         apply(fn, recurse)
         for name, value in self.__dict__.items():

@@ -34,6 +34,7 @@ OWN_NAMES = frozenset(
         "check_input_constraints",
         "_lowerdeck",
         "_lowerdeck_generated_class",
+        "_lowerdeck_moving",
         "__deepcopy__",
         "__getitem__",
     }

@@ -213,12 +213,8 @@ class GeneratedModule(Generated, MovesConstants):
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
 
-    def moving(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Keep in mind which types become which, for what is said of wrong ones.
-
-        Args:
-            fn: What a move makes of a tensor.
-        """
+    def _lowerdeck_moving(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep in mind which types become which, for what is said of wrong ones."""
         body: Body = self.__dict__[PRIVATE]
         for form in (body, *body.others):
             for dtype in floating_types(form.recorded):
