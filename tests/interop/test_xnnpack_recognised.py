@@ -66,7 +66,8 @@ def test_attention_of_any_sizes(tmp_path: Path, data: st.DataObject) -> None:
         mask = torch.rand(data.draw(st.sampled_from([1, batch])), 1, rows, columns) > 0.4
     elif masked == "numbers":
         mask = torch.randn(rows, columns)
-    scale = data.draw(st.sampled_from([None, 0.3, -1.0]))
+    # Eager's own causal mask makes NaN where the scale is negative.
+    scale = data.draw(st.sampled_from([None, 0.3] if masked == "causal" else [None, 0.3, -1.0]))
 
     class Attention(torch.nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
