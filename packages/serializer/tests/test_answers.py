@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ from lowerdeck.serializer.command_line import main
 
 _EVIL = "\x1b[2J\x9b31m\u202egnp.exe\r\nlowerdeck: ok\x07\u2028\u200b"
 _COMMANDS = ("inspect", "verify", "diff", "extract")
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Take Ctrl-C as in a terminal: processes that are started in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _hostile(path: Path) -> Path:
