@@ -192,6 +192,15 @@ def one_blob_for_all(program: Program, plan: ExecutionPlan, count: int) -> None:
     ]
 
 
+def one_blob_that_needs_others(program: Program, plan: ExecutionPlan, count: int) -> None:
+    """Many delegates of one blob that is right, and names many constants that no file brings."""
+    graph = relu()
+    graph["constant_data"] = [{"size": 4, "named_key": b"absent"}] * count
+    program.backend_delegate_data = [BackendDelegateInlineData(payload(graph))]
+    where = BackendDelegateDataReference(DataLocation.INLINE, 0)
+    plan.delegates = [BackendDelegate("XnnpackBackend", where) for _ in range(count)]
+
+
 def many_methods(program: Program, _: ExecutionPlan, count: int) -> None:
     """Many small methods, each looked up by its name."""
     program.execution_plan += [ExecutionPlan(f"m{i}", chains=[Chain()]) for i in range(count)]
@@ -252,6 +261,7 @@ _CHANGES: tuple[_Change, ...] = (
     named_constants,
     named_alike,
     one_blob_for_all,
+    one_blob_that_needs_others,
     many_methods,
     alignments,
 )

@@ -100,6 +100,7 @@ class ProgramVerifier:
         self._max_tables = max_tables
         self._decoder = file.decoder
         self._payloads: dict[int, XnnGraph] = {}
+        self._told: set[int] = set()
         self._named = {entry.key: storage_size(entry.data) for entry in program.named_data}
 
     def verify(self) -> schema.Program:
@@ -185,7 +186,12 @@ class ProgramVerifier:
         ChainVerifier(plan, step_position, payloads).verify()
         if self._on_hazard is not None:
             for number, payload in enumerate(payloads):
-                keys = [] if payload is None else [one.key for one in payload.constants if one.key]
+                index = plan.delegates[number].processed.index
+                # Told once of what many delegates share.
+                if payload is None or index in self._told:
+                    continue
+                self._told.add(index)
+                keys = [one.key for one in payload.constants if one.key]
                 field = f"method {plan.name!r}.delegates[{number}]"
                 position = reader.entry(table.delegates, number)
                 missing = missing_data(keys, self._named, field, position)

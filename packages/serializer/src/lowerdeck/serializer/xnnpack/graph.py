@@ -54,7 +54,8 @@ class XnnValue:
     Attributes:
         id: Its number; nodes refer to it.
         dtype: Type of its elements.
-        shape: Sizes in the order of memory; bounds only, unless it is a constant.
+        shape: Sizes in the order of memory; bounds only, or 0 for what varies, unless it is a
+            constant.
         flags: 1 for an input of the graph, 2 for an output.
         external_id: Position among the arguments of the delegate call, None if it is none.
         constant: Where its bytes are, if it is a constant.
