@@ -245,3 +245,22 @@ def test_writes_to_what_lies_otherwise_are_refused() -> None:
     inputs = torch.rand(2, 4, 12, 8), torch.rand(2, 1, 12, 12) > 0.2
     with pytest.raises(DecomposeError, match="lies otherwise in memory"):
         decompose(torch.export.export(Laid(ask), inputs))
+
+
+@pytest.mark.parametrize("dims", [(0,), (0, 2)])
+def test_results_of_dynamic_sizes_lie_so_too_without_a_guard(dims: tuple[int, ...]) -> None:
+    model = Laid(lambda x: x.transpose(1, 2).reshape(x.shape[0], -1, 32).view(-1, 32) * 2)
+    inputs = torch.rand(2, 4, 12, 8), torch.rand(2, 1, 12, 12) > 0.2
+    sizes = {0: torch.export.Dim("rows", min=2, max=9), 2: torch.export.Dim("long", min=2, max=20)}
+    shapes = (
+        {dim: sizes[dim] for dim in dims},
+        {0: sizes[0], **({2: sizes[2], 3: sizes[2]} if 2 in dims else {})},
+    )
+    program = torch.export.export(model, inputs, dynamic_shapes=shapes)
+    value = next(iter(program.graph.nodes)).meta["val"]
+    guards = len(value.fake_mode.shape_env.guards)
+    taken = decompose(program)
+    assert len(value.fake_mode.shape_env.guards) == guards
+    long = 7 if 2 in dims else 12
+    others = torch.rand(5, 4, long, 8), torch.rand(5, 1, long, long) > 0.2
+    torch.testing.assert_close(taken.module()(*others), model(*others))

@@ -18,7 +18,7 @@ from lowerdeck.decompose._torch_private import (
     standing_for,
 )
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
+from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key, plain_number
 from lowerdeck.decompose.identities import Before
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
@@ -276,7 +276,8 @@ class Walk:
         attention with a mask does. The rest of the program was traced with the operator's.
         """
         value, recorded = args[0], node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
-        if self.writer.facts(self.current(value, node)).stride == tuple(recorded.stride()):
+        found = self.writer.facts(self.current(value, node)).stride
+        if [*map(number_key, found)] == [*map(number_key, recorded.stride())]:
             return args
         order = _dense_order(recorded)
         if order is None or self.templates.writes:
@@ -453,20 +454,24 @@ def _is_plain(value: Any) -> bool:
 
 
 def _dense_order(tensor: torch.Tensor) -> list[int] | None:
-    """Return the dimensions of a tensor by falling stride, None if that does not tell all.
+    """Return the dimensions of a tensor, outermost first, None where they leave gaps or overlap.
 
-    What lies with gaps or overlaps, or in symbolic strides, has no order.
+    Symbols are compared by their expressions, which adds no guard.
     """
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
-    if any(isinstance(number, SYMBOLS) for number in (*sizes, *strides)):
-        return None
-    order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], sizes[dim] != 1))
-    expected = 1
-    for dim in reversed(order):
-        if sizes[dim] != 1 and strides[dim] != expected:
+    left = [dim for dim in range(len(sizes)) if number_key(sizes[dim]) != 1]
+    order: list[int] = []
+    expected: Any = 1
+    while left:
+        key = number_key(expected)
+        inner = next((dim for dim in reversed(left) if number_key(strides[dim]) == key), None)
+        if inner is None:
             return None
-        expected *= sizes[dim]
-    return order
+        left.remove(inner)
+        order.insert(0, inner)
+        expected = expected * sizes[inner]
+    # Where a dimension of one element lies nobody can tell.
+    return [*(dim for dim in range(len(sizes)) if dim not in order), *order]
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
