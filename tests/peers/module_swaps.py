@@ -68,7 +68,7 @@ class Behind(nn.Module):
     """Eager's module where flat tensors are taken and returned, for the calls that were recorded.
 
     Each of eager's tensors is the flat one of the same value; what no flat one is, the program's
-    call does not read.
+    call does not read. State that the caller reads from the module is eager's.
     """
 
     def __init__(self, eager: nn.Module, calls: list[tuple[Any, Any]]) -> None:
@@ -76,6 +76,12 @@ class Behind(nn.Module):
         self.eager = eager
         self.calls = calls
         self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("eager"), name)
 
     def forward(self, *flat: torch.Tensor) -> Any:
         (args, kwargs, _), (known, returned) = self.calls[self.count % len(self.calls)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import InputConstraintError, unflatten
 
 if TYPE_CHECKING:
 
@@ -117,3 +117,43 @@ def test_a_compiled_child_inside_an_uncompiled_parent() -> None:
     module: Any = unflatten(export(eager, (x,)))
     module.get_submodule("0").compile(fullgraph=True, backend="eager")
     torch.testing.assert_close(module(x), eager(x))
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, factor: float, many: list[Tensor]) -> Tensor:
+        return x.reshape(-1, 4) * factor + many[0]
+
+
+SCALED = (torch.ones(3, 4), 2.0, [torch.ones(4)])
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize(
+    "other",
+    [
+        (torch.ones(3, 4), 3.0, [torch.ones(4)]),
+        (torch.ones(3, 4), -2.0, [torch.ones(4)]),
+        (torch.ones(3, 4), 2, [torch.ones(4)]),
+        (torch.ones(3, 2, 4), 2.0, [torch.ones(4)]),
+        (torch.ones(3, 8), 2.0, [torch.ones(4)]),
+        (torch.ones(3, 4), 2.0, [torch.ones(1)]),
+    ],
+)
+def test_the_outermost_module_refuses_what_was_not_recorded(
+    other: tuple[Any, ...], fullgraph: bool
+) -> None:
+    dynamic = {"x": {0: torch.export.Dim("n", max=9)}, "factor": None, "many": [None]}
+    program = torch.export.export(Scaled(), SCALED, dynamic_shapes=dynamic)
+    module = unflatten(program)
+    compiled: Any = torch.compile(module, fullgraph=fullgraph, dynamic=True, backend="eager")
+    torch.testing.assert_close(compiled(*SCALED), Scaled()(*SCALED))
+    larger = (torch.ones(5, 4), *SCALED[1:])
+    torch.testing.assert_close(compiled(*larger), Scaled()(*larger))
+    with pytest.raises(Exception, match=r"xport|dimensions") as caught:
+        compiled(*other)
+    # In one graph there is nobody to raise it to: the compiler says what was raised.
+    assert fullgraph or isinstance(caught.value, InputConstraintError)
+    module.check_input_constraints = False
+    torch._dynamo.reset()
+    if other[0].dim() == 2:
+        compiled(*other)

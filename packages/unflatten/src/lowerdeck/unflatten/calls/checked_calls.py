@@ -19,13 +19,8 @@ from torch.fx import Node, Proxy
 from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
-from lowerdeck.unflatten.calls.recorded_calls import (
-    Recorded,
-    RecordedCall,
-    RecordedConstant,
-    RecordedTensor,
-    fits,
-)
+from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, fits
+from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedConstant, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels
 from lowerdeck.unflatten.errors import InputConstraintError
 

@@ -11,6 +11,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Node
 
+from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded
 from lowerdeck.unflatten.errors import InputConstraintError
 
 CHECKS = "check_input_constraints"
@@ -45,10 +46,14 @@ class InputConstraints:
     Attributes:
         leaves: One for each leaf; None where anything may be passed.
         bounds: Smallest and largest value of each symbol.
+        fixed: What of each leaf is the same in all calls.
+        paths: How the caller writes each leaf.
     """
 
     leaves: tuple[LeafConstraint | None, ...]
     bounds: Mapping[sympy.Symbol, Bounds]
+    fixed: tuple[Recorded, ...] = ()
+    paths: tuple[str, ...] = ()
 
     def check(self, module: torch.nn.Module, *values: Any) -> None:
         """Check the leaves of one call.
@@ -95,6 +100,27 @@ class InputConstraints:
                     f"{path} must be {expression} = {expected} here; found {size}."
                 )
 
+    def check_fixed(self, module: torch.nn.Module, *values: Any) -> None:
+        """Check what a compiler may look at: constants, ranks and fixed sizes.
+
+        Comparing a size that varies with its bounds would tie what is compiled to the answer.
+
+        Args:
+            module: The module that is called; one that asks for no checks gets none.
+            values: The leaves.
+
+        Raises:
+            InputConstraintError: One is not what the program was exported for.
+        """
+        if not module.__dict__[CHECKS]:
+            return
+        for index, want in enumerate(self.fixed):
+            if want is not None and not want.fits(values[index]):
+                raise InputConstraintError(
+                    f"Argument {self.paths[index]!r} was exported as {want}; found another one "
+                    "while compiling. Pass that, or export again."
+                )
+
 
 def input_constraints(
     placeholders: Sequence[Node], paths: Sequence[str], ranges: Mapping[sympy.Symbol, Any]
@@ -110,7 +136,10 @@ def input_constraints(
     bounds: dict[sympy.Symbol, Bounds] = {
         symbol: (_finite(found.lower), _finite(found.upper)) for symbol, found in ranges.items()
     }
-    return InputConstraints(leaves, bounds)
+    fixed = tuple(
+        recorded(node.meta["val"]) if "val" in node.meta else None for node in placeholders
+    )
+    return InputConstraints(leaves, bounds, fixed, tuple(paths))
 
 
 def _leaf(node: Node, path: str) -> LeafConstraint | None:
@@ -178,7 +207,8 @@ def _check_tensor(
             f"{tuple(shape)}."
         )
     for dim, size in enumerate(expected):
-        if size.__class__ is int:
+        # Compilers may look at this frame alone, with ints of theirs that are of another class.
+        if isinstance(size, int):
             if shape[dim] != size:
                 raise InputConstraintError(
                     f"{leaf.path}.shape[{dim}] must be {size}; found {shape[dim]}. Export "

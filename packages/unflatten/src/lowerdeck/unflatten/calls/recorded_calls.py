@@ -6,88 +6,19 @@ than a fixed one, it does not hold: the constants in it may come from these.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Proxy
 
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
 from lowerdeck.unflatten.errors import InputConstraintError, InputStructureError
 
-
-@dataclass(frozen=True, slots=True)
-class RecordedTensor:
-    """A tensor among the arguments of a call.
-
-    Attributes:
-        shape: Its sizes; None where one may vary.
-        dtype: Its type.
-    """
-
-    shape: tuple[int | None, ...]
-    dtype: torch.dtype
-
-    def fits(self, value: Any) -> bool:
-        """Return whether ``value`` may be passed in its place."""
-        if isinstance(value, Proxy):
-            # It has no shape to check.
-            return True
-        if not isinstance(value, torch.Tensor) or value.dim() != len(self.shape):
-            return False
-        return all(
-            want is None or size == want
-            for want, size in zip(self.shape, value.shape, strict=True)
-        )
-
-    def __str__(self) -> str:
-        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
-        return f"a tensor of shape ({sizes})"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedConstant:
-    """A constant among the arguments of a call.
-
-    Attributes:
-        value: Its value.
-        kind: Its type, for 1 and True and 1.0 are equal.
-    """
-
-    value: object
-    kind: type
-
-    def fits(self, value: Any) -> bool:
-        """Return whether ``value`` is the same constant."""
-        want: Any = self.value
-        if type(value) is not self.kind:
-            return False
-        if self.kind is float and want == 0:
-            return bool(value == 0 and math.copysign(1.0, value) == math.copysign(1.0, want))
-        return bool(value == want or (want != want and value != value))
-
-    def __str__(self) -> str:
-        return repr(self.value)
-
-
-Recorded = RecordedTensor | RecordedConstant | None
-"""What one leaf of the arguments was; None where it may be anything."""
-
 RecordedCall = tuple[Recorded, ...]
 """What the leaves of one call's arguments were."""
-
-
-def recorded(value: Any) -> Recorded:
-    """Return what is recorded of an example value or a constant."""
-    if isinstance(value, torch.Tensor):
-        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-        return RecordedTensor(shape, value.dtype)
-    if value is None or type(value) in {bool, int, float, str}:
-        return RecordedConstant(value, type(value))
-    return None
 
 
 def fits(call: RecordedCall, leaves: Sequence[Any]) -> bool:

@@ -99,9 +99,9 @@ class CallSignature:
                 yield f"{targets}= {object_name(take_carried)}({CARRIED}, {self.carried})"
         if self.constraints is not None:
             check = object_name(self.constraints.check)
+            fixed = object_name(self.constraints.check_fixed)
             compiling = object_name(torch.compiler.is_compiling)
-            yield f"if not {compiling}():"
-            yield f"    {check}({', '.join(['self', *leaves])})"
+            yield f"({fixed} if {compiling}() else {check})({', '.join(['self', *leaves])})"
 
     def result_text(self, leaves: Sequence[str], object_name: NameObject) -> str:
         """Return the expression for the result made of the expressions ``leaves``."""

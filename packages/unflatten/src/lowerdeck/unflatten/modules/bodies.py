@@ -10,7 +10,8 @@ from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
 from lowerdeck.unflatten.calls.checked_calls import computes_any_size, pattern_of
-from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, recorded
+from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
+from lowerdeck.unflatten.calls.recorded_leaves import recorded
 from lowerdeck.unflatten.code.code import Source, write_source
 from lowerdeck.unflatten.cut.preserved import Absent, FlatCall, SignatureApplier
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, attribute_modules
