@@ -77,7 +77,13 @@ def legible(model, words):
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"backend": "portable"}, {"attention": "custom-kernel"}, {"prefill_chunk": 3}],
+    [
+        {},
+        {"backend": "portable"},
+        {"attention": "custom-kernel"},
+        {"prefill_chunk": 3},
+        {"separate_decode": True},
+    ],
     ids=str,
 )
 def test_the_official_runner_says_what_transformers_says(family, settings, tmp_path):
@@ -97,6 +103,8 @@ def test_the_official_runner_says_what_transformers_says(family, settings, tmp_p
         {"quantize": "8da4w", "attention": "custom-kernel", "quantize_embedding": 8},
         {"quantize": "8da8w", "quantize_embedding": 4},
         {"quantize": "fp16"},
+        {"separate_decode": True},
+        {"separate_decode": True, "quantize": "8da4w", "attention": "custom-kernel"},
     ],
     ids=str,
 )
@@ -112,6 +120,7 @@ def test_quantised_files_are_near_the_quantised_model(settings, tmp_path):
         "backend": "xnnpack",
         "attention": "delegate",
         "prefill_chunk": None,
+        "separate_decode": False,
     }
     save_folder(tmp_path / "folder")
     made = prepared(tmp_path / "folder", **(asked | settings))

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "backend": "xnnpack",
     "attention": "delegate",
     "prefill_chunk": None,
+    "separate_decode": False,
 }
 
 
@@ -97,6 +98,9 @@ def test_prefill_at_once_in_chunks_and_token_by_token_agree(
         {"attention": "custom-kernel"},
         {"quantize": "8da4w", "quantize_embedding": 8, "attention": "custom-kernel"},
         {"quantize_embedding": 8, "backend": "portable", "attention": "custom-kernel"},
+        {"separate_decode": True},
+        {"separate_decode": True, "backend": "portable"},
+        {"separate_decode": True, "quantize": "8da4w", "attention": "custom-kernel"},
     ],
     ids=str,
 )
@@ -114,6 +118,26 @@ def test_every_mode_is_near_the_model_with_the_same_weights(
 
 def operators(lowered: Any) -> Any:
     return lowered.program.execution_plan[lowered.methods.index("forward")].operators
+
+
+@pytest.mark.parametrize("quantize", ["none", "8da4w"])
+def test_a_separate_decode_shares_weights_and_cache(
+    quantize: str, llama: Path, tmp_path: Path
+) -> None:
+    one, two = (
+        export_language_model(llama, context=CONTEXT, quantize=quantize, separate_decode=asked)
+        for asked in (False, True)
+    )
+    assert two.methods[:2] == ("decode", "forward")
+    decode, forward = two.program.execution_plan[:2]
+    assert decode.non_const_buffer_sizes[2:] == forward.non_const_buffer_sizes[2:]
+    assert len(forward.non_const_buffer_sizes) == 3
+    weights = sum(tensor.nbytes for tensor in load_file(llama / "model.safetensors").values())
+    one.save(tmp_path / "one.pte")
+    two.save(tmp_path / "two.pte")
+    more = (tmp_path / "two.pte").stat().st_size - (tmp_path / "one.pte").stat().st_size
+    assert more < weights / 4
+    assert tokens_of(two, tmp_path / "two.pte") == tokens_of(one, tmp_path / "one.pte")
 
 
 def test_what_runners_ask_is_said() -> None:

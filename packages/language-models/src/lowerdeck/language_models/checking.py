@@ -8,7 +8,7 @@ import torch
 
 from lowerdeck.language_models.decoder import CachedDecoder
 from lowerdeck.language_models.errors import GenerationError
-from lowerdeck.language_models.generating import ModelFile, inputs_of
+from lowerdeck.language_models.generating import ModelFile, inputs_of, method_for
 
 TOKENS = 16
 _MARGIN = 10.0
@@ -41,7 +41,8 @@ def check_lines(
             inputs = inputs_of(given[start : start + model.chunk], position + start)
             with torch.no_grad():
                 eager = decoder(*inputs)[0, -1]
-            ours = model.program.run("forward", *inputs)[0, -1]
+            method = method_for(inputs[0][0].tolist(), model.program.methods)
+            ours = model.program.run(method, *inputs)[0, -1]
         wanted.append(eager.float().clone())
         found.append(ours.float().clone())
         position += len(given)

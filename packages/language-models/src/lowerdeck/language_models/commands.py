@@ -90,6 +90,11 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         "--prefill-chunk", type=int, metavar="N", help="tokens that are taken at once at most"
     )
     parser.add_argument(
+        "--separate-decode",
+        action="store_true",
+        help="add a method `decode` for exactly one token, with the same weights and cache",
+    )
+    parser.add_argument(
         "--check",
         type=_text,
         metavar="PROMPT",
@@ -141,6 +146,7 @@ def _export(args: argparse.Namespace) -> int:
         backend=args.backend,
         attention=args.attention,
         prefill_chunk=args.prefill_chunk,
+        separate_decode=args.separate_decode,
     )
     lowered = lower_decoder(made)
     with writing(args.output):

@@ -18,6 +18,7 @@ from lowerdeck.language_models.embeddings import KERNELS as EMBEDDING_KERNELS
 from lowerdeck.language_models.embeddings import quantize_embedding as quantize_rows
 from lowerdeck.language_models.errors import LanguageModelError, UnsupportedModelError
 from lowerdeck.language_models.folder import Vocabulary, load_folder, vocabulary_of
+from lowerdeck.language_models.generating import DECODE
 from lowerdeck.language_models.quantization import quantize_linears
 from lowerdeck.lowered_module import LoweredProgram, lower
 from lowerdeck.xnnpack import XnnpackPartitioner
@@ -37,6 +38,7 @@ def export_language_model(
     backend: str = "xnnpack",
     attention: str = "delegate",
     prefill_chunk: int | None = None,
+    separate_decode: bool = False,
 ) -> LoweredProgram:
     """Return the program of a decoder that the official runner generates text with.
 
@@ -56,6 +58,8 @@ def export_language_model(
         attention: ``"delegate"``, or ``"custom-kernel"`` for ``llama::custom_sdpa``, which the
             application must link.
         prefill_chunk: How many tokens are taken at once at most; None for all of the context.
+        separate_decode: Whether a second method, ``decode``, takes exactly one token. It has the
+            weights and the cache of ``forward``, so that either may follow the other.
 
     Raises:
         FolderError: The folder cannot be loaded.
@@ -72,6 +76,7 @@ def export_language_model(
             backend=backend,
             attention=attention,
             prefill_chunk=prefill_chunk,
+            separate_decode=separate_decode,
         )
     )
 
@@ -86,6 +91,7 @@ class Prepared:
         chunk: How many are taken at once at most.
         kernels: Kernels that the runtime must have beside those that it always has.
         partitioners: Who chooses what goes to a backend.
+        separate_decode: Whether single tokens have a method of their own.
     """
 
     decoder: CachedDecoder
@@ -93,6 +99,7 @@ class Prepared:
     chunk: int
     kernels: frozenset[str]
     partitioners: Sequence[XnnpackPartitioner]
+    separate_decode: bool
 
 
 def prepared(
@@ -105,6 +112,7 @@ def prepared(
     backend: str,
     attention: str,
     prefill_chunk: int | None,
+    separate_decode: bool,
 ) -> Prepared:
     """Return the decoder that ``export_language_model`` exports, from the same arguments.
 
@@ -117,6 +125,7 @@ def prepared(
         backend: Likewise.
         attention: Likewise.
         prefill_chunk: Likewise.
+        separate_decode: Likewise.
     """
     _check("quantize", quantize, QUANTIZATIONS)
     _check("backend", backend, BACKENDS)
@@ -150,7 +159,7 @@ def prepared(
     precision = "fp16" if quantize == "fp16" else None
     partitioners = [XnnpackPartitioner(precision=precision)] if backend == "xnnpack" else []
     chunk = min(prefill_chunk or context, context)
-    return Prepared(decoder, context, chunk, frozenset(kernels), partitioners)
+    return Prepared(decoder, context, chunk, frozenset(kernels), partitioners, separate_decode)
 
 
 def lower_decoder(made: Prepared) -> LoweredProgram:
@@ -159,11 +168,13 @@ def lower_decoder(made: Prepared) -> LoweredProgram:
     Args:
         made: The decoder.
     """
-    program = export_decoder(made.decoder, made.chunk)
+    programs = {"forward": export_decoder(made.decoder, made.chunk)}
+    if made.separate_decode:
+        programs[DECODE] = export_decoder(made.decoder, 1)
     model: Any = made.decoder.model
     layers = model.config.get_text_config().num_hidden_layers
     return lower(
-        program,
+        programs,
         made.partitioners,
         constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
         config=EmitConfig(custom_kernels=made.kernels),

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from lowerdeck.runner import LoadedProgram, RunnerError, load
 
 Step = Callable[[Sequence[int], int], int]
 """Takes tokens and the position of the first; gives the token that follows the last."""
+
+DECODE = "decode"
+"""The method that takes exactly one token, where a file has one."""
 
 OURS = "lowerdeck.runner (Python; it emulates the runtime, and its speed says nothing)"
 
@@ -169,14 +172,25 @@ def our_step(program: LoadedProgram) -> Step:
     """
 
     def step(tokens: Sequence[int], position: int) -> int:
-        logits = program.run("forward", *inputs_of(tokens, position))
+        method = method_for(tokens, program.methods)
+        logits = program.run(method, *inputs_of(tokens, position))
         return int(logits[0, -1].argmax())
 
     return step
 
 
+def method_for(tokens: Sequence[int], methods: Collection[str]) -> str:
+    """Return the method that takes these tokens.
+
+    Args:
+        tokens: Some tokens.
+        methods: The methods of a file.
+    """
+    return DECODE if len(tokens) == 1 and DECODE in methods else "forward"
+
+
 def inputs_of(tokens: Sequence[int], position: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the method ``forward`` takes.
+    """Return what a method takes.
 
     Args:
         tokens: Some tokens.
@@ -203,6 +217,7 @@ def _officially(
         "count": count,
         "chunk": model.chunk,
         "ends": list(model.eos),
+        "methods": [name for name in ("forward", DECODE) if name in model.program.methods],
     }
     command = [sys.executable, "-m", "lowerdeck.language_models.official", json.dumps(asked)]
     with subprocess.Popen(

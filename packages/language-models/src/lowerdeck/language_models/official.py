@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.language_models.generating import Timing, continued, inputs_of
+from lowerdeck.language_models.generating import Timing, continued, inputs_of, method_for
 
 LIBRARIES = (
     "extension/llm/custom_ops/libcustom_ops_aot_lib.so",
@@ -30,7 +30,7 @@ def main(asked: str) -> None:
     """Print the tokens that follow, each in a line, and then how long it took.
 
     Args:
-        asked: In JSON: the file, the prompt, how many tokens, and what ends a text.
+        asked: In JSON: the file, the prompt, how many tokens, what ends a text, and the methods.
     """
     # The runtime prints where it likes; answers go where nothing else does.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -42,10 +42,13 @@ def main(asked: str) -> None:
         if (root / library).is_file():
             load: Any = torch.ops.load_library
             load(str(root / library))
-    module = vars(binding)["_load_for_executorch"](given["path"])
+    # Not as a module, whose methods would each have a cache of their own.
+    program = vars(binding)["_load_program"](given["path"])
+    methods = {name: program.load_method(name) for name in given["methods"]}
 
     def step(tokens: Sequence[int], position: int) -> int:
-        (logits,) = module.run_method("forward", inputs_of(tokens, position))
+        method = methods[method_for(tokens, methods)]
+        (logits,) = method.call(inputs_of(tokens, position))
         return int(logits[0, -1].argmax())
 
     timing = Timing(f"the official ExecuTorch runtime ({_version()})")
