@@ -39,6 +39,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from lowerdeck.serializer import verify_pte
+
 _BINDINGS = ("_portable_lib", "_C")  # 1.4.1 and before; 1.5 and later
 _PACKAGE = "executorch.extension.pybindings"
 _MARK = "lowerdeck-official"
@@ -255,10 +257,17 @@ def run(
     data: bytes | Path | None = None,
     verify: bool = True,
     shared_arenas: bool = False,
+    refusable: bool = False,
     timeout: float = 120.0,
 ) -> Outcome:
-    """Return what the official runtime makes of ``program`` and ``calls`` (shared worker)."""
-    return shared().run(Case(program, calls, data, verify, shared_arenas), timeout=timeout)
+    """Return what the official runtime makes of ``program`` and ``calls`` (shared worker).
+
+    What runs there must be right for our verifier too, unless it is ``refusable``.
+    """
+    outcome = shared().run(Case(program, calls, data, verify, shared_arenas), timeout=timeout)
+    if isinstance(outcome, Ran) and not refusable:
+        verify_pte(program.read_bytes() if isinstance(program, Path) else program)
+    return outcome
 
 
 def run_many(cases: Iterable[Case], *, timeout: float = 120.0) -> Iterator[Outcome]:

@@ -324,3 +324,57 @@ def test_a_bias_of_one_element_is_added_to_every_output(
     for found, wanted in zip(outcome.outputs[0], model(*inputs), strict=True):
         bound = 1e-2 if dtype == torch.float16 else 1e-5
         torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+
+
+def _window(way: str) -> nn.Module:
+    torch.manual_seed(0)
+    conv = {"kernel_size": 3, "padding": 1}
+    return {
+        "pool": nn.AvgPool2d(3, 1, 1),
+        "convolution without padding": nn.Conv2d(4, 4, 3),
+        "padded before": nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(4, 4, 3)),
+        "strided": nn.Sequential(nn.Conv2d(4, 4, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        "transposed": nn.Sequential(nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 4, **conv)),
+        "in groups": nn.Sequential(nn.Conv2d(4, 4, **conv, groups=4), nn.Conv2d(4, 4, 3)),
+        "one dimension": nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)),
+        "upsampled": nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(4, 4, 3)),
+        "shuffled": nn.Sequential(nn.PixelShuffle(2), nn.Conv2d(1, 4, 3)),
+    }[way].eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("pool", "convolution without padding", "padded before", "strided", "transposed"),
+        *("in groups", "one dimension", "upsampled", "shuffled"),
+    ],
+)
+def test_windows_slide_over_sizes_that_vary(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """What a payload declares of sizes that vary is no reason to refuse it."""
+    model = _window(way).to(dtype)
+    height = Dim("height", min=8, max=32)
+    program = export(
+        model, (torch.randn(2, 4, 16, 16, dtype=dtype),), dynamic_shapes=({2: height},)
+    )
+    lowered = to_backend(program, XnnpackPartitioner())
+    assert delegation_summary(lowered).delegates
+    (tmp_path / "file.pte").write_bytes(emit(lowered).to_bytes())
+    given = [(torch.randn(2, 4, size, 16, dtype=dtype),) for size in (8, 32, 9, 16)]
+    outcome = official.run(tmp_path / "file.pte", [official.Call(one) for one in given])
+    assert isinstance(outcome, official.Ran), outcome
+    for one, (found,) in zip(given, outcome.outputs, strict=True):
+        with torch.no_grad():
+            wanted = model(*one)
+        bound = 2e-2 if dtype is torch.float16 else 2e-5
+        torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+
+
+def test_no_images_of_a_varying_height_are_told_of() -> None:
+    """The runtime leaves their sizes unset, and no reshape can tell two that vary."""
+    heights = {0: Dim("images", max=9), 2: Dim("height", min=4, max=9)}
+    x = torch.randn(5, 4, 5, 5)
+    for layer, told in ((nn.Conv2d(4, 4, 3), True), (nn.AdaptiveAvgPool2d(1), False)):
+        program = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
+        summary = delegation_summary(to_backend(program, XnnpackPartitioner()))
+        assert any(one.heading == "fails on nothing" for one in summary.remarks) == told

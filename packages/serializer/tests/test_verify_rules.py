@@ -15,6 +15,7 @@ from lowerdeck.serializer import (
     ExecutionPlan,
     FormatError,
     Instruction,
+    Int,
     KernelCall,
     Operator,
     Program,
@@ -89,6 +90,15 @@ def test_a_kernel_in_place_returns_what_it_writes() -> None:
     verify_pte(_call("aten::copy_", values, [0, 1, 3, 0]))
     with pytest.raises(FormatError, match=r"found 2 for the return value of aten::copy_.* on 0"):
         verify_pte(_call("aten::copy_", values, [0, 1, 3, 2]))
+
+
+def test_no_dimension_is_computed() -> None:
+    """The runtime trusts it, and ends the process over one that is not there."""
+    values = [_one_tensor(64, floats=2), EValue(Int(0)), EValue(Int(0))]
+    verify_pte(_call("aten::sym_size.int", values, [0, 1, 2]))
+    for args in ([0, 1, 1], [0, 2, 2]):
+        with pytest.raises(FormatError, match=r"found a computed dimension in argument 1"):
+            verify_pte(_call("aten::sym_size.int", values, args))
 
 
 def test_a_limit_of_a_kernel_is_kept() -> None:

@@ -162,3 +162,37 @@ def test_sizes_follow_through_windows_and_transpositions() -> None:
         else:
             with pytest.raises(FormatError, match="spans 7 of a width of 6"):
                 verify_payload(graph, NAMED)
+
+
+@pytest.mark.parametrize(
+    ("maker", "fields", "height", "fits"),
+    [
+        # What a reshape gives is not known before: 0 says that it varies.
+        (XnnOperator.STATIC_RESHAPE, {"num_dims": 4, "new_shape": (1, 0, 7, 4)}, 9, True),
+        (XnnOperator.STATIC_RESHAPE, {"num_dims": 4, "new_shape": (1, 0, 7, 4)}, 1, True),
+        # What a pad gives is.
+        *(
+            (
+                XnnOperator.STATIC_CONSTANT_PAD,
+                {"pre_paddings": (0, 1, 0, 0), "post_paddings": (0, 2, 0, 0)},
+                height,
+                height <= 9,
+            )
+            for height in (9, 10)
+        ),
+    ],
+)
+def test_a_size_in_between_that_varies_is_no_size(
+    maker: XnnOperator, fields: dict[str, Any], height: int, fits: bool
+) -> None:
+    graph = sliding(XnnOperator.MAX_POOLING_2D, pooling_height=height)
+    (node,) = graph.nodes
+    between = XnnValue(3, XnnDatatype.FP32, (1, 0, 7, 4))
+    first = XnnNode(maker, (0,), (3,), {"flags": 0, **fields})
+    window = replace(node, inputs=(3,))
+    graph = replace(graph, values=(*graph.values, between), nodes=(first, window))
+    if fits:
+        verify_payload(graph, NAMED)
+        return
+    with pytest.raises(FormatError, match="spans 10 of a height of 9"):
+        verify_payload(graph, NAMED)

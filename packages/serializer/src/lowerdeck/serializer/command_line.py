@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -106,13 +107,18 @@ def run_command(
             return ExitStatus.DONE
         except (Exception, KeyboardInterrupt) as error:
             if debug:
-                raise
+                _show_traceback(error)
             # What is interrupted while it imports may raise anything afterwards.
             if interrupted or isinstance(error, KeyboardInterrupt):
                 complain(name, "interrupted")
                 return ExitStatus.INTERRUPTED
             return _end(name, error)
         return status
+
+
+def _show_traceback(error: BaseException) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        traceback.print_exception(error)
 
 
 def _run(arguments: list[str], loading: Loading | None) -> int:

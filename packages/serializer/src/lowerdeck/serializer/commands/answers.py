@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 
 from lowerdeck.serializer.errors import FormatError, SerializerError
@@ -91,7 +91,10 @@ def complain(name: str, message: str) -> None:
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     shown = " ".join(printable(part) for part in message.splitlines())
-    print(f"{' '.join(('lowerdeck', name)).rstrip()}: {shown}".rstrip(), file=sys.stderr)
+    line = f"{' '.join(('lowerdeck', name)).rstrip()}: {shown}".rstrip()
+    # A full disk under it must not change with which status the command ends.
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -58,6 +58,9 @@ class Arguments(Protocol):
     def is_constant(self, number: int) -> bool:
         """Return whether the file gives the bytes of a tensor argument."""
 
+    def is_computed(self, number: int) -> bool:
+        """Return whether an instruction writes a number argument, or one of a list."""
+
 
 Limit = Callable[[Arguments], str | None]
 """Returns what is wrong with the arguments of a call, or None."""
@@ -115,7 +118,10 @@ class _Types:
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """A number, or each of a list, must be a dimension of a tensor."""
+    """A number, or each of a list, must be a dimension of a tensor.
+
+    It must be known, too: torch never computes one, so that no right file does.
+    """
 
     position: int
     of: int
@@ -126,6 +132,8 @@ class _Dimension:
         if tensor is None:
             return None
         rank = len(tensor.sizes)
+        if call.is_computed(self.position):
+            return f"found a computed dimension in argument {self.position}, expected a number"
         least = -rank if self.negative else 0
         for number in call.numbers(self.position) or [call.number(self.position)]:
             if number is not None and not least <= number < rank:

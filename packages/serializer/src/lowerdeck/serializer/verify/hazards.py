@@ -145,11 +145,22 @@ class HazardFinder:
                     yield f"{kernel.name} divides by -1: -2**63 by that ends the process"
             return
         rounded = not any(isinstance(self._plan.values[at].val, schema.Null) for at in args[2:3])
-        if rounded and self._overflows(args[0], args[1]):
+        if rounded and self._may_be_zero(args[0], args[1]):
+            yield (
+                f"{kernel.name} divides integers by value {args[1]}, which is computed: a 0 there "
+                "ends the process"
+            )
+        elif rounded and self._overflows(args[0], args[1]):
             yield (
                 f"{kernel.name} divides integers by value {args[1]}: the smallest integer by -1 "
                 "ends the process"
             )
+
+    def _may_be_zero(self, dividend: int, divisor: int) -> bool:
+        """Return whether integers are divided by a number that an instruction writes."""
+        left, right = self._plan.values[dividend].val, self._plan.values[divisor].val
+        integers = isinstance(left, schema.Tensor) and left.scalar_type in _INTEGERS
+        return integers and isinstance(right, schema.Int) and divisor in self._unknown
 
     def _overflows(self, dividend: int, divisor: int) -> bool:
         """Return whether the smallest integer of 32 or 64 bits may be divided by -1."""

@@ -121,6 +121,12 @@ class _Known:
     def is_constant(self, number: int) -> bool:
         return self._is_constant(self._args[number])
 
+    def is_computed(self, number: int) -> bool:
+        index = self._args[number]
+        value = self._values[index].val
+        items = value.items[:_MOST_ITEMS] if isinstance(value, schema.IntList) else (index,)
+        return any(item in self._unknown for item in items)
+
     def _number(self, index: int) -> float | None:
         value = self._values[index].val
         if index in self._unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from lowerdeck.serializer.xnnpack.graph import XnnNode, XnnValue
@@ -18,6 +18,9 @@ _NEVER_MORE = {
     *(XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.GLOBAL_AVG_POOLING_2D),
     XnnOperator.STATIC_TRANSPOSE,
 }
+Sizes = tuple[int | None, ...]
+"""The sizes of a value when the graph runs; None for one that is not known before."""
+
 _PRODUCTS = {XnnOperator.FULLY_CONNECTED, XnnOperator.BATCH_MATRIX_MULTIPLY}
 _LIKE_INPUT = {"Unary", "Softmax", "LeakyReLU", "ELU"}
 _BROADCAST = {
@@ -30,7 +33,8 @@ class RealSizes:
     """Sizes that follow from those of the graph's inputs, node by node.
 
     The runtime computes them anew for each call; what a payload says of values in between is read
-    for its memory alone. Where they do not follow from sizes alone they are taken from there.
+    for its memory alone. Where they do not follow from sizes alone they are taken from there, but
+    for a 0, which says that a size varies.
     """
 
     def __init__(self, values: Mapping[int, XnnValue]) -> None:
@@ -40,15 +44,21 @@ class RealSizes:
             values: Its values by their ids.
         """
         self._values = values
-        self._found: dict[int, tuple[int, ...]] = {}
+        self._found: dict[int, Sizes] = {}
 
-    def of(self, number: int) -> tuple[int, ...]:
+    def of(self, number: int) -> Sizes:
         """Return the sizes of a value that the graph is given, or that a node before computed.
 
         Args:
             number: Its id.
         """
-        return self._found.get(number, self._values[number].shape)
+        found = self._found.get(number)
+        if found is not None:
+            return found
+        value = self._values[number]
+        if value.constant or value.external_id is not None:
+            return value.shape
+        return tuple(size or None for size in value.shape)
 
     def run(self, node: XnnNode) -> None:
         """Let the next node compute; its fields are verified.
@@ -68,45 +78,73 @@ class RealSizes:
         """
         found = self._found.get(node.outputs[0])
         if found is not None:
-            return prod(found)
+            return _elements(found)
         given = [self.of(number) for number in node.inputs]
-        elements = [prod(sizes) for sizes in given]
+        elements = [_elements(sizes) for sizes in given]
         if node.operator in _NEVER_MORE:
             return elements[0]
         if node.operator.table == "Concatenate":
-            return sum(elements)
+            known = [count for count in elements if count is not None]
+            return sum(known) if len(known) == len(elements) else None
         if node.operator in _PRODUCTS and given[0]:
             # Which side of the second matrix is which, flags tell; the longer one is enough.
             *batches, high, wide = (1, 1, *given[1])
-            return prod(given[0][:-1]) * prod(batches) * max(high, wide)
+            rows, several = _elements(given[0][:-1]), _elements(batches)
+            if None not in (rows, several, high, wide):
+                return (rows or 0) * (several or 0) * max(high or 0, wide or 0)
         return None
 
-    def _after(self, node: XnnNode) -> tuple[int, ...] | None:
+    def _after(self, node: XnnNode) -> Sizes | None:
         given = self.of(node.inputs[0])
         if node.operator is XnnOperator.STATIC_TRANSPOSE:
             order = node.parameters["perm"]
             axes = order[: len(given)] if isinstance(order, tuple) else ()
             fits = sorted(axes) == list(range(len(given)))
             return tuple(given[int(axis)] for axis in axes) if fits else None
+        if node.operator is XnnOperator.STATIC_CONSTANT_PAD:
+            return _padded(node, given)
         if node.operator is XnnOperator.GLOBAL_AVG_POOLING_2D:
             return None
         if node.operator in _WINDOWS:
-            return _slid(node, given, self._values[node.outputs[0]])
+            return _slid(node, given, self.of(node.outputs[0]))
         if node.operator in _BROADCAST:
             return _broadcast(given, self.of(node.inputs[1]))
         return given if node.operator.table in _LIKE_INPUT else None
 
 
-def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+def _elements(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return prod(known) if len(known) == len(sizes) else None
+
+
+def _broadcast(one: Sizes, other: Sizes) -> Sizes:
     rank = max(len(one), len(other))
     one = (1,) * (rank - len(one)) + one
     other = (1,) * (rank - len(other)) + other
-    return tuple(max(pair) if 0 not in pair else 0 for pair in zip(one, other, strict=True))
+    return tuple(map(_wider, one, other))
 
 
-def _slid(node: XnnNode, given: tuple[int, ...], result: XnnValue) -> tuple[int, ...] | None:
+def _wider(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        # Beside more than 1 it is as much, 1 or 0.
+        known = one if other is None else other
+        return known if known is not None and known != 1 else None
+    return max(one, other) if one and other else 0
+
+
+def _padded(node: XnnNode, given: Sizes) -> Sizes | None:
+    before, after = node.parameters["pre_paddings"], node.parameters["post_paddings"]
+    if not isinstance(before, tuple) or not isinstance(after, tuple):
+        return None
+    return tuple(
+        None if size is None else int(size + low + high)
+        for size, low, high in zip(given, before, after, strict=False)
+    )
+
+
+def _slid(node: XnnNode, given: Sizes, result: Sizes) -> Sizes | None:
     """Return the sizes of what a window gives, [batch, height, width, channels]."""
-    if len(given) != 4 or len(result.shape) != 4:
+    if len(given) != 4 or len(result) != 4:
         return None
     kind, step = _WINDOWS[node.operator]
 
@@ -114,7 +152,9 @@ def _slid(node: XnnNode, given: tuple[int, ...], result: XnnValue) -> tuple[int,
         found = node.parameters.get(name, 0)
         return found if isinstance(found, int) else 0
 
-    def length(size: int, axis: str, before: str, after: str) -> int:
+    def length(size: int | None, axis: str, before: str, after: str) -> int | None:
+        if size is None:
+            return None
         apart = 1 if node.operator is XnnOperator.AVG_POOLING_2D else number(f"dilation_{axis}")
         span = (number(f"{kind}_{axis}") - 1) * apart + 1
         stride = max(1, number(f"{step}_{axis}"))
@@ -124,4 +164,4 @@ def _slid(node: XnnNode, given: tuple[int, ...], result: XnnValue) -> tuple[int,
         return max(0, padded - span) // stride + 1
 
     height = length(given[1], "height", "top", "bottom")
-    return (given[0], height, length(given[2], "width", "left", "right"), result.shape[3])
+    return (given[0], height, length(given[2], "width", "left", "right"), result[3])

@@ -124,7 +124,7 @@ class NodeVerifier:
         if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(wanted)):
             raise damaged(f"found the order {order}, expected one of {wanted} sizes")
 
-    def _verify_window(self, node: XnnNode, sizes: Sequence[int]) -> None:
+    def _verify_window(self, node: XnnNode, sizes: Sequence[int | None]) -> None:
         """Refuse windows larger than what they slide over, whose results the runtime dies of."""
         if node.operator not in _SLIDING or _flags(node) & _SAME_PADDING or len(sizes) != 4:
             return
@@ -134,6 +134,8 @@ class NodeVerifier:
             ("height", sizes[1], "top", "bottom"),
             ("width", sizes[2], "left", "right"),
         ):
+            if size is None:
+                continue
             apart = 1 if averages else _number(node, f"dilation_{axis}")
             span = (_number(node, f"{kind}_{axis}") - 1) * apart + 1
             padded = size + _number(node, f"padding_{before}") + _number(node, f"padding_{after}")

@@ -9,7 +9,7 @@ summary says so.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,12 +118,14 @@ def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
     Returns:
         By the name of the first node that fails for one size: why, and how many others do.
     """
-    taken = list(nodes)
+    taken = dict.fromkeys(nodes)
     unset = unset_sizes(taken, ranges)
     first: dict[str, str] = {}
     others: dict[str, int] = {}
     for node in taken:
         size = _first_empty(node, _FAILS, ranges) or _met(node, unset)
+        if size is None and node in unset and _leaves_unset(node, taken):
+            size = unset[node]
         if size is not None:
             others[size] = others.get(size, -1) + 1
             first.setdefault(size, node.name)
@@ -133,7 +135,7 @@ def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
 def _sentence(size: str, others: int) -> str:
     more = f", so do {others} more" if others else ""
     return (
-        f"its size {size} may be 0, on which the runtime fails with an error{more}; "
+        f"its size {size} may be 0, on which the runtime fails or ends{more}; "
         'say torch.export.Dim("...", min=1) if it never is'
     )
 
@@ -168,6 +170,13 @@ def unset_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[Node, str]:
             if source is not None and len(shape) == 4 and not _sets(node, source):
                 found[node] = found[source]
     return found
+
+
+def _leaves_unset(node: Node, taken: Collection[Node]) -> bool:
+    """Return whether a result leaves the delegate with sizes that no reshape could set."""
+    # One symbolic size is left for a reshape to tell; the backend adds that.
+    several = sum(not isinstance(size, int) for size in _shape(node)) > 1
+    return several and any(user not in taken for user in node.users)
 
 
 def _sets(node: Node, source: Node) -> bool:
