@@ -277,3 +277,56 @@ def test_the_command_prints_warnings_and_is_done(
     assert last == f"{path}: ok"
     assert main(["verify", "-q", str(path)]) == 0
     assert capsys.readouterr().out == ""
+
+
+def _range(first: str, first_args: Sequence[int]) -> Program:
+    """Return a program that makes as many numbers as a call before it computes."""
+    values = [
+        EValue(
+            Tensor(
+                ScalarType.FLOAT,
+                sizes=[2, 3],
+                dim_order=[0, 1],
+                allocation_info=AllocationDetails(1, 0),
+            )
+        ),
+        *(EValue(Int(number)) for number in (0, 1, 1 << 40, 0)),
+        planned(ScalarType.LONG, 2),
+    ]
+    names = [first, "aten::arange.start_out"]
+    plan = ExecutionPlan(
+        "forward",
+        values=values,
+        inputs=[0],
+        outputs=[],
+        chains=[
+            Chain(
+                instructions=[
+                    Instruction(KernelCall(0, [*first_args, 4])),
+                    Instruction(KernelCall(1, [1, 4, 2, 5, 5])),
+                ]
+            )
+        ],
+        operators=[Operator(*name.split(".")) for name in names],
+        non_const_buffer_sizes=[0, 1024],
+    )
+    return Program(execution_plan=[plan], constant_buffer=BUFFERS)
+
+
+@pytest.mark.parametrize(
+    ("first", "args", "warned"),
+    [
+        ("aten::sym_size.int", [0, 2], False),
+        ("executorch_prim::add.Scalar", [1, 2], False),
+        ("executorch_prim::add.Scalar", [3, 2], True),
+        ("executorch_prim::mul.Scalar", [3, 1], False),
+        ("executorch_prim::sub.Scalar", [1, 3], True),
+        # What it computes is not followed.
+        ("executorch_prim::trunc.Scalar", [2], True),
+    ],
+)
+def test_a_range_to_a_computed_end_is_warned_of_unless_sizes_bound_it(
+    first: str, args: Sequence[int], warned: bool
+) -> None:
+    hazards = found(_range(first, args))
+    assert ["makes as many numbers" in one.reason for one in hazards] == [True] * warned

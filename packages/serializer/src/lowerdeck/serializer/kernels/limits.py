@@ -203,7 +203,7 @@ class _Divisor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class Steps:
     """The numbers from a start to an end must be fewer than 2**31; -1 stands for a default."""
 
     start: int
@@ -211,6 +211,7 @@ class _Steps:
     step: int
 
     def __call__(self, call: Arguments) -> str | None:
+        """Return what is wrong with the arguments of a call, or None."""
         start = 0 if self.start < 0 else call.number(self.start)
         end, step = call.number(self.end), 1 if self.step < 0 else call.number(self.step)
         if start is None or end is None or not step:
@@ -244,12 +245,13 @@ class _Indices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """Sizes of which one may be -1, but then none 0: the kernel divides by the others."""
 
     position: int
 
     def __call__(self, call: Arguments) -> str | None:
+        """Return what is wrong with the arguments of a call, or None."""
         sizes = call.numbers(self.position)
         if len(sizes) > MAX_RANK:
             return f"found more than {MAX_RANK} sizes in argument {self.position}"
@@ -280,7 +282,7 @@ _LIMITS: Mapping[str, Callable[..., Limit]] = {
     "computed": _NotConstant,
     "elements": _Elements,
     "divisor": _Divisor,
-    "steps": _Steps,
+    "steps": Steps,
     "indices": _Indices,
-    "shape": _Shape,
+    "shape": Shape,
 }

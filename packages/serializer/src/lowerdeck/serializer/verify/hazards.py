@@ -10,9 +10,11 @@ import struct
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
+from lowerdeck.serializer.kernels.limits import Shape, Steps
 from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import ScalarType
+from lowerdeck.serializer.verify.number_bounds import NumberBounds
 
 # Smaller integers are computed with 32 bits, where nothing overflows.
 _WIDE = {ScalarType.INT: "i", ScalarType.LONG: "q"}
@@ -91,6 +93,8 @@ class HazardFinder:
         self._holds: dict[tuple[int, str, int], bool] = {}
         # So is a list that a thousand calls take.
         self._computed: dict[int, bool] = {}
+        self._zero_sizes: dict[int, bool] = {}
+        self._bounds: NumberBounds | None = None
 
     def find(self) -> Iterator[Hazard]:
         """Yield the hazards in the order of the instructions."""
@@ -123,6 +127,54 @@ class HazardFinder:
                         f"{kernel.name} divides by its argument {number}, which is computed: a 0 "
                         "there ends the process"
                     )
+            for limit in kernel.limits:
+                if isinstance(limit, Steps) and self._may_be_many(limit, call.args):
+                    yield (
+                        f"{kernel.name} makes as many numbers as value {call.args[limit.end]} "
+                        "says, which is computed: 2**31 of them end the process"
+                    )
+                elif isinstance(limit, Shape) and self._may_hold_zero(call.args[limit.position]):
+                    yield (
+                        f"{kernel.name} divides by the sizes of value "
+                        f"{call.args[limit.position]}, of which one is -1 and one is computed: a "
+                        "0 there ends the process"
+                    )
+
+    @property
+    def _numbers(self) -> NumberBounds:
+        if self._bounds is None:
+            self._bounds = NumberBounds(self._plan, self._kernels)
+        return self._bounds
+
+    def _may_be_many(self, limit: Steps, args: Sequence[int]) -> bool:
+        """Return whether a range with a computed end may have 2**31 numbers."""
+        parts = [args[at] for at in (limit.start, limit.end, limit.step) if at >= 0]
+        if not self._unknown.intersection(parts):
+            return False
+        start = (0.0, 0.0) if limit.start < 0 else self._numbers.of(args[limit.start])
+        end = self._numbers.of(args[limit.end])
+        least, most = (1.0, 1.0) if limit.step < 0 else self._numbers.of(args[limit.step])
+        if least != most or not least:
+            return True
+        far = max(end[1] - start[0], start[1] - end[0])
+        return far / abs(least) >= (1 << 31) - 1
+
+    def _may_hold_zero(self, index: int) -> bool:
+        """Return whether sizes have a -1 beside a computed one that may be 0."""
+        if index not in self._zero_sizes:
+            value = self._plan.values[index].val
+            items = value.items if isinstance(value, schema.IntList) else ()
+            computed = self._unknown.intersection(items)
+            infers = any(
+                item not in computed
+                and isinstance(number := self._plan.values[item].val, schema.Int)
+                and number.int_val == -1
+                for item in items
+            )
+            self._zero_sizes[index] = infers and any(
+                self._numbers.of(item)[0] < 1 for item in computed
+            )
+        return self._zero_sizes[index]
 
     def _may_stay_false(self, index: int) -> bool:
         """Return whether no instruction decides when a loop ends."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -111,13 +110,23 @@ def _elu_refusal(call: Call) -> str | None:
     return None
 
 
+def _sqrt(x: Elementwise, call: Call) -> int:
+    value = x.input
+    if call.node.meta["val"].dtype is torch.float16:
+        # XNNPACK's gives NaN for infinity, which a square of 256 is in float16; the root of this
+        # bound is one there.
+        limits = (-math.inf, 1e30)
+        value = x.emission.add(NodeKind.CLAMP, x.shape, x.layout, limits, input_id=value)
+    return x.unary(NodeKind.SQUARE_ROOT, value)
+
+
 def _rsqrt(x: Elementwise, call: Call) -> int:
     # XNNPACK's own gives NaN for 0, of which models take the infinity out again (a node of a
     # graph without neighbours); norms keep 0 away by a small number, and the one node.
     if _is_above_zero(call.node.args[0]):
         return x.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x.input)
     one = x.emission.id_of(x.emission.scalar(1.0))
-    return x.binary(NodeKind.DIV, one, x.unary(NodeKind.SQUARE_ROOT, x.input))
+    return x.binary(NodeKind.DIV, one, _sqrt(x, call))
 
 
 def _is_above_zero(node: object) -> bool:
@@ -152,7 +161,7 @@ _POWERS: dict[float, Callable[[Elementwise, Call], int]] = {
     1.0: lambda x, _: x.unary(NodeKind.COPY, x.input),
     2.0: lambda x, _: x.unary(NodeKind.SQUARE, x.input),
     3.0: lambda x, _: x.binary(NodeKind.MULTIPLY, x.unary(NodeKind.SQUARE, x.input), x.input),
-    0.5: lambda x, _: x.unary(NodeKind.SQUARE_ROOT, x.input),
+    0.5: _sqrt,
     -0.5: _rsqrt,
 }
 
@@ -244,7 +253,7 @@ _HARDSIGMOID = Operator(_composed(_hardsigmoid))
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},
     # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
-    _aten.sqrt.default: replace(_direct(NodeKind.SQUARE_ROOT), wide=True),
+    _aten.sqrt.default: Operator(_composed(_sqrt), integers=Integers.CHOOSES, wide=True),
     _aten.elu.default: _ELU,
     _aten.elu_.default: _ELU,
     _aten.gelu.default: Operator(
