@@ -38,6 +38,7 @@ from lowerdeck.serializer.commands.answers import (
     status_of,
 )
 from lowerdeck.serializer.commands.diff import DiffCommand
+from lowerdeck.serializer.commands.doctor import DoctorCommand
 from lowerdeck.serializer.commands.extract import ExtractCommand
 from lowerdeck.serializer.commands.inspect import InspectCommand
 from lowerdeck.serializer.commands.operators import OperatorsCommand
@@ -56,6 +57,7 @@ _OWN: Mapping[str, Command] = {
     "diff": DiffCommand(),
     "extract": ExtractCommand(),
     "ops": OperatorsCommand(),
+    "doctor": DoctorCommand(),
 }
 
 

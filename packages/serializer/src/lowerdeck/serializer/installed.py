@@ -60,9 +60,9 @@ def _current(entries: Sequence[EntryPoint]) -> Sequence[EntryPoint]:
     """Return those of the entries of one name that no other of them supersedes."""
     offered = {_owner(entry): entry for entry in entries}
     newer = {
-        _plain(claim.name): claim
+        plain_name(claim.name): claim
         for claim in _entry_points(SUPERSEDES)
-        if _owner(claim) in offered and _owner(claim) != _plain(claim.name)
+        if _owner(claim) in offered and _owner(claim) != plain_name(claim.name)
     }
     current = [entry for entry in entries if _owner(entry) not in newer]
     if not current:
@@ -89,11 +89,15 @@ def _warn(name: str, old: str, new: str, module: str) -> None:
 
 def _owner(entry: EntryPoint) -> str:
     """Return the name of the distribution that an entry belongs to, "" where nobody knows."""
-    return _plain(entry.dist.name) if entry.dist is not None else ""
+    return plain_name(entry.dist.name) if entry.dist is not None else ""
 
 
-def _plain(name: str) -> str:
-    """Return a distribution's name as the indexes compare them."""
+def plain_name(name: str) -> str:
+    """Return a distribution's name as the indexes compare them.
+
+    Args:
+        name: As somebody wrote it.
+    """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

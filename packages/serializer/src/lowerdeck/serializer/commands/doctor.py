@@ -1,0 +1,124 @@
+"""``lowerdeck doctor``: what is installed, what it lacks, and which runtime is there."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+
+from lowerdeck.serializer.commands.answers import ExitStatus, say
+from lowerdeck.serializer.installed import plain_name
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*([^;]*)(?:;(.*))?")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+_BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")
+_COMMANDS = "lowerdeck.commands"
+_BRINGS = {
+    "lower": "lowerdeck-lowered-module",
+    "run": "lowerdeck-runner",
+    "lm": "lowerdeck-language-models",
+}
+"""Who brings the commands that another package of ours has."""
+_RUNTIME, _BINDING = "executorch", "executorch.extension.pybindings._portable_lib"
+
+
+class DoctorCommand:
+    """Tells what is installed and what is missing for what."""
+
+    help = "tell what is installed, which runtime is there, and what is missing for what"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add no arguments.
+
+        Args:
+            parser: The parser of this command.
+        """
+
+    def run(self, args: argparse.Namespace) -> int:  # noqa: ARG002
+        """Print it; nothing that is told of is imported.
+
+        Args:
+            args: The parsed arguments.
+
+        Returns:
+            ``DONE``; ``FAILED`` where a package of ours lacks what it requires.
+        """
+        found = {plain_name(one.metadata["Name"] or ""): one for one in distributions()}
+        lacks = False
+        lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
+        commands: set[str] = set()
+        for name in sorted(name for name in found if name.startswith("lowerdeck-")):
+            own = [one.name for one in found[name].entry_points if one.group == _COMMANDS]
+            commands.update(own)
+            brings = f"  (lowerdeck {', '.join(own)})" if own else ""
+            lines.append(f"{name} {found[name].version}{brings}")
+            for missing, extra in _unmet(found[name], found):
+                lacks = lacks or extra is None
+                wanted = f"for [{extra}]" if extra else "MISSING"
+                lines.append(f"  {wanted}: {missing}")
+        lines += (
+            f"no `lowerdeck {command}`: pip install {package}"
+            for command, package in _BRINGS.items()
+            if command not in commands
+        )
+        lines.append(_runtime(found))
+        say(*lines)
+        return ExitStatus.FAILED if lacks else ExitStatus.DONE
+
+
+def _unmet(
+    one: Distribution, found: Mapping[str, Distribution]
+) -> Iterator[tuple[str, str | None]]:
+    """Yield what a distribution requires and lacks, with the extra that asks for it."""
+    for requirement in one.requires or ():
+        parts = _REQUIREMENT.fullmatch(requirement.strip())
+        if parts is None:
+            continue
+        name, bounds, marker = plain_name(parts[1]), parts[2].strip(" ()"), parts[3] or ""
+        extra = _EXTRA.search(marker)
+        if marker and extra is None:
+            # For another Python or system, as far as we can tell.
+            continue
+        there = found.get(name)
+        wanted = f"{name}{bounds}"
+        if there is None:
+            yield f"{wanted}: pip install '{wanted}'", extra[1] if extra else None
+        elif not _fits(there.version, bounds):
+            told = f"{wanted}, found {there.version}: pip install '{wanted}'"
+            yield told, extra[1] if extra else None
+
+
+def _fits(version: str, bounds: str) -> bool:
+    """Return whether a version keeps its ``>=`` and ``<``; others are pip's to judge."""
+    here = _numbers(version)
+    return all(
+        (here >= _numbers(bound)) if kind == ">=" else (here < _numbers(bound))
+        for kind, bound in _BOUND.findall(bounds)
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    released = re.match(r"[0-9.]+", version)
+    numbers = [int(part) for part in (released[0] if released else "0").split(".") if part]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _runtime(found: Mapping[str, Distribution]) -> str:
+    if _RUNTIME not in found:
+        return (
+            "official runtime: not installed, so that files run in lowerdeck-runner alone, which "
+            "emulates it: pip install executorch"
+        )
+    version = found[_RUNTIME].version
+    try:
+        there = importlib.util.find_spec(_BINDING.rpartition(".")[0]) is not None
+    except (ImportError, ValueError):
+        there = False
+    binding = "with its Python binding" if there else "WITHOUT its Python binding"
+    needs = "" if "torch" in found else ", which needs torch: pip install torch"
+    return f"official runtime: executorch {version}, {binding}{needs}"
