@@ -44,7 +44,7 @@ def test_a_run_shows_results(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert call(RunCommand(), str(file), "--input", "ones", "--input", "zeros:2x2") == 0
     out = capsys.readouterr().out
     assert "output 0: float32[2x2] = [1, 1, 1, 1], min 1, mean 1, max 1" in out
-    assert "ms a call" in out
+    assert "ms a call in lowerdeck.runner, which emulates the runtime" in out
 
 
 def test_random_inputs_depend_on_the_seed_only(file: Path, tmp_path: Path) -> None:

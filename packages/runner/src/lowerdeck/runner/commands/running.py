@@ -105,7 +105,10 @@ def _run(args: argparse.Namespace) -> None:
     seconds = (time.perf_counter() - start) / args.repeat
     for number, value in enumerate(leaves(result)):
         say(f"output {number}: {_described(value)}")
-    say(f"{method.name}: {seconds * 1e3:.3f} ms a call")
+    say(
+        f"{method.name}: {seconds * 1e3:.3f} ms a call in lowerdeck.runner, which emulates the "
+        "runtime in Python: no speed of a device"
+    )
     if args.output is not None:
         # torch.save has its own error for a missing folder.
         with writing(args.output), args.output.open("wb") as file:
