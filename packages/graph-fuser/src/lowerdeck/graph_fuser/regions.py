@@ -92,14 +92,14 @@ def region_tree(
         RegionError: A region is empty, names a placeholder or the output, or two siblings share a
             name. Subclasses tell a foreign, an erased, a repeated and a shared node apart.
     """
-    ordered = graph.nodes if nodes is None else nodes
+    ordered = list(graph.nodes) if nodes is None else nodes
     tree = RegionTree(
         regions=[None],
         parent=[-1],
         depth=[0],
         children=[[]],
         region_of={},
-        position={node: number for number, node in enumerate(ordered)},
+        position=dict(zip(ordered, range(len(ordered)), strict=True)),
         is_moved=nodes is not None,
     )
     for region, parent in _preorder(regions):

@@ -8,8 +8,9 @@ from itertools import pairwise
 import torch
 from torch.fx import Graph, Node
 
+from lowerdeck.graph_fuser._torch_private import nodes_by_callee
 from lowerdeck.graph_fuser.order.elements import is_element
-from lowerdeck.torch_base import Behaviours, Effect, MemoryUse
+from lowerdeck.torch_base import Behaviours, Effect, MemoryUse, OpOverload, schema_of
 
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 
@@ -33,8 +34,8 @@ def order_hazards(
     behaviours = Behaviours(module)
     marked = {
         node: effect
-        for node in nodes
-        if not behaviours.is_plain(node) and (effect := behaviours.effect(node)) & _ORDERED
+        for node in _not_plain(graph, nodes, behaviours)
+        if (effect := behaviours.effect(node)) & _ORDERED
     }
     if not marked:
         return []
@@ -47,6 +48,29 @@ def order_hazards(
     if any(effect & Effect.WRITES for effect in marked.values()):
         pairs.extend(_writes(MemoryUse(graph, module), nodes))
     return pairs
+
+
+def _not_plain(graph: Graph, nodes: Sequence[Node], behaviours: Behaviours) -> list[Node]:
+    """Return those of ``nodes`` that may do more than compute.
+
+    An operator is asked for once, however many nodes call it: O(callees) in an exported graph
+    that only computes.
+    """
+    found: set[Node] = set()
+    for group in nodes_by_callee(graph):
+        first = next(iter(group))
+        if _is_told_by_schema(first.target):
+            found.update(() if behaviours.is_plain(first) else group)
+        else:
+            found.update(node for node in group if not behaviours.is_plain(node))
+    return [node for node in nodes if node in found] if found else []
+
+
+def _is_told_by_schema(target: object) -> bool:
+    """Return whether no argument can make ``target`` write what its schema leaves alone."""
+    return isinstance(target, OpOverload) and not any(
+        argument.name in {"inplace", "out"} for argument in schema_of(target).arguments
+    )
 
 
 def _modes(nodes: Sequence[Node], marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:

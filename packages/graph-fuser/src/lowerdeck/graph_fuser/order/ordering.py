@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code
+from lowerdeck.graph_fuser._torch_private import defer_code, reads_only_earlier
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.order.components import strong_components
 from lowerdeck.graph_fuser.order.hazards import order_hazards
@@ -59,8 +59,12 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
         >>> [node.name for node in legalize_graph(gm).graph.nodes]
         ['x', 'add', 'relu', 'output']
     """
-    mend_readers(gm.graph)
     nodes = list(gm.graph.nodes)
+    # Nearly every graph is in order: that is seen from what nodes read, without asking who reads
+    # them, and so without mending that first.
+    if _is_framed(gm.graph, nodes) and reads_only_earlier(nodes):
+        return gm
+    mend_readers(gm.graph)
     framed = _framed(nodes)
     if is_legal(framed):
         if framed != nodes:
@@ -91,7 +95,7 @@ def legal_order(
     """
     nodes = _framed(list(graph.nodes))
     hazards = order_hazards(graph, module)
-    if is_legal(nodes):
+    if reads_only_earlier(nodes) or is_legal(nodes):
         return nodes, hazards
     # Where values demand another order than these pairs, values win.
     nodes = _sorted(nodes, _compatible(nodes, hazards))
@@ -129,6 +133,13 @@ def _framed(nodes: list[Node]) -> list[Node]:
     """Return ``nodes`` with the inputs in front and the output at the end; otherwise as given."""
     # Stable, and a single pass over what is in order already.
     return sorted(nodes, key=lambda node: _FRAME.get(node.op, 1))
+
+
+def _is_framed(graph: Graph, nodes: list[Node]) -> bool:
+    """Return whether the inputs are in front and the output is last; O(inputs)."""
+    inputs = graph.find_nodes(op="placeholder", sort=False)
+    outputs = graph.find_nodes(op="output", sort=False)
+    return set(nodes[: len(inputs)]) == set(inputs) and outputs in ([], nodes[-1:])
 
 
 def is_legal(nodes: Sequence[Node]) -> bool:

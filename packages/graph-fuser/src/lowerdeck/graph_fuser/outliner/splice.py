@@ -27,7 +27,8 @@ def splice_root(
     """
     if graphs.tree.is_moved:
         relink(list(graphs.tree.position))
-    env = {node: node for node in graphs.root_nodes()}
+    root_nodes = graphs.root_nodes()
+    env = dict(zip(root_nodes, root_nodes, strict=True))
     _insert_calls(graphs, made_by, env)
     _rewire(graphs.tree, graphs.boundary, env)
     _erase(graphs.graph, graphs.tree)
