@@ -1,5 +1,8 @@
 """Read, write and verify ExecuTorch's .pte and .ptd files, without torch."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lowerdeck.serializer.commands.answers import (
     CommandError,
     ExitStatus,
@@ -32,12 +35,6 @@ from lowerdeck.serializer.errors import (
 from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.flatbuffer.storage import FileRange
 from lowerdeck.serializer.installed import installed_entries
-from lowerdeck.serializer.kernels.table import (
-    RUNTIME_VERSION,
-    RuntimeKernel,
-    kernel_names,
-    runtime_kernels,
-)
 from lowerdeck.serializer.ptd.external_read import PtdFile, deserialize_ptd, open_ptd
 from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
@@ -105,19 +102,27 @@ from lowerdeck.serializer.pte.schema import (
     TensorList,
 )
 from lowerdeck.serializer.pte.write import serialize_pte, write_pte
-from lowerdeck.serializer.report import html_diff, html_page, html_report
-from lowerdeck.serializer.verify.hazards import Hazard
-from lowerdeck.serializer.verify.verify import verify_pte
-from lowerdeck.serializer.xnnpack.graph import (
-    XnnConstant,
-    XnnGraph,
-    XnnNode,
-    XnnQuantization,
-    XnnValue,
-)
-from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
-from lowerdeck.serializer.xnnpack.payload import decode_payload
-from lowerdeck.serializer.xnnpack.verify import verify_payload
+
+if TYPE_CHECKING:
+    from lowerdeck.serializer.kernels.table import (
+        RUNTIME_VERSION,
+        RuntimeKernel,
+        kernel_names,
+        runtime_kernels,
+    )
+    from lowerdeck.serializer.report import html_diff, html_page, html_report
+    from lowerdeck.serializer.verify.hazards import Hazard
+    from lowerdeck.serializer.verify.verify import verify_pte
+    from lowerdeck.serializer.xnnpack.graph import (
+        XnnConstant,
+        XnnGraph,
+        XnnNode,
+        XnnQuantization,
+        XnnValue,
+    )
+    from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
+    from lowerdeck.serializer.xnnpack.payload import decode_payload
+    from lowerdeck.serializer.xnnpack.verify import verify_payload
 
 __all__ = [
     # Writing and reading
@@ -249,3 +254,41 @@ __all__ = [
     "ContentError",
     "TableLimitWarning",
 ]
+
+_AT_FIRST_USE = {
+    "lowerdeck.serializer.kernels.table": (
+        "RUNTIME_VERSION",
+        "RuntimeKernel",
+        "kernel_names",
+        "runtime_kernels",
+    ),
+    "lowerdeck.serializer.report": ("html_diff", "html_page", "html_report"),
+    "lowerdeck.serializer.verify.hazards": ("Hazard",),
+    "lowerdeck.serializer.verify.verify": ("verify_pte",),
+    "lowerdeck.serializer.xnnpack.graph": (
+        "XnnConstant",
+        "XnnGraph",
+        "XnnNode",
+        "XnnQuantization",
+        "XnnValue",
+    ),
+    "lowerdeck.serializer.xnnpack.operators": ("XnnDatatype", "XnnOperator"),
+    "lowerdeck.serializer.xnnpack.payload": ("decode_payload",),
+    "lowerdeck.serializer.xnnpack.verify": ("verify_payload",),
+}
+"""What writing and reading never need, a third of all classes here: whoever verifies, looks into
+payloads or draws pages imports it then."""
+
+if not TYPE_CHECKING:  # A type checker would take any name for one of ours.
+
+    def __getattr__(name: str) -> Any:
+        """Return a part that is imported at its first use."""
+        for module, names in _AT_FIRST_USE.items():
+            if name in names:
+                globals().update({n: getattr(importlib.import_module(module), n) for n in names})
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """Return all names, those that are not imported yet too."""
+        return sorted({*globals(), *__all__})
