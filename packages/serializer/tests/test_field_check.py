@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,7 +54,7 @@ from lowerdeck.serializer import (
     serialize_ptd,
     serialize_pte,
 )
-from lowerdeck.serializer.pte import schema
+from lowerdeck.serializer.pte import field_check, schema
 
 
 class _Nothing:
@@ -219,3 +220,50 @@ def test_a_wrong_key_of_external_data_is_named(key: Any) -> None:
 def test_a_wrong_option_is_named(option: str, value: Any) -> None:
     with pytest.raises(ProgramError, match=option):
         serialize_pte(add_program(), **{option: value})
+
+
+def test_a_wrong_entry_is_found_behind_right_ones_of_its_class() -> None:
+    for wrong in ("x", None, 2.0):
+        program = _full()
+        program.execution_plan[0].values += [
+            EValue(BoolList([True])),
+            EValue(BoolList([True, wrong])),  # type: ignore[list-item]
+        ]
+        with pytest.raises(ProgramError, match=r"val\.items\[1\].*expected True or False"):
+            serialize_pte(program)
+
+
+def test_a_plain_number_is_looked_at_behind_right_ones() -> None:
+    program = _full()
+    extra = [ExtraTensorInfo(location=number) for number in (0, 1, 99)]  # type: ignore[arg-type]
+    tensor = program.execution_plan[0].values[0].val
+    assert isinstance(tensor, schema.Tensor)
+    program.execution_plan[0].values += [
+        EValue(dataclasses.replace(tensor, extra_tensor_info=info)) for info in extra
+    ]
+    with pytest.raises(ProgramError, match=r"location: found 99"):
+        serialize_pte(program)
+
+
+def test_types_are_judged_once_however_many_objects_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[object] = []
+    first_problem = field_check._first_problem
+
+    def counted(item: object, name: str, **options: bool) -> str:
+        judged.append(item)
+        return first_problem(item, name, **options)
+
+    monkeypatch.setattr(field_check, "_first_problem", counted)
+
+    def cost(count: int) -> int:
+        judged.clear()
+        program = add_program()
+        plan = program.execution_plan[0]
+        plan.values += [EValue(Null()), EValue(IntList([1]))] * count
+        plan.chains[0].instructions += [Instruction(MoveCall(0, 1))] * count
+        assert field_check.TypeCheck().right(program)
+        return len(judged)
+
+    assert cost(1) == cost(100) < 30

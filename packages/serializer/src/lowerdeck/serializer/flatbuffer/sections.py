@@ -64,7 +64,9 @@ class Pool:
         found = self._seen.get(leaf)
         if found is None:
             data = self._data
-            data += b"\0" * (-len(data) % self.alignment)
+            gap = -len(data) % self.alignment
+            if gap:
+                data += b"\0" * gap
             found = self._seen[leaf] = self._origin | len(data)
             data += leaf
         return found

@@ -33,6 +33,7 @@ from lowerdeck.serializer.flatbuffer.limits import (
 )
 from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Field
 
+_ANY_LENGTH = 1 << 32  # a count has 32 bits
 _unpack_i32 = struct.Struct("<i").unpack_from
 _unpack_u32 = struct.Struct("<I").unpack_from
 _unpack_vtable = struct.Struct("<HH").unpack_from
@@ -251,14 +252,29 @@ class TableReader:
             )
         return count
 
-    def scalars(self, position: int, kind: str, field: str) -> list[Any]:
-        """Return a vector of scalars as a new list; an absent one (0) is empty."""
+    def scalars(
+        self, position: int, kind: str, field: str, max_rank: int = _ANY_LENGTH
+    ) -> list[Any]:
+        """Return a vector of scalars as a new list; an absent one (0) is empty.
+
+        Args:
+            position: Where the vector's count is; checked here.
+            kind: Kind of its elements.
+            field: What is read, for messages.
+            max_rank: The limit of a vector with one number for each dimension. Whoever multiplies
+                sizes would otherwise make a number as long as the file.
+
+        Raises:
+            LimitError: There are more dimensions than that.
+        """
         if not position:
             return []
         key = position, kind
         found = self._leaves.get(key)
         if found is None:
-            found = self._leaves[key] = self._vector(position, kind, field)
+            found = self._leaves[key] = self._vector(position, kind, field, max_rank)
+        elif len(found) > max_rank:
+            self._refuse_rank(len(found), max_rank, field, position)
         self._budget -= LIST_COST + SLOT_COST * len(found)
         if len(found) > SHORT_LIST:
             self._budget -= LONG_ENTRY_COST * (len(found) - SHORT_LIST)
@@ -266,9 +282,11 @@ class TableReader:
             self.spend(0, field, position)
         return list(found)
 
-    def _vector(self, position: int, kind: str, field: str) -> tuple[Any, ...]:
+    def _vector(self, position: int, kind: str, field: str, max_rank: int) -> tuple[Any, ...]:
         width = SCALAR_SIZES[kind]
         count = self.count(position, width, field)
+        if count > max_rank:
+            self._refuse_rank(count, max_rank, field, position)
         if width == 8 and self._strict and count and (position + 4) & 7:
             raise AlignmentError(
                 "found 8-byte elements, expected a multiple of 8", field=field, offset=position + 4
@@ -278,6 +296,11 @@ class TableReader:
         if count < 24:
             return self._vectors[code][count](self.data, position + 4)
         return struct.unpack_from(f"<{count}{code}", self.data, position + 4)
+
+    def _refuse_rank(self, rank: int, most: int, field: str, position: int) -> NoReturn:
+        raise LimitError(
+            f"found {rank} dimensions, expected at most {most}", field=field, offset=position
+        )
 
     def tables(self, position: int, field: str) -> Iterator[int]:
         """Yield the positions of the tables in a vector; an absent one (0) is empty."""

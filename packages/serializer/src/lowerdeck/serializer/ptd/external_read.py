@@ -16,7 +16,7 @@ from lowerdeck.serializer.errors import (
     SegmentError,
     TruncatedError,
 )
-from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
+from lowerdeck.serializer.flatbuffer.limits import MAX_RANK, OBJECT_COST
 from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
@@ -28,7 +28,7 @@ from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
     ExternalEntry,
 )
-from lowerdeck.serializer.pte.decoding.decode_values import SCALAR_TYPES, member, shape_vector
+from lowerdeck.serializer.pte.decoding.decode_values import SCALAR_TYPES, member
 from lowerdeck.serializer.pte.infer import segment_alignments
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.resolve import check_overlap
@@ -211,8 +211,8 @@ def _layout(reader: TableReader, position: int, size: int, key: str) -> TensorLa
     field = "TensorLayout"
     layout = TensorLayout(
         member(SCALAR_TYPES, kind, f"{field}.scalar_type", position),
-        shape_vector(reader, sizes_at, "i32", f"{field}.sizes"),
-        shape_vector(reader, order_at, "u8", f"{field}.dim_order"),
+        reader.scalars(sizes_at, "i32", f"{field}.sizes", MAX_RANK),
+        reader.scalars(order_at, "u8", f"{field}.dim_order", MAX_RANK),
     )
     rank = len(layout.sizes)
     if any(item < 0 for item in layout.sizes) or sorted(layout.dim_order) != list(range(rank)):

@@ -2,15 +2,16 @@
 
 Writing packs thousands of fields at once and does not know which of them a bad number came from,
 and some bad values pack without a word (None where a zero is left out, a text as a truth value).
-So the types of all fields are looked at first, at the price of a dictionary look-up an object;
-only where that or the packing fails is every field checked by itself.
+So the types of all fields are looked at first, in loops of the interpreter's own; only where that
+or the packing fails is every field checked by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -60,6 +61,8 @@ _OPTIONAL = {
     "ExternalEntry.tensor_layout",
 }
 _RANKED = {"Tensor.sizes", "Tensor.dim_order", "TensorLayout.sizes", "TensorLayout.dim_order"}
+# Anything packs as a truth value, and what a list holds is not told by the type of a field.
+_BY_CONTENT = {schema.BoolList}
 # Classes that stand for more than one table of the file, or for none.
 _LOGICAL = {
     "Program": {
@@ -86,10 +89,14 @@ def _kinds(name: str) -> dict[str, str]:
 
 
 class TypeCheck:
-    """Sees in one look at each object whether its fields have types that were right before."""
+    """Sees whether the fields of all objects have types that were right before.
+
+    Objects of a class are looked at together, field by field, so that the interpreter's own loops
+    do it; each different row of types is then judged once, by one object that has it.
+    """
 
     def __init__(self) -> None:
-        self._getters: dict[type, Callable[[Any], tuple[type, ...]]] = {}
+        self._readers: dict[type, list[Callable[[Any], object]]] = {}
         self._right: dict[type, set[tuple[type, ...]]] = {}
 
     def right(self, program: schema.Program) -> bool:
@@ -99,29 +106,42 @@ class TypeCheck:
             program: The program.
         """
         try:
-            return all(self._one(item, expected) for item, expected in _objects(program))
+            return all(self._alike(items, kind) for items, kind in _groups(program) if items)
         except (AttributeError, TypeError):
             return False
 
-    def _one(self, item: Any, expected: type | None) -> bool:
-        kind = type(item)
-        if expected is not None and kind is not expected:
+    def _alike(self, items: Sequence[Any], expected: type) -> bool:
+        """Return whether all items are of one class, with fields that are right."""
+        if {*map(type, items)} != {expected}:
             return False
-        types = self._getters.get(kind)
-        if types is None:
-            if not is_dataclass(kind) or kind.__module__ != schema.__name__:
+        read = self._readers.get(expected)
+        if read is None:
+            if not is_dataclass(expected) or expected.__module__ != schema.__name__:
                 return False
-            types = self._getters[kind] = _types_of([field.name for field in fields(kind)])
-            self._right[kind] = set()
-        signature = types(item)
-        if signature in self._right[kind]:
-            return True
-        if _first_problem(item, kind.__name__, deep=False, ranges=False):
-            return False
-        if not any(issubclass(each, IntEnum) for each in signature) and _has_enum(kind):
-            return True  # a plain number as a member: right this time
-        self._right[kind].add(signature)
-        return True
+            read = self._readers[expected] = [attrgetter(each.name) for each in fields(expected)]
+            self._right[expected] = set()
+        right = self._right[expected]
+        for example in _examples(items, read):
+            types = tuple(type(get(example)) for get in read)
+            if types in right:
+                continue
+            if not any(issubclass(each, IntEnum) for each in types) and _has_enum(expected):
+                # Plain numbers as members: each may be another one.
+                if any(map(_is_wrong, items)):
+                    return False
+            elif _is_wrong(example):
+                return False
+            right.add(types)
+        return expected not in _BY_CONTENT or not any(map(_is_wrong, items))
+
+
+def _examples(items: Sequence[Any], read: Sequence[Callable[[Any], object]]) -> Collection[Any]:
+    """Return an item for each row of types that their fields have."""
+    varying = [get for get in read if len({*map(type, map(get, items))}) > 1]
+    if not varying:
+        return items[:1]
+    columns = [map(type, map(get, items)) for get in varying]
+    return dict(zip(zip(*columns, strict=True), items, strict=True)).values()
 
 
 def check_program(program: schema.Program) -> None:
@@ -157,58 +177,58 @@ def check_external(data: Any) -> None:
         _raise(f"entries: external data {quoted(key)}{dot}{problem}" if problem else "")
 
 
-def _types_of(names: list[str]) -> Callable[[Any], tuple[type, ...]]:
-    if not names:
-        return lambda _: ()
-    if len(names) == 1:
-        one = attrgetter(names[0])
-        return lambda item: (type(one(item)),)
-    get = attrgetter(*names)
-    return lambda item: tuple(map(type, get(item)))
+def _is_wrong(item: object) -> bool:
+    return bool(_first_problem(item, type(item).__name__, deep=False, ranges=False))
 
 
 def _has_enum(kind: type) -> bool:
     return any(name.startswith(f"{kind.__name__}.") for name in _ENUMS)
 
 
-def _objects(program: schema.Program) -> Iterator[tuple[Any, type | None]]:
-    """Yield every object that has fields of its own with its class, None for a union's member."""
-    yield program, schema.Program
-    yield from _each(program.constant_buffer, schema.Buffer)
-    yield from _each(program.mutable_data, schema.Buffer)
-    yield from _each(program.backend_delegate_data, schema.BackendDelegateInlineData)
-    yield from _each(program.named_data, schema.NamedData)
+def _groups(program: schema.Program) -> Iterator[tuple[Sequence[Any], type]]:
+    """Yield the objects that have fields of their own, with the class that they should have."""
+    yield [program], schema.Program
+    yield program.constant_buffer, schema.Buffer
+    yield program.mutable_data, schema.Buffer
+    yield program.backend_delegate_data, schema.BackendDelegateInlineData
+    yield program.named_data, schema.NamedData
     for plan in program.execution_plan:
-        yield plan, schema.ExecutionPlan
+        yield [plan], schema.ExecutionPlan
         if plan.container_meta_type is not None:
-            yield plan.container_meta_type, schema.ContainerMetadata
-        for value in plan.values:
-            yield value, schema.EValue
-            tensor = value.val
-            yield tensor, None
-            if type(tensor) is schema.Tensor:
-                if tensor.allocation_info is not None:
-                    yield tensor.allocation_info, schema.AllocationDetails
-                if tensor.extra_tensor_info is not None:
-                    yield tensor.extra_tensor_info, schema.ExtraTensorInfo
+            yield [plan.container_meta_type], schema.ContainerMetadata
+        yield from _values(plan.values)
+        yield plan.chains, schema.Chain
         for chain in plan.chains:
-            yield chain, schema.Chain
-            for step in chain.instructions:
-                yield step, schema.Instruction
-                yield step.instr_args, None
-            for trace in chain.stacktrace or ():
-                yield trace, schema.FrameList
-                yield from _each(trace.items, schema.Frame)
-        for delegate in plan.delegates:
-            yield delegate, schema.BackendDelegate
-            yield delegate.processed, schema.BackendDelegateDataReference
-            yield from _each(delegate.compile_specs, schema.CompileSpec)
-        yield from _each(plan.operators, schema.Operator)
-        yield from _each(plan.non_const_buffer_device or (), schema.NonConstBufferDevice)
+            yield chain.instructions, schema.Instruction
+            yield from _by_class([step.instr_args for step in chain.instructions])
+            traces = chain.stacktrace or ()
+            yield traces, schema.FrameList
+            yield [frame for trace in traces for frame in trace.items], schema.Frame
+        yield plan.delegates, schema.BackendDelegate
+        yield [each.processed for each in plan.delegates], schema.BackendDelegateDataReference
+        specs = [spec for each in plan.delegates for spec in each.compile_specs]
+        yield specs, schema.CompileSpec
+        yield plan.operators, schema.Operator
+        yield plan.non_const_buffer_device or (), schema.NonConstBufferDevice
 
 
-def _each(items: Sequence[Any], kind: type) -> Iterator[tuple[Any, type]]:
-    return ((item, kind) for item in items)
+def _values(values: Sequence[schema.EValue]) -> Iterator[tuple[Sequence[Any], type]]:
+    yield values, schema.EValue
+    for items, kind in _by_class([value.val for value in values]):
+        yield items, kind
+        if kind is schema.Tensor:
+            planned = [tensor.allocation_info for tensor in items]
+            yield [each for each in planned if each is not None], schema.AllocationDetails
+            extra = [tensor.extra_tensor_info for tensor in items]
+            yield [each for each in extra if each is not None], schema.ExtraTensorInfo
+
+
+def _by_class(members: list[Any]) -> Iterator[tuple[list[Any], type]]:
+    """Yield the members of a union, class by class."""
+    found: dict[type, list[Any]] = {}
+    for kind, run in groupby(members, type):
+        found.setdefault(kind, []).extend(run)
+    yield from ((items, kind) for kind, items in found.items())
 
 
 def _first_problem(item: object, name: str, *, deep: bool = True, ranges: bool = True) -> str:

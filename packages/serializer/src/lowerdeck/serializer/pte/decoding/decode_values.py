@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from lowerdeck.serializer.errors import EnumError, LimitError, MissingFieldError
+from lowerdeck.serializer.errors import EnumError, MissingFieldError
 from lowerdeck.serializer.flatbuffer.limits import MAX_RANK, OBJECT_COST
 from lowerdeck.serializer.flatbuffer.tables import TableReader
-from lowerdeck.serializer.flatbuffer.wire import KERNEL_TYPES, SCALAR_SIZES
+from lowerdeck.serializer.flatbuffer.wire import KERNEL_TYPES
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import (
     DeviceType,
@@ -39,23 +39,6 @@ def member(members: dict[int, E], number: int, field: str, position: int) -> E:
             offset=position,
         )
     return found
-
-
-def shape_vector(reader: TableReader, position: int, kind: str, field: str) -> list[int]:
-    """Return a vector with one number for each dimension, which the runtime limits.
-
-    Raises:
-        LimitError: There are more dimensions than the runtime takes. Whoever multiplies sizes
-            would otherwise make a number as long as the file.
-    """
-    if not position:
-        return []
-    rank = reader.count(position, SCALAR_SIZES[kind], field)
-    if rank > MAX_RANK:
-        raise LimitError(
-            f"found {rank} dimensions, expected at most {MAX_RANK}", field=field, offset=position
-        )
-    return reader.scalars(position, kind, field)
 
 
 class ValueDecoder:
@@ -144,8 +127,8 @@ class ValueDecoder:
             SCALAR_TYPES.get(scalar_type)
             or member(SCALAR_TYPES, scalar_type, "Tensor.scalar_type", position),
             storage_offset,
-            shape_vector(reader, sizes, "i32", "Tensor.sizes"),
-            shape_vector(reader, dim_order, "u8", "Tensor.dim_order"),
+            reader.scalars(sizes, "i32", "Tensor.sizes", MAX_RANK),
+            reader.scalars(dim_order, "u8", "Tensor.dim_order", MAX_RANK),
             bool(requires_grad),
             data_buffer_idx,
             schema.AllocationDetails(*self._read_allocation(allocation)) if allocation else None,

@@ -16,7 +16,9 @@ _LOW_BITS = 0xFFFFFFFF
 _SMALL_OFFSETS = {"scalar_type": 12, "requires_grad": 13, "layout": 14, "shape_dynamism": 15}
 _OPTIONAL = ("data_buffer_idx", "allocation_info", "extra_tensor_info", "storage_offset")
 
-_Shape = tuple[Records, list[int], list[int], list[int], list[list[int]]]
+# Of what a tensor's key holds from its fourth word on, words that are 0 are left out; those that
+# are kept come with their index in the key.
+_Shape = tuple[Records, list[int], list[int], list[int], list[tuple[int, list[int]]]]
 
 
 class TensorEncoder:
@@ -46,15 +48,15 @@ class TensorEncoder:
         )
         found = self._seen.get(key)
         if found is None:
-            present = tuple(map(bool, key[3:]))
+            present = (key[3] != 0, key[4] != 0, key[5] != 0, key[6] != 0)
             records, sizes, orders, smalls, rest = self._shapes.get(present) or self._start(
                 present
             )
             sizes.append(key[0])
             orders.append(key[1])
             smalls.append(key[2])
-            for column, word in zip(rest, filter(None, key[3:]), strict=True):
-                column.append(word)
+            for index, column in rest:
+                column.append(key[index])
             found = self._seen[key] = records.append()
         return found
 
@@ -70,7 +72,12 @@ class TensorEncoder:
         sizes, orders = records.references(), records.references()
         smalls = records.numbers("I", "Tensor.scalar_type")
         rest = [
-            records.references() if name.endswith("_info") else records.numbers(*_NUMBERS[name])
+            (
+                3 + _OPTIONAL.index(name),
+                records.references()
+                if name.endswith("_info")
+                else records.numbers(*_NUMBERS[name]),
+            )
             for name in names
         ]
         self._shapes[present] = records, sizes, orders, smalls, rest
