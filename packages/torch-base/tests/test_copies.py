@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowerdeck.torch_base import OwnCopies, lazy_clone
+from lowerdeck.torch_base import Extent, OwnCopies, copies, lazy_clone
 
 
 def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
@@ -130,3 +130,23 @@ def test_lazy_views_stay_what_they_are() -> None:
         assert copy.is_neg() == view.is_neg()
         assert type(copy) is type(view)
         assert copy.requires_grad == view.requires_grad
+
+
+def test_a_weight_with_its_storage_to_itself_is_looked_up_in_no_map(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[torch.Tensor] = []
+    in_storage = copies._in_storage
+
+    def counted(tensor: torch.Tensor) -> Extent:
+        asked.append(tensor)
+        return in_storage(tensor)
+
+    monkeypatch.setattr(copies, "_in_storage", counted)
+    weights = [torch.zeros(4) for _ in range(100)]
+    own = OwnCopies(weights)
+    made = [own.of(weight) for weight in weights]
+    assert not asked
+    made[0][0] = 7
+    assert own.of(weights[0])[0] == 7
+    assert weights[0][0] == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
@@ -48,18 +50,31 @@ class OwnCopies:
     def __init__(self, tensors: Iterable[object]) -> None:
         # Held, so that no identity and no address is given to another one meanwhile.
         self._held = [value for value in tensors if _is_plain(value)]
-        extents = [_in_storage(tensor) for tensor in self._held]
-        self._memory = MemoryMap(extents)
+        self._sharers = Counter(map(storage_identity, self._held))
         self._copies: dict[Extent, torch.UntypedStorage] = {}
+
+    @cached_property
+    def _memory(self) -> MemoryMap:
+        """Where everything lies, which is asked where a storage is shared or truly copied."""
+        return MemoryMap(map(_in_storage, self._held))
 
     def of(self, value: Any) -> Any:
         """Return the copy of ``value``; what is no tensor is given back."""
         if not isinstance(value, torch.Tensor):
             return value
-        extent = self._memory.find(_in_storage(value)) if _is_plain(value) else None
-        if extent is None:
+        if not _is_plain(value):
             return lazy_clone(value)
         source = value.detach()
+        identity = storage_identity(value)
+        if self._sharers.pop(identity, 0) == 1:
+            # Nearly every weight has its storage to itself; whoever asks again finds it below.
+            copied = shared_copy(source)
+            if copied is not None:
+                self._copies[Extent(identity, 0, -1)] = copied.untyped_storage()
+                return _as(value, copied)
+        extent = self._memory.find(_in_storage(value))
+        if extent is None:
+            return lazy_clone(value)
         # A lazy copy is one of the whole storage; a true one is of what is asked for, for all
         # weights read from one file may be parts of one storage.
         whole = Extent(extent.space, 0, -1)

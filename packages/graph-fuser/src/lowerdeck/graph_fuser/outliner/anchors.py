@@ -40,12 +40,13 @@ def anchored(
     lead = _hoisted(anchor_of, after)
     keys: dict[int, int] = {}
     slot, offset = -1, 0
+    distance = stride(tree)
     for child in sorted(anchor_of, key=lambda child: (anchor_of[child], lead.get(child, 0))):
         position, rank = anchor_of[child]
         if position != slot:
             # At the position of its own first node the body has no node; at an input's it has one.
             slot, offset = position, min(rank, 1)
-        keys[child] = slot * stride(tree) + offset
+        keys[child] = slot * distance + offset
         offset += 1
     return keys
 
@@ -81,6 +82,13 @@ def _hoisted(anchor_of: dict[int, _Anchor], after: Mapping[int, Sequence[Item]])
     Otherwise readers of that call would wait for the position where its suppliers' nodes were.
     """
     lead: dict[int, int] = {}
+    if all(
+        anchor_of[child] <= anchor_of[reader]
+        for child, readers in after.items()
+        for reader in readers
+        if isinstance(reader, int)
+    ):
+        return lead  # Nobody waits, which is all there is to say of most graphs.
     # Readers first: what supplies a hoisted call goes with it, and comes before it.
     for count, child in enumerate(_readers_first(after)):
         earliest = min(
