@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.unflatten import InputConstraintError, UnflattenError, export_preserving, unflatten
+from lowerdeck.unflatten.code.failures import compile_naming
 
 
 class Inner(nn.Module):
@@ -148,3 +150,20 @@ def test_a_child_that_is_gone_is_named(export: Any, path: str, how: str) -> None
         assert module.graph_module.code
     made.swappable()
     copy.deepcopy(made).state_dict()
+
+
+def test_what_names_a_line_is_parsed_once_for_all_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_naming("def forward(self): return 0", "<one>")
+    parsed: list[object] = []
+    parse = ast.parse
+
+    def counted(text: Any, *rest: Any) -> Any:
+        parsed.append(text)
+        return parse(text, *rest)
+
+    monkeypatch.setattr(ast, "parse", counted)
+    for number in range(3):
+        compile_naming(f"def forward(self): return {number}", f"<{number}>")
+    assert len(parsed) == 3

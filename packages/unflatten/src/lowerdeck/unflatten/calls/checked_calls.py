@@ -66,11 +66,11 @@ def computes_any_size(type_name: str | None, nodes: Collection[Node]) -> bool:
         type_name: The qualified name of its class.
         nodes: What it computes itself.
     """
-    operators = [node.target for node in nodes if node.op == "call_function"]
-    if type_name == _SEQUENTIAL:
-        return not operators
     wanted = _ANY_SIZE.get(type_name or "")
-    return wanted is not None and [packet_name(operator) for operator in operators] == [wanted]
+    if wanted is None and type_name != _SEQUENTIAL:
+        return False
+    operators = [packet_name(node.target) for node in nodes if node.op == "call_function"]
+    return operators == ([] if wanted is None else [wanted])
 
 
 def pattern_of(calls: Sequence[RecordedCall]) -> Pattern:

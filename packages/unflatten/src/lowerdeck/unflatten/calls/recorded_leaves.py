@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -68,11 +69,15 @@ Recorded = RecordedTensor | RecordedConstant | None
 """What one leaf of the arguments was; None where it may be anything."""
 
 
+_recorded_tensor = lru_cache(1024)(RecordedTensor)
+"""Tensors of a program have few shapes."""
+
+
 def recorded(value: Any) -> Recorded:
     """Return what is recorded of an example value or a constant."""
     if isinstance(value, torch.Tensor):
-        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-        return RecordedTensor(shape, value.dtype)
+        shape = tuple([size if isinstance(size, int) else None for size in value.shape])
+        return _recorded_tensor(shape, value.dtype)
     if value is None or type(value) in {bool, int, float, str}:
         return RecordedConstant(value, type(value))
     return None

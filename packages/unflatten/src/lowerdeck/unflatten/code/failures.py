@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, TracebackType
 
@@ -45,14 +46,23 @@ def compile_naming(text: str, file: str) -> CodeType:
     module = ast.parse(text, file)
     for function in module.body:
         if isinstance(function, ast.FunctionDef):
-            around = ast.parse(_AROUND).body[0]
-            if isinstance(around, ast.Try):
-                for node in ast.walk(around):
-                    if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)):
-                        node.lineno = node.end_lineno = function.lineno
-                around.body = function.body
-                function.body = [around]
+            line = function.lineno
+            around = ast.Try(function.body, _handlers(line), [], [], lineno=line, col_offset=0)
+            function.body = [around]
     return compile(module, file, "exec")
+
+
+@cache
+def _handlers(line: int) -> list[ast.ExceptHandler]:
+    """Return what names the line of the model, as if it were on ``line``; functions share it."""
+    around = ast.parse(_AROUND).body[0]
+    if not isinstance(around, ast.Try):
+        raise TypeError(f"expected a try statement; found {type(around).__name__}")
+    for handler in around.handlers:
+        for node in ast.walk(handler):
+            if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)):
+                node.lineno = node.end_lineno = line
+    return around.handlers
 
 
 _AROUND = f"""

@@ -76,19 +76,23 @@ def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[F
     Their calls come one by one, and with each whether its module has several forms.
     """
     calls: dict[str, list[Frame]] = {}
+    in_order = _in_call_order(root)[:-1]
+    for frame in in_order:
+        calls.setdefault(paths.canonical(frame.path), []).append(frame)
+    if len(calls) == len(in_order):
+        # Each module is called once: it comes after what it calls already.
+        yield from (([frame], False) for frame in in_order)
+        return
     called: dict[str, dict[str, None]] = {}
-    in_order = _in_call_order(root)
     for frame in in_order:
         if frame.parent is not None:
-            calls.setdefault(paths.canonical(frame.path), []).append(frame)
             outer = called.setdefault(paths.canonical(frame.parent.path), {})
             outer.setdefault(paths.canonical(frame.path))
     try:
         modules = list(TopologicalSorter(called).static_order())
     except CycleError:
         for frame in in_order:
-            if frame.parent is not None:
-                yield [frame], len(calls[paths.canonical(frame.path)]) > 1
+            yield [frame], len(calls[paths.canonical(frame.path)]) > 1
         return
     for module in modules:
         if module in calls:

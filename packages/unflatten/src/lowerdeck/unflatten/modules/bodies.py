@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
-from lowerdeck.unflatten.calls.checked_calls import computes_any_size, pattern_of
+from lowerdeck.unflatten.calls.checked_calls import Pattern, computes_any_size, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.recorded_leaves import recorded
 from lowerdeck.unflatten.code.code import Source, write_source
@@ -57,6 +57,7 @@ class BodyMaker:
         self._written: dict[object, _Written] = {}
         self._targets: dict[Region, str] = {}
         self._recorded_calls: dict[RecordedCall, RecordedCall] = {}
+        self._patterns: dict[int, Pattern] = {}
 
     def set_target(self, frame: Frame, target: str) -> None:
         """Let the caller of ``frame`` call it by this name."""
@@ -80,12 +81,16 @@ class BodyMaker:
     def _recorded(self, frame: Frame) -> RecordedCall:
         call = self.working.preserved.get(frame)
         taken = self.plan.inputs(self.regions[frame]) if call is None else call.inputs
-        found = tuple(
-            recorded(leaf.meta.get("val", Absent()) if isinstance(leaf, Node) else leaf)
-            for leaf in taken
-        )
+        found = tuple([recorded(_example(leaf)) for leaf in taken])
         # One object for equal ones, so that they are told apart by it.
         return self._recorded_calls.setdefault(found, found)
+
+    def _pattern(self, calls: tuple[RecordedCall]) -> Pattern:
+        # By identity: equal calls are one object.
+        found = self._patterns.get(id(calls[0]))
+        if found is None:
+            found = self._patterns[id(calls[0])] = pattern_of(calls)
+        return found
 
     def root_graph(self) -> tuple[Graph, dict[str, torch.nn.Module]]:
         """Return the outermost graph, and the graph modules that it names."""
@@ -96,7 +101,7 @@ class BodyMaker:
         region = self.regions[frame]
         calls = (self._recorded(frame),)
         is_checked = not computes_any_size(frame.type_name, frame.nodes)
-        pattern = pattern_of(calls) if is_checked else ()
+        pattern = self._pattern(calls) if is_checked else ()
         structure = (region_structure(self.plan, region, self._targets), pattern)
         first = self._written.get(structure)
         if first is None:
@@ -145,3 +150,9 @@ class BodyMaker:
             outer.calls[region],
             outer.results[region],
         )
+
+
+def _example(leaf: object) -> object:
+    if not isinstance(leaf, Node):
+        return leaf
+    return leaf.meta["val"] if "val" in leaf.meta else Absent()
