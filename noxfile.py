@@ -121,6 +121,7 @@ def _build_released(session: nox.Session, package: str, version: str, folder: Pa
 
 OTHER_TOOLS = "docs/how-to/decompose-for-other-tools.md"
 WITH_TORCHAO = (
+    "docs/how-to/move-from-exir.md",
     "docs/how-to/quantise-for-xnnpack.md",
     "docs/how-to/unflatten-and-swap.md",
 )
@@ -368,10 +369,13 @@ def interop(session: nox.Session) -> None:
     """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1``: in another).
 
     One that needs another torch gets it: ``TORCH=2.15.0 EXECUTORCH=executorch==1.5.1 nox -s
-    interop``. Of executorch nothing is used but its Python binding, whichever name that has.
+    interop``. Of executorch nothing is used but its Python binding, whichever name that has, and
+    in the test of the page on moving from it, exir, whose devtools need pandas.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "expecttest", "ruamel.yaml", "tabulate", *EDITABLE, *DEV)
+    session.install(
+        *TEST_TOOLS, "expecttest", "ruamel.yaml", "tabulate", "pandas", *EDITABLE, *DEV
+    )
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     session.run(
