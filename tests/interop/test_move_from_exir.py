@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.serializer import open_pte
+from lowerdeck.serializer import deserialize_ptd, open_pte
 from tests.interop import official
 from tests.interop.side_by_side import COMPAT, EXIR, OURS, PAGE, SIDES, Done, done, table, tasks
 
@@ -100,6 +100,16 @@ def test_weights_of_each_side_lie_in_a_file_of_their_own(sides: Sides) -> None:
         folder = sides[side]["Keep the weights in a file of their own"].folder
         (data,) = folder.glob("*.ptd")
         assert (folder / "model.pte").stat().st_size < 20_000 < data.stat().st_size
+
+
+def test_only_the_chosen_weights_lie_in_the_file_chosen(sides: Sides) -> None:
+    keys = []
+    for side in SIDES:
+        folder = sides[side]["Choose which weights go to which file"].folder
+        (data,) = folder.glob("*.ptd")
+        assert data.name == "head.ptd"
+        keys.append(set(deserialize_ptd(data.read_bytes()).entries))
+    assert keys[0] == keys[1] == keys[2] == {"head.weight", "head.bias"}
 
 
 def test_the_page_tells_how_long_each_task_takes(

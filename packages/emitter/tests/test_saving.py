@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx import Node
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, EmitterError, emit
 from lowerdeck.serializer import FileRange, ProgramError, open_model
@@ -123,3 +124,96 @@ def test_a_name_that_no_file_has_is_refused_when_it_is_configured(stem: Any) -> 
     program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
     with pytest.raises(EmitterError, match="as weights_file, expected the stem"):
         emit(program, config=EmitConfig(weights_file=stem))
+
+
+class Parts(nn.Module):
+    """Two layers, and state that changes."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.last = nn.Linear(8, 2)
+        self.register_buffer("total", torch.zeros(2))
+        self.register_buffer("scale", torch.full((2,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.first(x)) * self.get_buffer("scale")
+        self.total.add_(y[0])
+        return y + self.total
+
+
+def by_layer(node: Node) -> str | None:
+    assert node.op == "placeholder"
+    if "weight" not in node.name:
+        return None
+    return "first" if node.meta["val"].shape[0] == 8 else "last"
+
+
+def test_each_weight_goes_to_the_file_that_is_chosen_for_it(tmp_path: Path) -> None:
+    program = torch.export.export(Parts(), (torch.ones(1, 4),))
+    asked: set[str] = set()
+
+    def choose(node: Node) -> str | None:
+        asked.add(node.name)
+        return by_layer(node)
+
+    made = emit(program, config=EmitConfig(external_constants=choose))
+    parameters = {"p_first_bias", "p_first_weight", "p_last_bias", "p_last_weight"}
+    assert asked == parameters | {"b_scale"}
+    made.save(tmp_path / "model.pte")
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["first.ptd", "last.ptd", "model.pte"]
+    with open_model(tmp_path / "model.pte", [tmp_path / name for name in files[:2]]) as model:
+        assert set(model.entries) == {"first.weight", "last.weight"}
+    same = emit(program, config=EmitConfig(external_constants=lambda node: "all"))
+    plain = emit(program, config=EmitConfig(weights_file="all"))
+    assert same.to_bytes() == plain.to_bytes()
+    assert same.external_files() == plain.external_files()
+    none = emit(program, config=EmitConfig(external_constants=lambda node: None))
+    assert none.to_bytes() == emit(program).to_bytes()
+
+
+def test_no_values_of_weights_in_a_file_are_left_in_the_program() -> None:
+    programs = []
+    for value in (1.0, 2.0):
+        model = nn.Linear(4, 4)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(value)
+        # The transposed weight is small enough to be computed ahead.
+        program = torch.export.export(model, (torch.ones(1, 4),)).run_decompositions()
+        programs.append(emit(program, config=EmitConfig(weights_file="weights")).to_bytes())
+    assert programs[0] == programs[1]
+
+
+def test_a_weight_of_several_methods_has_one_file() -> None:
+    model = Parts()
+    programs = {
+        name: torch.export.export(model, (torch.ones(1, 4),)) for name in ("forward", "again")
+    }
+    made = emit(programs, config=EmitConfig(external_constants=by_layer))
+    assert set(made.external_files()) == {"first", "last"}
+    first = programs["again"].graph
+
+    def differs(node: Node) -> str | None:
+        return "one" if node.graph is first else "other"
+
+    with pytest.raises(EmitterError, match="in another method, which reads the same"):
+        emit(programs, config=EmitConfig(external_constants=differs))
+
+
+@pytest.mark.parametrize("stem", ["", "../up", "a/b", 3, True], ids=repr)
+def test_a_choice_that_names_no_file_is_refused(stem: Any) -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
+    with pytest.raises(EmitterError, match=r"external_constants returned .* for 'weight'"):
+        emit(program, config=EmitConfig(external_constants=lambda node: stem))
+
+
+def test_one_file_and_a_choice_of_files_are_not_given_together() -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
+    with pytest.raises(EmitterError, match="expected one of the two"):
+        emit(program, config=EmitConfig(weights_file="w", external_constants=by_layer))
+    with pytest.raises(EmitterError, match="found True as external_constants"):
+        emit(program, config=EmitConfig(external_constants=True))  # type: ignore[arg-type]

@@ -58,11 +58,13 @@ def test_what_cannot_be_done_is_refused(exported: ExportedProgram, name: str) ->
         to_edge(exported).to_executorch(settings(name, True))
 
 
-def test_a_choice_of_files_is_refused(exported: ExportedProgram) -> None:
-    with pytest.raises(SettingError, match="expected True or False"):
-        to_edge(exported).to_executorch(
-            ExecutorchBackendConfig(external_constants=lambda node: "a")
-        )
+def test_files_of_weights_are_chosen(exported: ExportedProgram, tmp_path: Path) -> None:
+    config = settings("external_constants", lambda node: "w" if "weight" in node.name else None)
+    made = to_edge(exported).to_executorch(config)
+    made.write_tensor_data_to_file(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.ptd"]
+    with pytest.raises(SettingError, match="expected True, False, or a function"):
+        to_edge(exported).to_executorch(settings("external_constants", "w"))
 
 
 def test_a_config_of_another_class_is_refused(exported: ExportedProgram) -> None:

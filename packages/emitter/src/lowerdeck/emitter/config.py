@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.fx import Node
+
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.memory.memory_plan import MemoryPlanner, one_memory
 from lowerdeck.torch_base import OpOverload
@@ -28,6 +30,10 @@ class EmitConfig:
             so that the zeros of a mutable buffer need not be in the file.
         weights_file: Stem of a `.ptd` file that parameters, buffers and the named data of
             delegates (such as their weights) go to, None to keep them in the `.pte`.
+        external_constants: Chooses weight by weight: takes the placeholder of a parameter or
+            buffer in the program that is emitted, and returns the stem of the `.ptd` file that it
+            goes to, or None for the `.pte`. It is not asked about state that changes, nor about
+            the named data of delegates, whose backends choose. Not beside ``weights_file``.
         weight_names: Whether weights carry their names in the model, for tools such as `lowerdeck
             inspect`; some 50 bytes for each.
         stack_traces: Whether each instruction carries the stack trace of the user's code.
@@ -42,6 +48,7 @@ class EmitConfig:
     plan_outputs: bool = True
     zeroed_memory: bool = True
     weights_file: str | None = None
+    external_constants: Callable[[Node], str | None] | None = None
     weight_names: bool = True
     stack_traces: bool = False
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter.backend.build_plan import PlanBuilder
 from lowerdeck.emitter.backend.constant_methods import constant_plan
 from lowerdeck.emitter.backend.debug_map import DebugTrace, stack_frames, unused_handles
-from lowerdeck.emitter.backend.external_weights import ExternalWeights
+from lowerdeck.emitter.backend.external_weights import ChosenFiles, ExternalWeights, is_stem
 from lowerdeck.emitter.backend.linearize import linearize
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.table import decompose
@@ -89,6 +88,8 @@ class _Emission:
     ) -> None:
         self._settings = settings
         self._constants = ConstantPool()
+        choose = settings.external_constants
+        self._files = None if choose is None else ChosenFiles(choose)
         self._delegates = DelegatePool(settings.weights_file)
         self._states = StatePool(settings.zeroed_memory)
         self._programs = programs
@@ -109,15 +110,14 @@ class _Emission:
             plan_inputs=settings.plan_inputs,
             states=self._views,
         )
-        run_passes(method, settings)
+        stem_of = self._stems(name)
+        run_passes(method, settings, stem_of)
         code = linearize(method, plan_outputs=settings.plan_outputs)
         # Between the two: whether an input is dead is known once the steps have their order, and
         # what is written in place needs no bytes of its own in the plan.
         write_in_place(code, settings.table)
         memory = plan_memory(code, settings.memory_planner, self._states)
-        weights = None
-        if settings.weights_file is not None:
-            weights = ExternalWeights(self._emitted.named_data, settings.weights_file)
+        weights = None if stem_of is None else ExternalWeights(self._emitted.named_data, stem_of)
         builder = PlanBuilder(
             self._constants, self._states, self._delegates, weights, settings.weight_names
         )
@@ -130,6 +130,13 @@ class _Emission:
         self._emitted.delegate_debug_maps[name] = trace.delegates(code)
         self._emitted.memory_plans[name] = memory
         self._emitted.program.execution_plan.append(plan)
+
+    def _stems(self, method: str) -> Callable[[str], str | None] | None:
+        """Return what tells the file of each weight of a method; None where all stay."""
+        if self._files is not None:
+            return self._files.of(method, self._programs[method])
+        stem = self._settings.weights_file
+        return None if stem is None else lambda _: stem
 
     def add_constant(self, name: str) -> None:
         plan = constant_plan(name, self._settings.constant_methods[name], self._constants)
@@ -149,12 +156,16 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
     if not isinstance(given, EmitConfig):
         raise EmitterError(f"config: found a {type(given).__name__}, expected an EmitConfig")
     stem: object = settings.weights_file
-    if stem is not None and not (
-        isinstance(stem, str) and stem and "\0" not in stem and Path(stem).name == stem
-    ):
+    if stem is not None and not is_stem(stem):
         raise EmitterError(
             f"config: found {stem!r} as weights_file, expected the stem of a file's name, such as "
             "'weights': its file goes beside the program's"
+        )
+    choose: object = settings.external_constants
+    if choose is not None and (stem is not None or not callable(choose)):
+        raise EmitterError(
+            f"config: found {choose!r} as external_constants beside {stem!r} as weights_file, "
+            "expected one of the two: a function of placeholders, or one stem for all"
         )
     if not programs:
         raise EmitterError("no method to emit: found an empty mapping, expected at least one")

@@ -79,7 +79,8 @@ class ExecutorchBackendConfig:
         delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
         sym_shape_eval_pass: Changes nothing.
         remove_view_copy: Changes nothing.
-        external_constants: Whether weights go to a ``.ptd`` file; a callable is refused.
+        external_constants: Whether weights go to a ``.ptd`` file; or a function that takes the
+            placeholder of each and returns the stem of its file, or None.
         external_mutable_weights: Refused.
         emit_mutable_buffer_names: Refused.
         do_quant_fusion_and_const_prop: Refused.
@@ -126,11 +127,11 @@ class ExecutorchBackendConfig:
                 SettingWarning,
                 stacklevel=3,
             )
-        if not isinstance(self.external_constants, bool):
+        chosen = self.external_constants
+        if not isinstance(chosen, bool) and not callable(chosen):
             raise SettingError(
-                f"ExecutorchBackendConfig.external_constants is {self.external_constants!r}, "
-                "expected True or False: which weights go to which file is not for the caller to "
-                "choose; EmitConfig(weights_file=...) names one file for all"
+                f"ExecutorchBackendConfig.external_constants is {chosen!r}, expected True, False, "
+                "or a function from placeholders to stems of .ptd files"
             )
 
     def emit_config(self, constant_methods: Mapping[str, Any]) -> EmitConfig:
@@ -143,12 +144,14 @@ class ExecutorchBackendConfig:
             SettingError: The memory plan that is asked for cannot be made.
         """
         planning = self._planning()
+        external = self.external_constants
         return EmitConfig(
             constant_methods=constant_methods,
             memory_planner=planning.memory_planning_algo or one_memory,
             plan_inputs=planning.alloc_graph_input,
             plan_outputs=planning.alloc_graph_output,
-            weights_file=EXTERNAL_CONSTANTS if self.external_constants else None,
+            weights_file=EXTERNAL_CONSTANTS if external is True else None,
+            external_constants=None if isinstance(external, bool) else external,
             stack_traces=self.emit_stacktrace,
         )
 

@@ -61,7 +61,7 @@ class PlanBuilder:
         constants: The constants of the program, added to.
         states: The initial values of mutable buffers, added to.
         delegates: The delegates' bytes, added to.
-        weights: Takes parameters and buffers that go to a file of their own; None when they stay.
+        weights: Takes parameters and buffers that go to files of their own; None when all stay.
         names: Whether constants carry the names that they have in the model.
     """
 
@@ -200,7 +200,9 @@ class PlanBuilder:
         data = self._constants.bytes_of(root.constant, root.dim_order)
         data = data[offset : offset + value.nbytes]
         if self._weights is not None and root.key and len(data):
-            return self._external_index(value, root, offset, data)
+            name = self._weights.add(value, root, offset, data)
+            if name is not None:
+                return self._external_index(value, name)
         buffer = self._constants.index_of(data)
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order)
         if key not in self._by_key:
@@ -210,11 +212,7 @@ class PlanBuilder:
             self._by_key[key] = self._append(tensor)
         return self._by_key[key]
 
-    def _external_index(
-        self, value: TensorValue, root: TensorValue, offset: int, data: memoryview
-    ) -> int:
-        assert self._weights is not None
-        name = self._weights.add(value, root, offset, data)
+    def _external_index(self, value: TensorValue, name: str) -> int:
         if (known := self._by_key.get(("external", name))) is not None:
             return known
         tensor = _tensor(value)

@@ -1,8 +1,16 @@
-"""Weights that go to a `.ptd` file beside the program."""
+"""Weights that go to `.ptd` files beside the program."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
 from lowerdeck.emitter.backend.boxing import SCALAR_TYPES
+from lowerdeck.emitter.errors import EmitterError
 from lowerdeck.emitter.ir.values import TensorValue
 from lowerdeck.serializer import NamedDataStore, TensorLayout
 
@@ -14,14 +22,17 @@ class ExternalWeights:
 
     Args:
         store: Takes the bytes, without copying them.
-        tag: Stem of the `.ptd` file.
+        stem_of: Returns the stem of the `.ptd` file that a parameter or buffer goes to, None
+            where it stays in the program.
     """
 
-    def __init__(self, store: NamedDataStore, tag: str) -> None:
+    def __init__(self, store: NamedDataStore, stem_of: Callable[[str], str | None]) -> None:
         self._store = store
-        self._tag = tag
+        self._stem_of = stem_of
 
-    def add(self, value: TensorValue, root: TensorValue, offset: int, data: memoryview) -> str:
+    def add(
+        self, value: TensorValue, root: TensorValue, offset: int, data: memoryview
+    ) -> str | None:
         """Store the bytes of a weight; return the key under which the runtime finds it.
 
         Args:
@@ -29,7 +40,13 @@ class ExternalWeights:
             root: The parameter or buffer whose memory it lies in.
             offset: Offset in bytes into that memory.
             data: Its bytes.
+
+        Returns:
+            The key, None for a weight that stays in the program.
         """
+        stem = self._stem_of(root.key)
+        if stem is None:
+            return None
         layout = TensorLayout(SCALAR_TYPES[value.dtype], list(value.sizes), list(value.dim_order))
         key = root.key
         if value is not root or not value.contiguous:
@@ -37,5 +54,74 @@ class ExternalWeights:
             form = "x".join(map(str, value.sizes))
             order = "".join(map(str, value.dim_order))
             key = f"{key}:{offset}:{form}:{order}:{value.dtype}"
-        self._store.add_named_data(key, data, _ALIGNMENT, self._tag, layout)
+        self._store.add_named_data(key, data, _ALIGNMENT, stem, layout)
         return key
+
+
+class ChosenFiles:
+    """The file of each parameter and buffer, as a function of the caller's chooses it.
+
+    Args:
+        choose: Takes the placeholder of a parameter or buffer in the caller's program, and
+            returns the stem of a `.ptd` file, or None.
+    """
+
+    def __init__(self, choose: Callable[[Node], str | None]) -> None:
+        self._choose = choose
+        self._chosen: dict[str, str | None] = {}
+
+    def of(self, method: str, program: ExportedProgram) -> Callable[[str], str | None]:
+        """Return what gives the stems of one method's weights, each asked for once.
+
+        Args:
+            method: Name of the method.
+            program: The caller's program.
+        """
+        nodes = _placeholders(program)
+        asked: dict[str, str | None] = {}
+
+        def stem_of(key: str) -> str | None:
+            # Constants that the emitter made out of others have no placeholder: they stay.
+            if key not in asked and key in nodes:
+                asked[key] = self._asked(key, nodes[key], method)
+            return asked.get(key)
+
+        return stem_of
+
+    def _asked(self, key: str, node: Node, method: str) -> str | None:
+        stem: Any = self._choose(node)
+        if stem is not None and not is_stem(stem):
+            raise EmitterError(
+                f"config: external_constants returned {stem!r} for {key!r}, expected the stem of "
+                "a file's name, such as 'weights', or None for what stays in the program"
+            )
+        known = self._chosen.setdefault(key, stem)
+        if known != stem:
+            raise EmitterError(
+                f"config: external_constants returned {stem!r} for {key!r} of method {method!r}, "
+                f"and {known!r} for it in another method, which reads the same: choose by what "
+                "both have in common, such as node.target"
+            )
+        return known
+
+
+def is_stem(value: object) -> bool:
+    """Return whether a file beside the program can have a name of this stem.
+
+    Args:
+        value: What the caller gave.
+    """
+    return (
+        isinstance(value, str) and bool(value) and "\0" not in value and Path(value).name == value
+    )
+
+
+def _placeholders(program: ExportedProgram) -> Mapping[str, Node]:
+    """Return the placeholder of each parameter and buffer, by its name in the model."""
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return {
+        targets[node.name]: node
+        for node in program.graph.find_nodes(op="placeholder")
+        if node.name in targets
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lowerdeck.emitter.ir.graph import (
     substitute_reads,
     values_in,
 )
-from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value
+from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value, root_of
 from lowerdeck.torch_base import OpOverload, schema_of
 
 # A folded result is stored in the file, so it must be small, or smaller than what it is made of.
@@ -46,20 +47,26 @@ def is_repeatable(target: OpOverload) -> bool:
     return not any(word in short for word in _UNINITIALISED)
 
 
-def fold_constants(method: Method) -> None:
+def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
     """Replace calls whose arguments are all constants by their results.
 
     A result that would make the file larger stays a call; equal calls of that kind are made once.
-    What gives other values each time, or does more than give values, stays.
+    What gives other values each time, or does more than give values, stays. So does what reads a
+    weight that goes to a file of its own: another such file may bring other values.
+
+    Args:
+        method: The method, changed in place.
+        stem_of: Tells of a parameter or buffer which file it goes to, None for the program's own.
 
     Requires:
         The method is functional.
 
     Ensures:
         No call has results without elements alone.
-        No call of constants alone has a result of at most 1 KB, and no two are equal.
+        No call of constants of the program alone has a result of at most 1 KB, and no two are
+        equal.
     """
-    folder = _Folder()
+    folder = _Folder(stem_of)
     folder.block(method.block, {})
     method.outputs = substitute(method.outputs, folder.replaced)
     method.write_backs = [
@@ -68,7 +75,8 @@ def fold_constants(method: Method) -> None:
 
 
 class _Folder:
-    def __init__(self) -> None:
+    def __init__(self, stem_of: Callable[[str], str | None] | None) -> None:
+        self._stem_of = stem_of
         self._fixed: set[Value] = set()
         self.replaced: dict[Value, Any] = {}
 
@@ -110,7 +118,7 @@ class _Folder:
 
     def _folded(self, call: Call) -> bool:
         tensors = [v for v in values_in(call.args) if isinstance(v, TensorValue)]
-        if any(value.constant is None for value in tensors):
+        if any(value.constant is None or self._goes_elsewhere(value) for value in tensors):
             return False
         outs = [out for out in call.outs if isinstance(out, TensorValue)]
         size = sum(out.nbytes for out in outs)
@@ -123,6 +131,10 @@ class _Folder:
             out.dim_order = layout_of(out.constant)
             out.fixed_role = Role.CONSTANT
         return True
+
+    def _goes_elsewhere(self, value: TensorValue) -> bool:
+        root, _ = root_of(value)
+        return bool(root.key) and self._stem_of is not None and self._stem_of(root.key) is not None
 
 
 def _gives_nothing(call: Call) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.ir.graph import Method
 from lowerdeck.emitter.passes.center_norms import center_norms
@@ -19,12 +21,15 @@ from lowerdeck.emitter.passes.share_views import share_views
 from lowerdeck.emitter.passes.write_branches import write_branches
 
 
-def run_passes(method: Method, config: EmitConfig) -> None:
+def run_passes(
+    method: Method, config: EmitConfig, stem_of: Callable[[str], str | None] | None = None
+) -> None:
     """Bring ``method`` into the form that can be laid out as steps.
 
     Args:
         method: The method, changed in place.
         config: The settings of the emission.
+        stem_of: Tells of a parameter or buffer which file it goes to, None for the program's own.
 
     Raises:
         MissingKernelError: If the runtime lacks a kernel.
@@ -33,7 +38,7 @@ def run_passes(method: Method, config: EmitConfig) -> None:
     drop_assertions(method)
     drop_dead_code(method)
     compute_numbers(method)
-    fold_constants(method)
+    fold_constants(method, stem_of)
     legalize_scalars(method, config.table)
     legalize_operands(method)
     center_norms(method, config.table)
