@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.export.graph_signature import (
 from torch.fx import GraphModule, Node
 
 from lowerdeck.exir_compat.errors import TransformError
+from lowerdeck.lowered_module import changed_as_in_exir
 from lowerdeck.torch_base import copy_graph_module, with_graph_module
 
 Pass = Callable[..., Any]
@@ -41,8 +43,17 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
     """
     copied = with_graph_module(program, copy_graph_module(program.graph_module))
     for each in passes:
-        copied = _after(copied, each)
+        if _is_exirs(each):
+            copied = changed_as_in_exir(copied, partial(_after, each=each))
+        else:
+            copied = _after(copied, each)
     return copied
+
+
+def _is_exirs(each: Any) -> bool:
+    """Return whether a pass is of a class of ExecuTorch's, which knows its Edge dialect only."""
+    kinds = (each,) if inspect.isroutine(each) else type(each).__mro__
+    return any(kind.__module__.partition(".")[0] == "executorch" for kind in kinds)
 
 
 def _after(program: ExportedProgram, each: Any) -> ExportedProgram:

@@ -52,7 +52,11 @@ from lowerdeck.lowered_module.inspect.inspection import (
     print_delegated_graph,
 )
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
-from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
+from lowerdeck.lowered_module.lowering import (
+    MethodProgramsPartitionerSpec,
+    changed_as_in_exir,
+    to_backend,
+)
 from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
@@ -122,6 +126,7 @@ __all__ = [
     # Surgery on graphs and signatures
     "arrange_graph_outputs",
     "arrange_graph_placeholders",
+    "changed_as_in_exir",
     "create_exported_program_from_submodule",
     "create_submodule_from_nodes",
     # Errors

@@ -32,6 +32,7 @@ from lowerdeck.lowered_module.preprocess.progress import Progress, shown
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
 from lowerdeck.lowered_module.program.edge_form import (
+    changed_in_edge_form,
     edge_form,
     leave_edge_form,
     verifiers_before,
@@ -373,6 +374,27 @@ def require_partitioner(given: object) -> None:
             f"found a {type(given).__name__} as partitioner, expected a Partitioner, or what else "
             "takes a program: to_backend(program, XnnpackPartitioner())"
         )
+
+
+def changed_as_in_exir(
+    program: ExportedProgram, change: Callable[[ExportedProgram], ExportedProgram]
+) -> ExportedProgram:
+    """Return what a pass makes of a program that was written for ``executorch.exir``.
+
+    It sees the Edge dialect, as partitioners of ExecuTorch do; what it leaves has its own
+    operators again.
+
+    Args:
+        program: Any program; not changed.
+        change: Returns what became of the program that it is given, which it may change.
+
+    Raises:
+        AliasingError: The program writes in place what cannot be said without.
+    """
+    mend_program(program)
+    if writes_anything(program):
+        program = functional(program, "passes of ExecuTorch know no writes in place")
+    return changed_in_edge_form(program, change)
 
 
 def _partitioned(

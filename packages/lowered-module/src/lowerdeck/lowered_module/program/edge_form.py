@@ -7,6 +7,7 @@ is put into that form for it, and what no backend took gets its operators and nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,45 @@ def leave_edge_form(program: ExportedProgram, verifiers: list[Any] | None = None
     if verifiers is None:
         _drop_unused(program)
     set_program_parts(program, verifiers=before)
+
+
+def changed_in_edge_form(
+    program: ExportedProgram, change: Callable[[ExportedProgram], ExportedProgram]
+) -> ExportedProgram:
+    """Return what a pass that was written for ExecuTorch makes of a program.
+
+    The pass sees the Edge dialect. What it left has its own operators and numbers again, and what
+    it put there is torch's operator of that name.
+
+    Args:
+        program: Any functional program, of either dialect; not changed.
+        change: Returns what became of the program that it is given, which it may change.
+    """
+    given = edge_form(program)
+    if given is program:
+        return change(program)
+    before = given.graph_module.meta.pop(_VERIFIERS)
+    changed = change(given)
+    for node in _calls(changed.graph_module):
+        _give_back(node)
+    _drop_unused(changed)
+    set_program_parts(changed, verifiers=before)
+    return changed
+
+
+def _give_back(node: Node) -> None:
+    """Let a call that a pass left as it was call what it called, and another one torch's."""
+    called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
+    operator = edge_operator(node.target)
+    if operator is None:
+        return
+    if called is None or in_edge_dialect(called) is not node.target:
+        node.target = operator
+        return
+    node.target = called
+    for index, one in enumerate(node.args):
+        if index in numbers and isinstance(one, Node) and _NUMBER in one.meta:
+            node.update_arg(index, one.meta[_NUMBER])
 
 
 def verifiers_before(program: ExportedProgram) -> list[Any] | None:
