@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -31,13 +32,14 @@ from executorch.exir.backend.partitioner import (  # noqa: E402
 from executorch.exir.backend.utils import tag_constant_data  # noqa: E402
 from executorch.exir.dialects._ops import ops as exir_ops  # noqa: E402
 
-from lowerdeck.exir_compat import to_edge  # noqa: E402
+from lowerdeck.exir_compat import EdgeProgramManager, to_edge  # noqa: E402
 from lowerdeck.lowered_module import (  # noqa: E402
     PreprocessError,
     get_lowered_backend_modules,
     lower,
     to_backend,
 )
+from lowerdeck.runner import load  # noqa: E402
 from tests.interop import official  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -284,3 +286,42 @@ def test_what_a_backend_raises_names_the_partition_and_is_a_runtime_error():
     with pytest.raises(PreprocessError, match="no sine here") as caught:
         lower(program, Taking(exir_ops.edge.aten.sin.default, PeerCompileSpec("k", b"")))
     assert isinstance(caught.value, RuntimeError)
+
+
+class NamesBackend(PeerBackendDetails):
+    """Fails where a program is not of the Edge dialect."""
+
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        assert edge_program.dialect == "EDGE"
+        calls = [n for n in edge_program.graph.nodes if n.op == "call_function"]
+        assert all(isinstance(n.meta["debug_handle"], int) for n in calls)
+        return PeerPreprocessResult(" ".join(n.target.__name__ for n in calls).encode())
+
+
+@pytest.mark.parametrize("model", [Products, State])
+def test_whole_programs_reach_backends_of_exir_in_its_dialect(model):
+    eager, x = model(), tuple(torch.ones(2, 2) for _ in range(3))
+    program = to_edge(torch.export.export(copy.deepcopy(eager), x)).exported_program()
+    lowered = to_backend("NamesBackend", program, [])
+    made = exir.to_edge(torch.export.export(copy.deepcopy(eager), x)).exported_program()
+    peers = exir.backend.backend_api.to_backend("NamesBackend", made, [])
+    # exir writes a clone as an operator of dimension orders, and copies state back.
+    ours, theirs = (
+        [name for name in bytes(one.processed_bytes).decode().split() if name.startswith("aten")]
+        for one in (lowered, peers)
+    )
+    apart = {"aten.copy.default", "aten.clone.default"}
+    assert [one for one in ours if one not in apart] == [one for one in theirs if one not in apart]
+    assert lowered.original_module.dialect == "ATEN"
+    torch.testing.assert_close(lowered(*x), eager(*x))
+
+
+def test_programs_of_the_edge_dialect_become_files_under_exirs_names():
+    eager, x = Gates(), tuple(torch.ones(2, 2) for _ in range(3))
+    program = exir.to_edge(torch.export.export(eager, x)).exported_program()
+    before = str(program.graph)
+    found = load(EdgeProgramManager(program).to_executorch().buffer).run("forward", *x)
+    torch.testing.assert_close(found, eager(*x))
+    assert str(program.graph) == before
+    assert program.dialect == "EDGE"

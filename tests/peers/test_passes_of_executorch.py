@@ -10,6 +10,7 @@ exir = pytest.importorskip("executorch.exir", reason="executorch with its depend
 from executorch.exir.dialects._ops import ops as exir_ops  # noqa: E402
 from executorch.exir.pass_base import ExportPass, PassResult  # noqa: E402
 from executorch.exir.pass_manager import PassManager  # noqa: E402
+from torch.fx.passes.infra.pass_manager import PassManager as TorchsManager  # noqa: E402
 
 from lowerdeck.exir_compat import (  # noqa: E402
     ExecutorchBackendConfig,
@@ -62,6 +63,12 @@ class AddToSub(ExportPass):
         return super().call_operator(op, args, kwargs, meta)
 
 
+def torchs():
+    manager = TorchsManager()
+    manager.add_pass(SinToCos())
+    return manager
+
+
 def made(manager, x, config=None):
     program = load(manager.to_executorch(config).buffer)
     return [program.run("forward", x) for _ in range(2)]
@@ -84,7 +91,7 @@ def to_cos(model):
     model.last = torch.cos
 
 
-@pytest.mark.parametrize("form", [SinToCos(), InPlace(), PassManager([SinToCos()])], ids=str)
+@pytest.mark.parametrize("form", [SinToCos(), InPlace(), PassManager([SinToCos()]), torchs()])
 @pytest.mark.parametrize("way", ["transform", "passes", "first"])
 def test_passes_of_exir_find_its_operators(form, way, exported):
     x = torch.randn(4, 4)

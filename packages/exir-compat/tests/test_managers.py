@@ -159,3 +159,15 @@ def test_files_are_written_from_memory(exported: ExportedProgram, tmp_path: Path
     with pytest.raises(ValueError, match="one that ends in"):
         made.save(tmp_path / "model.bin")
     assert made.executorch_program is made.emitted.program
+
+
+@pytest.mark.parametrize("way", [to_edge, to_edge_transform_and_lower])
+def test_nodes_have_the_handles_that_the_file_tells(exported: ExportedProgram, way: Any) -> None:
+    made = way(exported).to_executorch()
+    nodes = [n for n in made.exported_program().graph.nodes if n.op == "call_function"]
+    handles = {node.meta["debug_handle"] for node in nodes}
+    assert len(handles) == len(nodes)
+    assert {one for found in made.debug_handle_map.values() for one in found} <= handles
+    assert not any("debug_handle" in node.meta for node in exported.graph.nodes)
+    assert made._emitter_output.program is made.executorch_program
+    assert made._emitter_output.debug_handle_map == made.debug_handle_map

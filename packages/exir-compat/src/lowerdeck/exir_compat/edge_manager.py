@@ -13,7 +13,13 @@ from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.transforming import is_passes, transformed
-from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, decomposed_for, to_backend
+from lowerdeck.lowered_module import (
+    MethodProgramsPartitionerSpec,
+    assign_debug_handles,
+    decomposed_for,
+    in_torch_operators,
+    to_backend,
+)
 from lowerdeck.torch_base import OpOverload
 
 
@@ -47,6 +53,11 @@ class EdgeProgramManager:
         self._constants = dict(constant_methods or {})
         self._preserved: Iterable[OpOverload] | None = None
         self.compile_config: EdgeCompileConfig = compile_config or EdgeCompileConfig()
+
+    @property
+    def _edge_programs(self) -> dict[str, ExportedProgram]:
+        """The programs under the name by which exir's own tools reach for them."""
+        return self._taken_apart()
 
     @property
     def methods(self) -> set[str]:
@@ -136,6 +147,8 @@ class EdgeProgramManager:
         settings.check()
         manager = self.transform(settings.passes) if settings.passes else self
         programs = manager._taken_apart()
+        # Backends of exir's give what they were given, which is in the Edge dialect.
+        programs = {name: in_torch_operators(one) for name, one in programs.items()}
         emitted = emit(
             programs,
             config=settings.emit_config(self._constants),
@@ -146,6 +159,8 @@ class EdgeProgramManager:
     def _taken_apart(self) -> dict[str, ExportedProgram]:
         if self._preserved is not None:
             self._programs = decomposed_for({}, self._programs, keep=self._preserved)
+            for program in self._programs.values():
+                assign_debug_handles(program.graph_module)
             self._preserved = None
         return dict(self._programs)
 

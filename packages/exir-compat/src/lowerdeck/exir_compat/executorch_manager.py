@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from torch.export import ExportedProgram
@@ -72,6 +73,15 @@ class ExecutorchProgramManager:
     def buffer(self) -> bytes:
         """The ``.pte`` file as bytes, made once; files are written without it."""
         return self.emitted.to_bytes(**self._options)
+
+    @property
+    def _emitter_output(self) -> SimpleNamespace:
+        """What exir's own tools reach for under this name."""
+        return SimpleNamespace(
+            program=self.executorch_program,
+            debug_handle_map=self.debug_handle_map,
+            method_to_delegate_debug_id_map=self.delegate_map,
+        )
 
     @property
     def debug_handle_map(self) -> dict[int, list[int]]:

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method
 from lowerdeck.exir_compat.errors import SettingError
-from lowerdeck.lowered_module import decomposed_for
+from lowerdeck.lowered_module import assign_debug_handles, decomposed_for
 
 
 def to_edge(
@@ -86,6 +86,8 @@ def to_edge_transform_and_lower(
         if each is not None
     }
     taken_apart = decomposed_for(chosen, methods, keep=config.preserve_ops)
+    for program in taken_apart.values():
+        assign_debug_handles(program.graph_module)
     manager = EdgeProgramManager(taken_apart, constant_methods, config)
     if transform_passes is not None:
         manager = manager.transform(transform_passes)

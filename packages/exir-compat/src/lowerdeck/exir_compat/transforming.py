@@ -17,6 +17,7 @@ from torch.export.graph_signature import (
     OutputSpec,
 )
 from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_manager import PassManager
 
 from lowerdeck.exir_compat.errors import TransformError
 from lowerdeck.lowered_module import changed_as_in_exir
@@ -52,6 +53,8 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
 
 def _is_exirs(each: Any) -> bool:
     """Return whether a pass is of a class of ExecuTorch's, which knows its Edge dialect only."""
+    if isinstance(each, PassManager) and any(map(_is_exirs, each.passes)):
+        return True
     kinds = (each,) if inspect.isroutine(each) else type(each).__mro__
     return any(kind.__module__.partition(".")[0] == "executorch" for kind in kinds)
 

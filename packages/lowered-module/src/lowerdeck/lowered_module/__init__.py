@@ -60,6 +60,8 @@ from lowerdeck.lowered_module.lowering import (
 from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
+from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.program.edge_form import in_torch_operators
 from lowerdeck.lowered_module.program.signature import (
     arrange_graph_outputs,
     arrange_graph_placeholders,
@@ -126,9 +128,11 @@ __all__ = [
     # Surgery on graphs and signatures
     "arrange_graph_outputs",
     "arrange_graph_placeholders",
+    "assign_debug_handles",
     "changed_as_in_exir",
     "create_exported_program_from_submodule",
     "create_submodule_from_nodes",
+    "in_torch_operators",
     # Errors
     "AliasingError",
     "AmbiguousBackendError",

@@ -71,6 +71,20 @@ def wants_edge(partitioner: object) -> bool:
     return base is not None and isinstance(partitioner, base)
 
 
+def wants_edge_backend(backend: object) -> bool:
+    """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
+
+    Args:
+        backend: The class of a backend.
+    """
+    base = backend_base()
+    # One of ours that stands in ExecuTorch's list says of itself that it is of this package.
+    ours = getattr(backend, "__module__", "").partition(".")[0] == "lowerdeck"
+    return (
+        base is not None and isinstance(backend, type) and issubclass(backend, base) and not ours
+    )
+
+
 def in_edge_dialect(operator: OpOverload) -> Any:
     """Return the Edge dialect's operator for one of torch's, None where it has none.
 

@@ -13,10 +13,11 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
-from lowerdeck.lowered_module._executorch import is_peers, wants_edge
+from lowerdeck.lowered_module._executorch import is_peers, wants_edge, wants_edge_backend
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
+from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
 from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
@@ -269,11 +270,17 @@ def _lower_whole(
             "ExportedProgram: export the module first"
         )
     mend_program(program)
+    for_exir = wants_edge_backend(
+        find_backend(backend_id, peers=any(map(is_peers, compile_specs)))
+    )
+    if for_exir and writes_anything(program):
+        program = functional(program, "backends of ExecuTorch know no writes in place")
     writer = writes_outside(program)
     if writer is not None:
         # Only the signature of a functional program tells what a delegate must give back.
         program = functional(program, f"{writer.name!r} ({writer.target}) writes in place")
-    kept = shared_copy(program)
+    kept = edge_form(program) if for_exir else program
+    kept = shared_copy(program) if kept is program else kept
     convention = flatten_program(kept)
     next_handle = assign_debug_handles(kept.graph_module)
     cut = Cut(
@@ -288,6 +295,7 @@ def _lower_whole(
     )
     with handles_taken(next_handle), shown(progress, 1) as show:
         (result,) = preprocess_each([cut], show, executor=executor, cache=cache)
+    leave_edge_form(kept)
     return make_delegate(kept, backend_id, compile_specs, result, convention)
 
 

@@ -118,6 +118,27 @@ def _give_back(node: Node) -> None:
             node.update_arg(index, one.meta[_NUMBER])
 
 
+def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
+    """Return a program of ExecuTorch's Edge dialect in torch's operators, another one as it is.
+
+    Args:
+        program: Any program; not changed.
+    """
+    if not any(edge_operator(node.target) for node in _calls(program.graph_module)):
+        return program
+    made = shared_copy(program)
+    for node in _calls(made.graph_module):
+        node.target = edge_operator(node.target) or node.target
+    # Its verifiers refine torch's own.
+    checks = [one for cls in program.verifiers for one in cls.__mro__ if _dialect(one) == "ATEN"]
+    set_program_parts(made, verifiers=checks[:1])
+    return made
+
+
+def _dialect(verifier: type) -> object:
+    return getattr(verifier, "dialect", None)
+
+
 def verifiers_before(program: ExportedProgram) -> list[Any] | None:
     """Return what checked a program before it was put into ExecuTorch's form, None if it was not.
 
