@@ -36,6 +36,10 @@ class Kernel:
         return f"{self.name}.{self.overload}" if self.overload else self.name
 
 
+_OPERATORS: dict[int, tuple[OpOverload, str]] = {}
+"""The names of operators that were asked for."""
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """A call of an operator.
@@ -61,7 +65,12 @@ class Call:
     def op_name(self) -> str:
         """Return the operator without namespace and overload, such as ``"add"``."""
         if isinstance(self.target, OpOverload):
-            return schema_of(self.target).name.partition("::")[2]
+            # By identity, as hashing an operator is a call into Python; torch keeps operators.
+            kept = _OPERATORS.get(id(self.target))
+            if kept is None or kept[0] is not self.target:
+                name = schema_of(self.target).name.partition("::")[2]
+                kept = _OPERATORS[id(self.target)] = (self.target, name)
+            return kept[1]
         if isinstance(self.target, Kernel):
             return self.target.name.partition("::")[2]
         return str(getattr(self.target, "__name__", self.target))
@@ -223,13 +232,19 @@ def all_blocks(block: Block) -> Iterator[Block]:
             pending.extend(blocks_of(operation))
 
 
+_HELD = (TensorValue, ScalarValue, list, tuple)
+
+
 def values_in(argument: Any) -> Iterator[Value]:
     """Yield the values in an argument, lists entered."""
     if isinstance(argument, (TensorValue, ScalarValue)):
         yield argument
     elif isinstance(argument, (list, tuple)):
         for item in argument:
-            yield from values_in(item)
+            if isinstance(item, (TensorValue, ScalarValue)):
+                yield item
+            elif isinstance(item, (list, tuple)):
+                yield from values_in(item)
 
 
 def reads_of(operation: Operation) -> Iterator[Value]:
@@ -251,7 +266,10 @@ def substitute(argument: Any, replaced: dict[Value, Any]) -> Any:
     if isinstance(argument, (TensorValue, ScalarValue)):
         return replaced.get(argument, argument)
     if isinstance(argument, (list, tuple)):
-        return [substitute(item, replaced) for item in argument]
+        # Most items are plain numbers: no call for each.
+        return [
+            substitute(item, replaced) if isinstance(item, _HELD) else item for item in argument
+        ]
     return argument
 
 

@@ -23,6 +23,9 @@ class Role(Enum):
     """Memory that the caller brings at run time: nothing is planned and nothing may alias it."""
 
 
+_STATIC = frozenset({int})
+
+
 @dataclass(eq=False, slots=True)
 class Storage:
     """A block of bytes that one or more tensors share.
@@ -79,7 +82,8 @@ class TensorValue:
     @property
     def dynamic(self) -> bool:
         """Return whether any dimension varies at run time."""
-        return any(not isinstance(size, int) for size in self.shape)
+        # Not size by size: every pass asks this of every tensor.
+        return not _STATIC.issuperset(map(type, self.shape))
 
     @property
     def rank(self) -> int:

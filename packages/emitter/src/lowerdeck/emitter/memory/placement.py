@@ -75,11 +75,15 @@ def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], 
     for index in order:
         life = lives[index]
         size = life.nbytes
-        taken = sorted(
-            (offsets[other], offsets[other] + lives[other].nbytes)
-            for other in placed.during(life.first, life.last)
-            if lives[other].overlaps(life)
-        )
+        first, last = life.first, life.last
+        taken: list[tuple[int, int]] = []
+        for index_there in placed.during(first, last):
+            there = lives[index_there]
+            # Lifetime.overlaps, written out: pairs are many.
+            if there.first <= last and first <= there.last:
+                start = offsets[index_there]
+                taken.append((start, start + there.nbytes))
+        taken.sort()
         best, best_gap, cursor = -1, -1, 0
         for start, stop in taken:
             gap = start - cursor
