@@ -79,26 +79,3 @@ def test_codegen_is_shared() -> None:
     graph = Graph()
     private.share_codegen(module.graph, graph)
     assert graph._codegen is module.graph._codegen
-
-
-def test_nodes_are_found_by_what_they_call() -> None:
-    gm = symbolic_trace(lambda x: (torch.sin(torch.sin(x)) + x.cos()).cos())
-    x, inner, outer, cos, add, last, _ = gm.graph.nodes
-    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
-    assert groups == [[inner, outer], [cos, last], [add]]
-    outer.target = torch.tan
-    add.replace_all_uses_with(x)
-    gm.graph.erase_node(add)
-    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
-    assert groups == [[inner], [cos, last], [outer]]
-
-
-def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
-    gm = symbolic_trace(lambda x: torch.sin(x) + x)
-    nodes = list(gm.graph.nodes)
-    x, sin, add, output = nodes
-    x.users.clear()
-    assert private.reads_only_earlier(nodes)
-    assert not private.reads_only_earlier([x, add, sin, output])
-    assert not private.reads_only_earlier([sin, x, add, output])
-    assert not private.reads_only_earlier([sin, add, output])

@@ -355,3 +355,26 @@ def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
     made = private.LazyGraphModule(program.graph_module, program.graph)
     assert "_code" not in vars(made)
     torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))
+
+
+def test_nodes_are_found_by_what_they_call() -> None:
+    gm = symbolic_trace(lambda x: (torch.sin(torch.sin(x)) + x.cos()).cos())
+    x, inner, outer, cos, add, last, _ = gm.graph.nodes
+    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
+    assert groups == [[inner, outer], [cos, last], [add]]
+    outer.target = torch.tan
+    add.replace_all_uses_with(x)
+    gm.graph.erase_node(add)
+    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
+    assert groups == [[inner], [cos, last], [outer]]
+
+
+def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
+    gm = symbolic_trace(lambda x: torch.sin(x) + x)
+    nodes = list(gm.graph.nodes)
+    x, sin, add, output = nodes
+    x.users.clear()
+    assert private.reads_only_earlier(nodes)
+    assert not private.reads_only_earlier([x, add, sin, output])
+    assert not private.reads_only_earlier([sin, x, add, output])
+    assert not private.reads_only_earlier([sin, add, output])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
 from lowerdeck.torch_base import LazyGraphModule
 
@@ -15,8 +15,6 @@ __all__ = [
     "defer_code",
     "generate_code",
     "lazy_graph_module",
-    "nodes_by_callee",
-    "reads_only_earlier",
     "replace_hooks",
     "share_codegen",
 ]
@@ -46,38 +44,6 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
     graph.owning_module = made
     defer_code(made)
     return made
-
-
-def nodes_by_callee(graph: Graph) -> Iterator[Collection[Node]]:
-    """Yield the nodes that call one function, for each, and those that call methods or modules.
-
-    fx keeps them so for ``find_nodes``, which must be told the function; finding out which there
-    are would take a walk over all nodes.
-
-    Args:
-        graph: The graph, not to be changed meanwhile.
-    """
-    for (op, _), nodes in graph._find_nodes_lookup_table.table.items():
-        if nodes and op.startswith("call_"):
-            yield nodes
-
-
-def reads_only_earlier(nodes: Sequence[Node]) -> bool:
-    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
-
-    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
-    in a dict: ``all_input_nodes`` would make a list of it for each.
-
-    Args:
-        nodes: Nodes of one graph, each once.
-    """
-    seen: set[Node] = set()
-    add, has_all = seen.add, seen.issuperset
-    for node in nodes:
-        if not has_all(node._input_nodes):
-            return False
-        add(node)
-    return True
 
 
 def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "mark_impure",
     "mend_readers",
+    "nodes_by_callee",
+    "reads_only_earlier",
     "negative_view",
     "overload_name",
     "pytree",
@@ -410,6 +412,38 @@ def mend_readers(graph: Graph) -> None:
         for source in node._input_nodes:
             if node not in source.users:
                 source.users[node] = None
+
+
+def nodes_by_callee(graph: Graph) -> Iterator[Collection[Node]]:
+    """Yield the nodes that call one function, for each, and those that call methods or modules.
+
+    fx keeps them so for ``find_nodes``, which must be told the function; finding out which there
+    are would take a walk over all nodes.
+
+    Args:
+        graph: The graph, not to be changed meanwhile.
+    """
+    for (op, _), nodes in graph._find_nodes_lookup_table.table.items():
+        if nodes and op.startswith("call_"):
+            yield nodes
+
+
+def reads_only_earlier(nodes: Sequence[Node]) -> bool:
+    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
+
+    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
+    in a dict: ``all_input_nodes`` would make a list of it for each.
+
+    Args:
+        nodes: Nodes of one graph, each once.
+    """
+    seen: set[Node] = set()
+    add, has_all = seen.add, seen.issuperset
+    for node in nodes:
+        if not has_all(node._input_nodes):
+            return False
+        add(node)
+    return True
 
 
 def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:

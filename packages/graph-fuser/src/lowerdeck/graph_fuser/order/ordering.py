@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, reads_only_earlier
+from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.order.components import strong_components
 from lowerdeck.graph_fuser.order.hazards import order_hazards
 from lowerdeck.graph_fuser.regions import Region, RegionTree, region_tree
-from lowerdeck.torch_base import mend_readers
+from lowerdeck.torch_base import mend_readers, reads_only_earlier
 
 _FRAME = {"placeholder": 0, "output": 2}
 
