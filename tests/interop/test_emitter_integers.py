@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,44 @@ def test_limits_outside_of_a_type_wrap_around(dtype: torch.dtype) -> None:
             assert torch.equal(outcome.outputs[0][0], wanted), (way, low, high)
             compared += 1
     assert compared >= 20
+
+
+@pytest.mark.parametrize("factor", [-3, -1, 2, 255])
+def test_bytes_are_added_with_factors_of_either_sign(factor: int) -> None:
+    values = torch.tensor([0, 1, 5, 200], dtype=torch.uint8)
+    for function in (
+        lambda k: torch.add(k, k + 1, alpha=factor),
+        lambda k: torch.sub(k, k + 1, alpha=factor),
+        lambda k: torch.rsub(k, k + 1, alpha=factor),
+    ):
+        agrees(function, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("start", "end"), [(4.3, 0), (4.9, 50), (0, 9.99), (3, 99)])
+def test_evenly_spaced_integers_begin_and_end_at_integers(
+    dtype: torch.dtype, start: float, end: float
+) -> None:
+    # Few of them: eager multiplies and adds in one rounding, and may cut one more number down.
+    steps = int(abs(int(end) - int(start))) + 1
+    agrees(lambda k: torch.linspace(start, end, steps, dtype=dtype) + k, torch.zeros(1).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"size": (3, 3)}, {"size": (7, 5)}, {"size": (12, 30)}, {"scale_factor": 0.5}],
+    ids=str,
+)
+def test_images_of_bytes_shrink_as_in_eager(asked: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    image = torch.randint(0, 256, (2, 3, 10, 20), dtype=torch.uint8)
+    for antialias in (True, False):
+        resize = partial(nn.functional.interpolate, **asked, mode="bilinear", antialias=antialias)
+        model = Of(resize)
+        program = emit(torch.export.export(model, (image,))).to_bytes()
+        outcome = official.run(program, [official.Call((image,))])
+        assert isinstance(outcome, official.Ran), outcome
+        apart = outcome.outputs[0][0].int() - model(image).int()
+        # torch weighs bytes with 15 bits.
+        assert int(apart.abs().max()) <= 1
+        assert float((apart != 0).float().mean()) < 0.1

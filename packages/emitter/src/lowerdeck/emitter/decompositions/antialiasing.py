@@ -1,4 +1,4 @@
-"""Images in another size by bicubic interpolation that averages where it shrinks: two products."""
+"""Images in another size by interpolation that averages where it shrinks."""
 
 from __future__ import annotations
 
@@ -39,13 +39,56 @@ def bicubic_of_size_or_factors(
     scale_factors: Sequence[float] | None,
 ) -> Any:
     """Return an image in a size that is given itself or by its ratio to the old one."""
+    return _sized(bicubic, input, output_size, align_corners, scale_factors)
+
+
+def _sized(
+    rule: Callable[..., Any],
+    image: torch.Tensor,
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Any:
     if output_size is not None:
-        return bicubic(input, output_size, align_corners)
-    if scale_factors is None or not all(isinstance(size, int) for size in input.shape[-2:]):
+        return rule(image, output_size, align_corners)
+    if scale_factors is None or not all(isinstance(size, int) for size in image.shape[-2:]):
         return NotImplemented
-    pairs = zip(input.shape[-2:], scale_factors, strict=True)
+    pairs = zip(image.shape[-2:], scale_factors, strict=True)
     size = [int(float(old) * factor) for old, factor in pairs]
-    return bicubic(input, size, align_corners, *scale_factors)
+    return rule(image, size, align_corners, *scale_factors)
+
+
+def bilinear(
+    self: torch.Tensor,
+    output_size: Sequence[Any],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Any:
+    """Return an image of bytes in another size by way of floats: the kernel sums weights of bytes.
+
+    torch widens the image first, rounds, and then makes it higher; so does this.
+    """
+    if self.dtype != torch.uint8:
+        return NotImplemented
+    resize = _ATEN._upsample_bilinear2d_aa.default
+    made = self.to(torch.float32)
+    made = resize(made, [made.size(2), output_size[1]], align_corners, None, scales_w)
+    made = torch.floor(made + 0.5)
+    made = resize(made, [output_size[0], made.size(3)], align_corners, scales_h, None)
+    return torch.floor(made + 0.5).to(torch.uint8)
+
+
+def bilinear_of_size_or_factors(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    output_size: Sequence[Any] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Any:
+    """Return an image of bytes in a size that is given itself or by its ratio to the old one."""
+    if input.dtype != torch.uint8:
+        return NotImplemented
+    return _sized(bilinear, input, output_size, align_corners, scale_factors)
 
 
 def _scale(size: int, new: int, align_corners: bool, factor: float | None) -> float:
@@ -75,4 +118,6 @@ def _cubic(x: torch.Tensor) -> torch.Tensor:
 ANTIALIASING: dict[OpOverload, Callable[..., Any]] = {
     _ATEN._upsample_bicubic2d_aa.default: bicubic,
     _ATEN._upsample_bicubic2d_aa.vec: bicubic_of_size_or_factors,
+    _ATEN._upsample_bilinear2d_aa.default: bilinear,
+    _ATEN._upsample_bilinear2d_aa.vec: bilinear_of_size_or_factors,
 }

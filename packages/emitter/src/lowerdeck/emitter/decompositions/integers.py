@@ -137,6 +137,32 @@ def numbers_from(
     return torch.arange(0, end - start, step, dtype=dtype) + start
 
 
+def evenly_spaced(
+    start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """Return integers from one number to another, which eager cuts to integers first.
+
+    Args:
+        start: The first, a number or a tensor of one.
+        end: The last, likewise.
+        steps: How many.
+        dtype: Their type.
+        **options: As torch passes them on.
+    """
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return NotImplemented
+    first, last = _cut(start, dtype), _cut(end, dtype)
+    if first is start and last is end:
+        return NotImplemented
+    return torch.linspace(first, last, steps, dtype=dtype, **options)
+
+
+def _cut(number: Any, dtype: torch.dtype) -> Any:
+    if isinstance(number, torch.Tensor):
+        return number.to(dtype) if number.is_floating_point() else number
+    return int(number) if isinstance(number, float) else number
+
+
 def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
     """Return the remainder of a number by each element.
 
@@ -198,6 +224,13 @@ INTEGERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.div.Scalar_mode: divided,
     _ATEN.floor_divide.default: floor_divided,
     _ATEN.arange.start: numbers_from,
+    **dict.fromkeys(
+        [
+            *(_ATEN.linspace.default, _ATEN.linspace.Tensor_Tensor),
+            *(_ATEN.linspace.Tensor_Scalar, _ATEN.linspace.Scalar_Tensor),
+        ],
+        evenly_spaced,
+    ),
     _ATEN.arange.start_step: numbers_from,
     _ATEN.sum.dim_IntList: total,
     _ATEN.remainder.Scalar_Tensor: remainder_of_number,

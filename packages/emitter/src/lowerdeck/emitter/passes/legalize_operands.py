@@ -125,6 +125,14 @@ def _byte_limits(call: Call, _before: list[Operation]) -> None:
         ]
 
 
+def _byte_factor(call: Call, _before: list[Operation]) -> None:
+    """Wrap a negative factor of bytes around, as eager does: the kernel refuses it."""
+    factor = call.args[2]
+    (out,) = call.outs
+    if isinstance(factor, int) and isinstance(out, TensorValue) and out.dtype is torch.uint8:
+        call.args[2] = factor % 256
+
+
 def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
     """Copy: a reduction or scan of a single number is the number, but the kernel aborts."""
     source, out = call.args[0], call.outs[0]
@@ -189,6 +197,7 @@ _RULES: dict[Any, Rule] = {
         [_ATEN.maximum.default, _ATEN.minimum.default, _ATEN.clamp.Tensor], _in_type_of_result
     ),
     _ATEN.clamp.default: _byte_limits,
+    **dict.fromkeys([_ATEN.add.Tensor, _ATEN.sub.Tensor], _byte_factor),
     _ATEN.var.correction: _wide_variance,
     _ATEN.var.dim: _wide_variance,
     _ATEN.var_mean.correction: _wide_variance,
