@@ -25,10 +25,11 @@ from lowerdeck.torch_base import explicit
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
 from program_likeness import differences
 
-WELL = frozenset({"same", "lost by torch", "said", "beyond torch", "torch", "no export"})
+WELL = frozenset({"same", "lost by torch", "said", "laid", "beyond torch", "torch", "no export"})
 """Outcomes that are no fault of ours."""
 LEFT_OUT = frozenset({"torch", "no export"})
 """Outcomes that compare nothing."""
+_COPIES = ("aten.copy.default", "aten.clone.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Finding:
         outcome: ``same``; ``lost by torch`` if our result has eager's numbers, and torch's has not
             or gives a buffer another shape; ``said`` if ours is torch's result of the program with
             its aliases said: what eager's dropout returns, what is written through an expanded
-            tensor;
+            tensor; ``laid`` if it also copies what torch puts in a buffer's place, whose strides
+            are then others;
             ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
             apart and torch cannot, ``torch`` if neither can, ``no export`` if there is no program;
             ``refused``, ``differs``, ``wrong`` or ``failed``.
@@ -108,6 +110,9 @@ def judge(
         return Finding(group, name, "lost by torch", said, reason)
     if eager is not None and not differences(found, _said_by_torch(export())):
         return Finding(group, name, "said", said, reason)
+    if all(one.startswith("+ ") and any(map(one.__contains__, _COPIES)) for one in unlike):
+        # Torch puts what is copied to a buffer in its place, whose strides are then others.
+        return Finding(group, name, "laid", said, reason)
     return Finding(group, name, "differs", said, reason)
 
 
