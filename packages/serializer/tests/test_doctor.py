@@ -114,5 +114,5 @@ def test_what_extras_and_other_systems_ask_for_is_no_fault(
     assert lines[1] == "lowerdeck-xnnpack 0.2.0  (lowerdeck lower)"
     assert lines[2] == "  for [quantize]: torchao>=0.18: pip install 'torchao>=0.18'"
     assert not any("winsome" in line or "`lowerdeck lower`" in line for line in lines)
-    assert lines[-1].startswith("official runtime: executorch 9.9, with")
+    assert lines[-1].startswith("official runtime: executorch 9.9, ")
     assert lines[-1].endswith("which needs torch: pip install torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from lowerdeck.serializer.xnnpack.graph import XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnOperator
@@ -22,7 +23,9 @@ Sizes = tuple[int | None, ...]
 """The sizes of a value when the graph runs; None for one that is not known before."""
 
 _PRODUCTS = {XnnOperator.FULLY_CONNECTED, XnnOperator.BATCH_MATRIX_MULTIPLY}
-_LIKE_INPUT = {"Unary", "Softmax", "LeakyReLU", "ELU"}
+_LIKE_INPUT = frozenset(
+    one for one in XnnOperator if one.table in {"Unary", "Softmax", "LeakyReLU", "ELU"}
+)
 _BROADCAST = {
     *(XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV),
     *(XnnOperator.MINIMUM, XnnOperator.MAXIMUM, XnnOperator.PRELU),
@@ -56,9 +59,11 @@ class RealSizes:
         if found is not None:
             return found
         value = self._values[number]
-        if value.constant or value.external_id is not None:
-            return value.shape
-        return tuple(size or None for size in value.shape)
+        if value.constant or value.external_id is not None or 0 not in value.shape:
+            self._found[number] = value.shape
+        else:
+            self._found[number] = tuple(size or None for size in value.shape)
+        return self._found[number]
 
     def run(self, node: XnnNode) -> None:
         """Let the next node compute; its fields are verified.
@@ -69,6 +74,9 @@ class RealSizes:
         sizes = self._after(node)
         if sizes is not None:
             self._found[node.outputs[0]] = sizes
+        else:
+            # What was declared may have been asked for.
+            self._found.pop(node.outputs[0], None)
 
     def most(self, node: XnnNode) -> int | None:
         """Return how many elements a node gives at most, None where sizes alone do not tell.
@@ -96,6 +104,8 @@ class RealSizes:
 
     def _after(self, node: XnnNode) -> Sizes | None:
         given = self.of(node.inputs[0])
+        if node.operator in _LIKE_INPUT:
+            return given
         if node.operator is XnnOperator.STATIC_TRANSPOSE:
             order = node.parameters["perm"]
             axes = order[: len(given)] if isinstance(order, tuple) else ()
@@ -109,12 +119,12 @@ class RealSizes:
             return _slid(node, given, self.of(node.outputs[0]))
         if node.operator in _BROADCAST:
             return _broadcast(given, self.of(node.inputs[1]))
-        return given if node.operator.table in _LIKE_INPUT else None
+        return None
 
 
 def _elements(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return prod(known) if len(known) == len(sizes) else None
+    known: Any = sizes
+    return None if None in sizes else prod(known)
 
 
 def _broadcast(one: Sizes, other: Sizes) -> Sizes:
