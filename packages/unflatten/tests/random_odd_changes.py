@@ -151,7 +151,7 @@ def _in_these_modes(call: Call) -> Call:
 
 def _compare_alone(case: Case, eager: nn.Module, subject: nn.Module, path: str) -> None:
     """Call a module as eager calls its own, in the state that this has then."""
-    calls: list[tuple[nn.Module, Any, Any, Any, int]] = []
+    calls: list[tuple[nn.Module, Any, Any, Any, int, Call]] = []
 
     watched: list[Any] = []
 
@@ -163,7 +163,9 @@ def _compare_alone(case: Case, eager: nn.Module, subject: nn.Module, path: str) 
         torch.manual_seed(len(calls))
         expected = kept(*_cloned(args), **_cloned(kwargs))
         # The state before the call, which may write it.
-        calls.append((copy.deepcopy(module), args, kwargs, expected, len(calls)))
+        # What it computes depends on the modes that its caller has switched on.
+        within = _in_these_modes(lambda call, *args, **kwargs: call(*args, **kwargs))
+        calls.append((copy.deepcopy(module), args, kwargs, expected, len(calls), within))
         watch()
 
     def watch() -> None:
@@ -174,7 +176,7 @@ def _compare_alone(case: Case, eager: nn.Module, subject: nn.Module, path: str) 
     args, kwargs = case.arguments()
     eager(*args, **kwargs)
     refused: UnflattenError | None = None
-    for before, args, kwargs, expected, seed in calls:
+    for before, args, kwargs, expected, seed, within in calls:
         module = subject.get_submodule(path)
         state = dict(before.named_buffers(remove_duplicate=False))
         with torch.no_grad():
@@ -183,7 +185,7 @@ def _compare_alone(case: Case, eager: nn.Module, subject: nn.Module, path: str) 
                     value.copy_(state[name])
         torch.manual_seed(seed)
         try:
-            found = module(*args, **kwargs)
+            found = within(module, *args, **kwargs)
         except UnflattenError as error:
             refused = error
             continue
