@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from lowerdeck.emitter import DecompositionError, MissingKernelError, emit
 from lowerdeck.lowered_module import delegation_summary, to_backend
+from lowerdeck.serializer import Hazard, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.operators.table import OPERATORS
 from tests.interop import official
@@ -376,5 +377,15 @@ def test_no_images_of_a_varying_height_are_told_of() -> None:
     x = torch.randn(5, 4, 5, 5)
     for layer, told in ((nn.Conv2d(4, 4, 3), True), (nn.AdaptiveAvgPool2d(1), False)):
         program = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
-        summary = delegation_summary(to_backend(program, XnnpackPartitioner()))
-        assert any(one.heading == "fails on nothing" for one in summary.remarks) == told
+        lowered = to_backend(program, XnnpackPartitioner())
+        remarks = delegation_summary(lowered).remarks
+        assert any(one.heading == "fails on nothing" for one in remarks) == told
+        hazards: list[Hazard] = []
+        file = emit(lowered).to_bytes()
+        verify_pte(file, on_hazard=hazards.append)
+        assert [one.field for one in hazards] == ["method 'forward'.delegates[0]"] * told
+        # It is the number of images that ends it.
+        outcome = official.run(
+            file, [official.Call((torch.ones(2, 4, 4, 5),)), official.Call((x,))]
+        )
+        assert isinstance(outcome, official.Ran)

@@ -17,6 +17,7 @@ from lowerdeck.serializer import (
     XnnValue,
     verify_payload,
 )
+from lowerdeck.serializer.xnnpack.unset_sizes import unset_result
 
 NAMED = {"data": 1 << 16}
 
@@ -196,3 +197,28 @@ def test_a_size_in_between_that_varies_is_no_size(
         return
     with pytest.raises(FormatError, match="spans 10 of a height of 9"):
         verify_payload(graph, NAMED)
+
+
+@pytest.mark.parametrize(
+    ("shape", "after", "unset"),
+    [
+        ((0, 0, 7, 4), XnnOperator.ABS, True),
+        ((0, 6, 0, 4), XnnOperator.ABS, True),
+        # A reshape may tell one size that varies, and does so in files of ours.
+        ((0, 6, 7, 4), XnnOperator.ABS, False),
+        ((1, 0, 0, 4), XnnOperator.ABS, False),
+        ((0, 0, 7, 4), XnnOperator.STATIC_RESHAPE, False),
+        ((0, 0, 7, 4), XnnOperator.GLOBAL_AVG_POOLING_2D, False),
+    ],
+)
+def test_no_images_of_a_size_that_varies_leave_results_unset(
+    shape: tuple[int, ...], after: XnnOperator, unset: bool
+) -> None:
+    graph = sliding(XnnOperator.MAX_POOLING_2D)
+    (pool,) = graph.nodes
+    between = XnnValue(3, XnnDatatype.FP32, shape)
+    last = XnnNode(after, (3,), (1,), {"flags": 0})
+    outside = replace(graph.values[1], shape=shape)
+    values = (graph.values[0], outside, between)
+    graph = replace(graph, values=values, nodes=(replace(pool, outputs=(3,)), last))
+    assert (unset_result(graph) == 1) == unset

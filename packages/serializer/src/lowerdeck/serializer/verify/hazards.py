@@ -15,6 +15,8 @@ from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtim
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.verify.number_bounds import NumberBounds
+from lowerdeck.serializer.xnnpack.graph import XnnGraph
+from lowerdeck.serializer.xnnpack.unset_sizes import unset_result
 
 # Smaller integers are computed with 32 bits, where nothing overflows.
 _WIDE = {ScalarType.INT: "i", ScalarType.LONG: "q"}
@@ -64,6 +66,25 @@ def missing_data(
         field,
         offset,
         needs,
+    )
+
+
+def no_images(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
+    """Return the hazard of a delegate that is called with no images of a size that varies.
+
+    Args:
+        payload: What XNNPACK runs.
+        field: The delegate.
+        offset: Where it is in the file.
+    """
+    argument = unset_result(payload)
+    if argument is None:
+        return None
+    return Hazard(
+        f"leaves sizes of its argument {argument} unset when it is called with no images, which "
+        "is an error or ends the process",
+        field,
+        offset,
     )
 
 

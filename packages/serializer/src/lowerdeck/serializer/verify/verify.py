@@ -24,7 +24,7 @@ from lowerdeck.serializer.pte.decoding.decode import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
-from lowerdeck.serializer.verify.hazards import Hazard, HazardFinder, missing_data
+from lowerdeck.serializer.verify.hazards import Hazard, HazardFinder, missing_data, no_images
 from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
 from lowerdeck.serializer.verify.verify_values import StoredData, ValueVerifier
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
@@ -197,6 +197,9 @@ class ProgramVerifier:
                 missing = missing_data(keys, self._named, field, position)
                 if missing is not None:
                     self._on_hazard(missing)
+                unset = no_images(payload, field, position)
+                if unset is not None:
+                    self._on_hazard(unset)
             for hazard in HazardFinder(plan, self._stored_bytes, step_position).find():
                 self._on_hazard(hazard)
 
