@@ -220,28 +220,14 @@ def sub_program(
     }
     _arrange_placeholders(graph, {name: spec.kind for name, spec in known.items()}, tag)
 
-    input_specs: list[InputSpec] = []
-    owned: dict[str, InputSpec] = {}
+    input_specs, owned = _inputs(graph, known, tag, outer, index)
     state: dict[str, Any] = {}
     constants: dict[str, Any] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        spec = known.get(node.name)
-        argument = argument_of(node)
-        if spec is None or spec.kind not in OWNABLE_KINDS or node.meta.get(DELEGATION_TAG) != tag:
-            input_specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
-            continue
-        target = spec.target
-        if target is None or target not in index.values:
-            raise OwnershipError(
-                f"placeholder {outer[node.name]!r} is tagged {tag!r} but its target "
-                f"{spec.target!r} is neither in the state dict nor among the constants"
-            )
-        input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
-        owned[outer[node.name]] = spec
+    for spec in owned.values():
         # By where the owner has it and not by its kind: a buffer that is not persistent is a
         # constant.
-        holder = state if target in owning_program.state_dict else constants
-        holder[target] = index.values[target]
+        holder = state if spec.target in owning_program.state_dict else constants
+        holder[str(spec.target)] = index.values[str(spec.target)]
     output_specs, mutated = _outputs(graph, call, index, {s.target for s in owned.values()})
     signature = ExportGraphSignature(input_specs, output_specs)
     program = bare_program(
@@ -259,6 +245,32 @@ def sub_program(
         verifiers=list(owning_program.verifiers),
     )
     return SubProgram(program, owned, mutated)
+
+
+def _inputs(
+    graph: Graph,
+    known: Mapping[str, InputSpec],
+    tag: str,
+    outer: Mapping[str, str],
+    index: SignatureIndex,
+) -> tuple[list[InputSpec], dict[str, InputSpec]]:
+    """Return the specs of a partition's inputs, and by the owner's names those that it owns."""
+    specs: list[InputSpec] = []
+    owned: dict[str, InputSpec] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        spec = known.get(node.name)
+        argument = argument_of(node)
+        if spec is None or spec.kind not in OWNABLE_KINDS or node.meta.get(DELEGATION_TAG) != tag:
+            specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+            continue
+        if spec.target is None or spec.target not in index.values:
+            raise OwnershipError(
+                f"placeholder {outer[node.name]!r} is tagged {tag!r} but its target "
+                f"{spec.target!r} is neither in the state dict nor among the constants"
+            )
+        specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
+        owned[outer[node.name]] = spec
+    return specs, owned
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,33 +147,10 @@ class ProgramVerifier:
                     field=f"method {plan.name!r}.{name}",
                     offset=table.position,
                 )
-        if not plan.chains:
-            _refuse(table, "chains", "found none, expected at least one chain")
         _verify_memory(table, plan)
         _verify_operators(table, plan)
-        if not table.operators and any(
-            isinstance(step.instr_args, schema.KernelCall)
-            for chain in plan.chains
-            for step in chain.instructions
-        ):
-            _refuse(table, "operators", "found none, expected those that are called")
+        _verify_arguments(table, plan)
         reader = self._decoder.reader
-        for name, indices in (("inputs", plan.inputs), ("outputs", plan.outputs)):
-            for index in indices:
-                if not 0 <= index < len(plan.values):
-                    _refuse(
-                        table, name, f"found value {index} of {len(plan.values)}", IndexRangeError
-                    )
-                value = plan.values[index].val
-                if not isinstance(value, _PASSED):
-                    kind = type(value).__name__
-                    _refuse(table, name, f"found value {index}, a {kind}, which cannot be passed")
-                if name == "inputs" and is_constant(value):
-                    _refuse(
-                        table,
-                        name,
-                        f"found the constant {index}, expected a tensor that may be written",
-                    )
         ValueVerifier(
             plan, constants, mutable, lambda index: reader.entry(table.values, index)
         ).verify()
@@ -185,23 +162,33 @@ class ProgramVerifier:
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
         if self._on_hazard is not None:
-            for number, payload in enumerate(payloads):
-                index = plan.delegates[number].processed.index
-                # Told once of what many delegates share.
-                if payload is None or index in self._told:
-                    continue
-                self._told.add(index)
-                keys = [one.key for one in payload.constants if one.key]
-                field = f"method {plan.name!r}.delegates[{number}]"
-                position = reader.entry(table.delegates, number)
-                missing = missing_data(keys, self._named, field, position)
-                if missing is not None:
-                    self._on_hazard(missing)
-                unset = no_images(payload, field, position)
-                if unset is not None:
-                    self._on_hazard(unset)
+            self._tell_of_payloads(table, plan, payloads, self._on_hazard)
             for hazard in HazardFinder(plan, self._stored_bytes, step_position).find():
                 self._on_hazard(hazard)
+
+    def _tell_of_payloads(
+        self,
+        table: PlanTable,
+        plan: schema.ExecutionPlan,
+        payloads: list[XnnGraph | None],
+        tell: Callable[[Hazard], object],
+    ) -> None:
+        """Tell what is suspicious of the payloads of a method's delegates."""
+        for number, payload in enumerate(payloads):
+            index = plan.delegates[number].processed.index
+            # Told once of what many delegates share.
+            if payload is None or index in self._told:
+                continue
+            self._told.add(index)
+            keys = [one.key for one in payload.constants if one.key]
+            field = f"method {plan.name!r}.delegates[{number}]"
+            position = self._decoder.reader.entry(table.delegates, number)
+            for hazard in (
+                missing_data(keys, self._named, field, position),
+                no_images(payload, field, position),
+            ):
+                if hazard is not None:
+                    tell(hazard)
 
     def _stored_bytes(self, tensor: schema.Tensor) -> memoryview | None:
         """Return the bytes that the file gives a constant."""
@@ -325,6 +312,14 @@ _SPARE_MEMORY = 1 << 24
 
 
 def _verify_operators(table: PlanTable, plan: schema.ExecutionPlan) -> None:
+    if not plan.chains:
+        _refuse(table, "chains", "found none, expected at least one chain")
+    if not table.operators and any(
+        isinstance(step.instr_args, schema.KernelCall)
+        for chain in plan.chains
+        for step in chain.instructions
+    ):
+        _refuse(table, "operators", "found none, expected those that are called")
     for index, operator in enumerate(plan.operators):
         name = operator.full_name
         length = len(name.encode())
@@ -335,6 +330,21 @@ def _verify_operators(table: PlanTable, plan: schema.ExecutionPlan) -> None:
                 f"found the name {name[:120]!r} of {length} bytes, expected 1 to "
                 f"{MAX_OPERATOR_NAME} without NUL, for the runtime copies it into 100",
             )
+
+
+def _verify_arguments(table: PlanTable, plan: schema.ExecutionPlan) -> None:
+    for name, indices in (("inputs", plan.inputs), ("outputs", plan.outputs)):
+        for index in indices:
+            if not 0 <= index < len(plan.values):
+                reason = f"found value {index} of {len(plan.values)}"
+                _refuse(table, name, reason, IndexRangeError)
+            value = plan.values[index].val
+            if not isinstance(value, _PASSED):
+                kind = type(value).__name__
+                _refuse(table, name, f"found value {index}, a {kind}, which cannot be passed")
+            if name == "inputs" and is_constant(value):
+                reason = f"found the constant {index}, expected a tensor that may be written"
+                _refuse(table, name, reason)
 
 
 def _refuse(

@@ -120,12 +120,7 @@ class ProgramEncoder:
                 },
             )
             if meta is not None:
-                specs = {
-                    "encoded_inp_str": words.add_string(meta.encoded_inp_str),
-                    "encoded_out_str": words.add_string(meta.encoded_out_str),
-                }
-                table = skeleton.table("ContainerMetadata", specs)
-                skeleton.patch(plan["container_meta_type"], table[""])
+                self._container_meta(plan["container_meta_type"], meta)
             for number, (slot, chain) in enumerate(self._slots(plan["chains"], method.chains)):
                 skeleton.patch(slot, self._chain(chain, f"{where}.chains[{number}]"))
             for slot, operator in self._slots(plan["operators"], method.operators):
@@ -137,14 +132,7 @@ class ProgramEncoder:
             for slot, delegate in self._slots(plan["delegates"], method.delegates):
                 skeleton.patch(slot, self._delegate(delegate))
             if devices is not None:
-                for slot, device in self._slots(plan["non_const_buffer_device"], devices):
-                    fields = {
-                        "buffer_idx": device.buffer_idx,
-                        "device_type": device.device_type,
-                        "device_index": device.device_index,
-                    }
-                    table = skeleton.table("NonConstBufferDevice", fields)
-                    skeleton.patch(slot, table[""])
+                self._devices(plan["non_const_buffer_device"], devices)
         except ProgramError as error:
             text = str(error)
             raise (
@@ -153,6 +141,22 @@ class ProgramEncoder:
         except (AttributeError, TypeError, struct.error) as error:
             raise ProgramError(f"{where}: a field has the wrong type: {error}") from error
         return plan[""]
+
+    def _container_meta(self, slot: int, meta: schema.ContainerMetadata) -> None:
+        specs = {
+            "encoded_inp_str": self._words.add_string(meta.encoded_inp_str),
+            "encoded_out_str": self._words.add_string(meta.encoded_out_str),
+        }
+        self._skeleton.patch(slot, self._skeleton.table("ContainerMetadata", specs)[""])
+
+    def _devices(self, place: int, devices: Sequence[schema.NonConstBufferDevice]) -> None:
+        for slot, device in self._slots(place, devices):
+            fields = {
+                "buffer_idx": device.buffer_idx,
+                "device_type": device.device_type,
+                "device_index": device.device_index,
+            }
+            self._skeleton.patch(slot, self._skeleton.table("NonConstBufferDevice", fields)[""])
 
     def _chain(self, chain: schema.Chain, where: str) -> int:
         vectors = self.assembly.vectors
