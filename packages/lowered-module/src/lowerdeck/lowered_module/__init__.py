@@ -1,5 +1,8 @@
 """Lower parts of an ExportedProgram to compiler backends."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
@@ -42,7 +45,6 @@ from lowerdeck.lowered_module.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
-from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.inspection import (
     format_delegated_graph,
     get_delegates,
@@ -57,7 +59,6 @@ from lowerdeck.lowered_module.lowering import (
     changed_as_in_exir,
     to_backend,
 )
-from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
@@ -69,6 +70,10 @@ from lowerdeck.lowered_module.program.signature import (
 )
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
+
+if TYPE_CHECKING:
+    from lowerdeck.lowered_module.inspect.graph_page import graph_html
+    from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 
 __all__ = [
     # Lowering
@@ -146,3 +151,22 @@ __all__ = [
     "SignatureError",
     "UnsupportedOperatorError",
 ]
+
+if not TYPE_CHECKING:
+    # Partitioners and backends never emit: the emitter is a third of what importing would cost.
+    _AT_FIRST_USE = {
+        "lowerdeck.lowered_module.inspect.graph_page": ("graph_html",),
+        "lowerdeck.lowered_module.pipeline": ("LoweredProgram", "decomposed_for", "lower"),
+    }
+
+    def __getattr__(name: str) -> Any:
+        """Return a part that is imported at its first use."""
+        for module, names in _AT_FIRST_USE.items():
+            if name in names:
+                globals().update({n: getattr(importlib.import_module(module), n) for n in names})
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """Return all names, those that are not imported yet too."""
+        return sorted({*globals(), *__all__})

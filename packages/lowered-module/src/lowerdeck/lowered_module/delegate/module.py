@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module._executorch import as_peer
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.delegate.single_call import single_call_program
@@ -18,6 +17,7 @@ from lowerdeck.lowered_module.program.prepared import PreparedProgram
 from lowerdeck.torch_base import executorch_call_delegate
 
 if TYPE_CHECKING:
+    from lowerdeck.emitter import EmitConfig, EmittedProgram
     from lowerdeck.serializer import NamedDataStoreOutput, Program
 
 
@@ -141,10 +141,7 @@ class LoweredBackendModule(torch.nn.Module):
             raise TypeError(
                 "found memory_planning and config, which are two names of one argument: give one"
             )
-        settings = memory_planning or config or EmitConfig()
-        if emit_stacktrace:
-            settings = replace(settings, stack_traces=True)
-        return self._emitted(settings).program
+        return self._emitted(memory_planning or config, stack_traces=emit_stacktrace).program
 
     def buffer(
         self,
@@ -172,9 +169,15 @@ class LoweredBackendModule(torch.nn.Module):
             delegate_alignment=delegate_alignment or 16,
         )
 
-    def _emitted(self, config: EmitConfig | None) -> EmittedProgram:
+    def _emitted(self, config: EmitConfig | None, *, stack_traces: bool = False) -> EmittedProgram:
+        # Imported here: lowering itself never emits.
+        from lowerdeck.emitter import EmitConfig, emit
+
+        settings = config or EmitConfig()
+        if stack_traces:
+            settings = replace(settings, stack_traces=True)
         program = single_call_program(self, self._program, self._convention)
-        return emit(program, config=config)
+        return emit(program, config=settings)
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
         # pickle would take the class that ``__class__`` says, which is another beside ExecuTorch.
