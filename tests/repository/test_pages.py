@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
+MEASURES = (ROOT / "docs/explanation/measures.md").read_text()
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 MODULE = re.compile(r"`([a-z_]+/[a-z_/]+\.py)`")
 HEADINGS = {
@@ -24,13 +25,17 @@ HEADINGS = {
 
 
 @pytest.fixture(scope="module")
-def journeys() -> dict[str, list[str]]:
-    """Return the modules of each journey, from a process in which nothing is cached yet."""
+def entries() -> dict[str, dict[str, int]]:
+    """Return from how many modules each one of a journey is entered, with nothing cached yet."""
     run = [sys.executable, "-m", "tools.journeys"]
     printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     parts = (part.splitlines() for part in printed.split("# ")[1:])
     return {
-        name: [line.split()[0] for line in lines if not line.startswith("short:")]
+        name: {
+            line.split()[0]: int(line.split()[-1])
+            for line in lines
+            if not line.startswith("short:")
+        }
         for name, *lines in parts
     }
 
@@ -56,13 +61,26 @@ def test_every_word_of_the_glossary_is_used_where_it_says():
 
 
 @pytest.mark.parametrize("journey", HEADINGS)
-def test_the_page_names_the_modules_of_a_journey_and_no_others(journey, journeys):
+def test_the_page_names_the_modules_of_a_journey_and_no_others(journey, entries):
     _, _, rest = PAGE.partition(HEADINGS[journey] + "\n")
     told = MODULE.findall(rest.partition("\n### ")[0])
-    assert journeys[journey], "nothing was recorded"
+    assert entries[journey], "nothing was recorded"
     assert len(told) == len(set(told))
-    assert set(told) - set(journeys[journey]) == set(), "named, but not entered"
-    assert set(journeys[journey]) - set(told) == set(), "entered, but not named"
+    assert set(told) - set(entries[journey]) == set(), "named, but not entered"
+    assert set(entries[journey]) - set(told) == set(), "entered, but not named"
+
+
+def test_a_reason_is_given_for_what_is_entered_from_many_modules(entries):
+    rows = re.findall(r"^\| (\w+) \| (`.+?`) \| .{30,} \|$", MEASURES, re.M)
+    given = {(journey, module) for journey, named in rows for module in MODULE.findall(named)}
+    often = {
+        (journey, module)
+        for journey, modules in entries.items()
+        for module, callers in modules.items()
+        if callers >= 4
+    }
+    assert often - given == set(), "entered from four or more, without a reason"
+    assert given - often == set(), "a reason for what is entered from less than four"
 
 
 def test_the_table_of_layers_is_what_the_packages_declare():
