@@ -35,6 +35,7 @@ from tools.workspace import (  # noqa: E402
     requirements_of,
     restore_tag,
     siblings,
+    umbrella,
     wishes,
 )
 
@@ -57,6 +58,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 DIST = ROOT / "dist"
 OUT = ROOT / "out"
 DEV = ("-c", str(ROOT / "constraints/dev.txt"))
+UMBRELLA_EXTRAS = ",".join(umbrella()["optional-dependencies"])
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
 TEST_TOOLS = ("pytest", "hypothesis")
 OFFICIAL_RUNTIME = os.environ.get("EXECUTORCH", "executorch==1.4.1")
@@ -220,6 +222,7 @@ def docs(session: nox.Session) -> None:
     session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *EDITABLE, *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
+    pages.append("umbrella/README.md")
     session.run(
         *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}"),
         *(*(f"--ignore={page}" for page in WITH_TORCHAO), *pages),
@@ -249,10 +252,9 @@ def build(session: nox.Session) -> None:
     # Here once for all packages: node, which pyright needs, takes 200 MB.
     session.install("build", "hatchling", "pyright[nodejs]", "readme-renderer[md]", *DEV)
     shutil.rmtree(DIST, ignore_errors=True)
-    for package in PACKAGES:
+    for folder in ("umbrella", *(f"packages/{package}" for package in PACKAGES)):
         session.run(
-            *("python", "-m", "build", "--no-isolation", "-o", str(DIST), f"packages/{package}"),
-            silent=True,
+            *("python", "-m", "build", "--no-isolation", "-o", str(DIST), folder), silent=True
         )
     session.run("python", "-m", "tools.check_descriptions")
 
@@ -321,7 +323,9 @@ def wheels(session: nox.Session) -> None:
             )
             session.run("python", "-m", "pip", "check", silent=True)
             session.run("python", check, *sorted(brought))
-        session.install("--no-index", "--find-links", str(DIST), "lowerdeck-demo-backends")
+        session.install("--no-index", "--find-links", str(DIST), f"lowerdeck[{UMBRELLA_EXTRAS}]")
+        session.run("python", "-m", "pip", "check", silent=True)
+        session.run("python", check, *PACKAGES)
         shutil.copy(ROOT / "examples/resnet18.py", ".")
         factories = {"resnet18": "resnet18:example", "conv_relu_tan": CONV_RELU_TAN}
         _do_main_job(session, factories, Path())

@@ -51,6 +51,14 @@ def project(package: str) -> dict[str, Any]:
     return table
 
 
+def umbrella() -> dict[str, Any]:
+    """Return the ``[project]`` table of the distribution that only asks for the packages."""
+    table: dict[str, Any] = tomllib.loads((ROOT / "umbrella/pyproject.toml").read_text())[
+        "project"
+    ]
+    return table
+
+
 def project_urls() -> dict[str, str]:
     """Return what every package must say in ``[project.urls]``."""
     return {"Source": HOME_URL} if HOME_URL else {}
