@@ -43,7 +43,13 @@ RIGHT: dict[str, list[Function]] = {
         lambda c, _d, _y: c * (1 + 2j),
         lambda c, d, _: c * d[:, :1],
     ],
-    "quotients": [lambda c, d, _: c / d, lambda c, _d, _y: c / 2, lambda c, _, y: c / y[..., 0]],
+    "quotients": [
+        lambda c, d, _: c / d,
+        lambda c, _d, _y: c / 2,
+        lambda c, _, y: c / y[..., 0],
+        lambda c, _, y: y[..., 1] / c,
+        lambda c, _d, _y: 2 / c - c / (1 + 2j),
+    ],
     "sums": [
         lambda c, d, _: torch.add(c, d, alpha=2) - c,
         lambda c, _d, _y: 2 - c,

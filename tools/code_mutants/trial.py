@@ -152,6 +152,8 @@ def statement_lines(path: Path, line: int) -> range | None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
     ]
+    if not inside:
+        return None  # A decorator: its line is before that of the function.
     statement = max(inside, key=lambda node: node.lineno)
     functions = [node for node in inside if isinstance(node, ast.FunctionDef)]
     last = statement.end_lineno or statement.lineno

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
+from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
 from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
@@ -18,6 +19,7 @@ from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
+from lowerdeck.emitter.decompositions.random_numbers import dropout
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
@@ -319,6 +321,7 @@ def test_products_by_group(rows: int) -> None:
 
 
 def test_images_of_bytes_are_rounded_as_torch_rounds_them() -> None:
+    torch.manual_seed(0)
     image = torch.randint(0, 256, (1, 3, 20, 20), dtype=torch.uint8)
     target = ATEN.upsample_bilinear2d.vec
     for size, corners, scale in (
@@ -340,6 +343,39 @@ def test_images_in_other_sizes_are_averaged_where_they_shrink(corners: bool) -> 
     # One pixel has no two corners to align.
     for size in ([1, 1], [1, 4], [9, 6], [4, 3], [13, 2]):
         check(ATEN._upsample_bicubic2d_aa.default, image, size, corners)
+
+
+def test_averaged_images_of_bytes_take_a_size_or_factors() -> None:
+    image = torch.randint(0, 256, (1, 3, 20, 14), dtype=torch.uint8)
+    target = ATEN._upsample_bilinear2d_aa.vec
+    for size, factors in (([7, 9], None), (None, [0.4, 1.5])):
+        found = RULES[target](image, size, False, factors).int()
+        wanted = target(image, size, False, factors).int()
+        # torch computes with weights of 16 bits, which is seen now and then.
+        assert (found - wanted).abs().max() <= 1
+        assert (found != wanted).float().mean() < 0.06
+    # Other types have a kernel of their own.
+    assert RULES[target](image.float(), [7, 9], False, None) is NotImplemented
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
+def test_what_is_not_dropped_is_scaled(p: float) -> None:
+    x = torch.randn(4000) + 3
+    for train in (True, None):
+        found, kept = dropout(x, p, train)
+        assert abs((1 - kept.float()).mean() - p) < 0.05
+        torch.testing.assert_close(found, torch.where(kept, x / (1 - p), 0.0))
+    found, kept = dropout(x, p, False)
+    assert kept.all()
+    assert found.equal(x)
+
+
+def test_a_token_of_zeros_has_the_smallest_scale() -> None:
+    x = torch.tensor([[0.0, 0.0], [3.0, -4.0]])
+    (rule,) = (r for name, _, r in DYNAMIC_QUANTIZATION if name == "choose_qparams_per_token")
+    scales, zeros = rule(x, torch.int8)
+    torch.testing.assert_close(scales, torch.tensor([[1e-5], [4.0]]) / 127, rtol=1e-6, atol=0)
+    assert not zeros.any()
 
 
 def test_truths_are_sorted_as_numbers() -> None:

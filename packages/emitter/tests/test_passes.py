@@ -313,6 +313,28 @@ def test_a_buffer_is_written_where_it_lies() -> None:
     assert any(value.storage.role is Role.STATE for s in code.steps for value in s.writes)  # type: ignore[union-attr]
 
 
+class Ends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x + 1
+        self.last.copy_(rows[1:])  # type: ignore[operator]
+        return rows * 2
+
+
+def test_a_part_of_what_was_computed_is_copied_to_a_buffer() -> None:
+    method = method_of(Ends(), torch.ones(2, 3))
+    run_passes(method, EmitConfig())
+    code = linearize(method)
+    before = [step for step in code.steps if any(value.state for value in step.writes)]
+    write_in_place(code, OFFICIAL_KERNELS)
+    assert [step for step in code.steps if any(value.state for value in step.writes)] == before
+    (written,) = before
+    assert written.reads[0].storage is not written.writes[0].storage
+
+
 def test_an_input_that_is_read_later_keeps_its_memory() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x + 1

@@ -94,6 +94,19 @@ def quotient(self: torch.Tensor, other: Any) -> Any:
     return _joined((a * c + b * d) / size, (b * c - a * d) / size)
 
 
+def reciprocal(self: torch.Tensor) -> Any:
+    """Return one divided by complex numbers.
+
+    Args:
+        self: What it is divided by.
+    """
+    if not self.is_complex():
+        return NotImplemented
+    real, imaginary = _parts(self)
+    size = real * real + imaginary * imaginary
+    return _joined(real / size, -imaginary / size)
+
+
 def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
     """Return a sum of which one term at least is complex.
 
@@ -357,6 +370,7 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.mul.Scalar: product,
     _ATEN.div.Tensor: quotient,
     _ATEN.div.Scalar: quotient,
+    _ATEN.reciprocal.default: reciprocal,
     _ATEN.add.Tensor: total,
     _ATEN.sub.Tensor: difference,
     _ATEN._conj.default: conjugate,
