@@ -32,6 +32,7 @@ HONOURED = {
     "constant_tensor_alignment",
     "delegate_alignment",
     "external_constants",
+    "emit_mutable_buffer_names",
 }
 
 
@@ -101,9 +102,9 @@ def test_inputs_and_outputs_are_planned_as_asked(exported: ExportedProgram) -> N
     assert placed(planned(exported)) == {True}
 
 
-def placed(made: ExecutorchProgramManager) -> set[bool]:
-    """Return whether inputs and outputs have memory."""
-    plan = made.executorch_program.execution_plan[0]
+def placed(made: ExecutorchProgramManager, method: int = 0) -> set[bool]:
+    """Return whether inputs and outputs of a method have memory."""
+    plan = made.executorch_program.execution_plan[method]
     values: list[Any] = [plan.values[index].val for index in (*plan.inputs, *plan.outputs)]
     return {value.allocation_info is not None for value in values}
 
@@ -134,9 +135,17 @@ def test_a_plan_that_cannot_be_made_is_refused(
 ) -> None:
     with pytest.raises(SettingError):
         planned(exported, **named)
-    config = ExecutorchBackendConfig(memory_planning_pass={"forward": MemoryPlanningPass()})
-    with pytest.raises(SettingError, match="mapping by method"):
-        to_edge(exported).to_executorch(config)
+
+
+def test_memory_is_planned_by_method(exported: ExportedProgram) -> None:
+    programs = {"forward": exported, "other": exported}
+    passes = {"forward": MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)}
+    made = to_edge(programs).to_executorch(ExecutorchBackendConfig(memory_planning_pass=passes))
+    # Whose pass is not given is planned by default.
+    assert [placed(made, index) for index in (0, 1)] == [{False}, {True}]
+    passes["other"] = MemoryPlanningPass(share_mutable_buffers=True)
+    with pytest.raises(SettingError, match=r"share_mutable_buffers is .* expected one for all"):
+        to_edge(programs).to_executorch(ExecutorchBackendConfig(memory_planning_pass=passes))
 
 
 class Cache(torch.nn.Module):

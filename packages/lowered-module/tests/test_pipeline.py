@@ -18,6 +18,7 @@ from lowerdeck.lowered_module import (
     LoweredProgram,
     LoweringError,
     PartitionError,
+    decomposed_for,
     get_lowered_backend_modules,
     lower,
     to_backend,
@@ -195,6 +196,36 @@ def test_an_executor_and_a_cache_change_nothing(tmp_path: Any) -> None:
 class Fails(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
+def test_what_a_predicate_wants_whole_stays_whole_inside_recurrent_layers() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 4)
+            self.head = nn.Linear(4, 2, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.head(self.layer(x)[0])
+            return found
+
+    linear = ATEN.linear.default
+    x = torch.randn(3, 1, 4)
+    program = torch.export.export(Recurrent().eval(), (x,))
+
+    def has_bias(node: Node) -> bool:
+        return len(node.args) == 3
+
+    partitioner = Wanting(linear, has_bias)
+    apart = decomposed_for({"forward": [partitioner]}, {"forward": program})["forward"]
+    targets = [node.target for node in apart.graph.nodes]
+    # One of all inputs and one of each step; the head has no bias and is taken apart.
+    assert targets.count(linear) == 4
+    assert ATEN.mm.default in targets
+    torch.testing.assert_close(apart.module()(x), program.module()(x))
+    whole = decomposed_for({"forward": [Wanting(linear)]}, {"forward": program})["forward"]
+    assert [node.target for node in whole.graph.nodes].count(linear) == 5
 
 
 class SaysTooLittle(RunPartitioner):

@@ -387,7 +387,9 @@ def test_a_backend_must_return_bytes(program: ExportedProgram, result: Any) -> N
 
 
 def test_an_unknown_backend_is_named(program: ExportedProgram) -> None:
-    with pytest.raises(BackendNotFoundError, match=r"'Absent' was not found. Known: .*Counting"):
+    with pytest.raises(
+        BackendNotFoundError, match=r"Backend Absent was not found. Known: .*Counting"
+    ):
         to_backend(program, TaggingPartitioner(lambda _: "t", backend_id="Absent"))
 
 

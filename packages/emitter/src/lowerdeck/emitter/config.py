@@ -24,8 +24,9 @@ class EmitConfig:
         constant_methods: Values that methods of their own return, such as
             ``{"get_max_seq_len": 128}``.
         memory_planner: Places the activations; see :data:`lowerdeck.emitter.MemoryPlanner`.
-        plan_inputs: Whether inputs get planned memory; else the caller must bring it.
-        plan_outputs: Whether outputs get planned memory; else the caller must bring it.
+        plan_inputs: Whether inputs get planned memory; else the caller must bring it. One answer
+            for all methods, or one for each by its name; methods without one have them planned.
+        plan_outputs: The same of outputs.
         zeroed_memory: Whether the target fills planned memory with zeros before the first call,
             so that the zeros of a mutable buffer need not be in the file.
         weights_file: Stem of a `.ptd` file that parameters, buffers and the named data of
@@ -44,8 +45,8 @@ class EmitConfig:
     decompositions: Mapping[OpOverload, Callable[..., Any]] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     memory_planner: MemoryPlanner = one_memory
-    plan_inputs: bool = True
-    plan_outputs: bool = True
+    plan_inputs: bool | Mapping[str, bool] = True
+    plan_outputs: bool | Mapping[str, bool] = True
     zeroed_memory: bool = True
     weights_file: str | None = None
     external_constants: Callable[[Node], str | None] | None = None

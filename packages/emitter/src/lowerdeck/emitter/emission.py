@@ -107,12 +107,12 @@ class _Emission:
         method = read_method(
             name,
             self._decomposed[name],
-            plan_inputs=settings.plan_inputs,
+            plan_inputs=_for_method(settings.plan_inputs, name),
             states=self._views,
         )
         stem_of = self._stems(name)
         run_passes(method, settings, stem_of)
-        code = linearize(method, plan_outputs=settings.plan_outputs)
+        code = linearize(method, plan_outputs=_for_method(settings.plan_outputs, name))
         # Between the two: whether an input is dead is known once the steps have their order, and
         # what is written in place needs no bytes of its own in the plan.
         write_in_place(code, settings.table)
@@ -151,6 +151,10 @@ class _Emission:
         return self._emitted
 
 
+def _for_method(setting: bool | Mapping[str, bool], name: str) -> bool:
+    return setting.get(name, True) if isinstance(setting, Mapping) else setting
+
+
 def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) -> None:
     given: object = settings
     if not isinstance(given, EmitConfig):
@@ -167,6 +171,16 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
             f"config: found {choose!r} as external_constants beside {stem!r} as weights_file, "
             "expected one of the two: a function of placeholders, or one stem for all"
         )
+    for word, planned in (
+        ("plan_inputs", settings.plan_inputs),
+        ("plan_outputs", settings.plan_outputs),
+    ):
+        unknown = sorted(set(planned) - set(programs)) if isinstance(planned, Mapping) else []
+        if unknown:
+            raise EmitterError(
+                f"config: found {word} for {unknown}, expected only methods of the program: "
+                f"{', '.join(programs)}"
+            )
     if not programs:
         raise EmitterError("no method to emit: found an empty mapping, expected at least one")
     twice = sorted(set(programs) & set(settings.constant_methods))

@@ -3,6 +3,7 @@
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, MemoryPlanningPass
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.edge_manager import EdgeProgramManager
+from lowerdeck.exir_compat.emitting import EmitterOutput, emit_program
 from lowerdeck.exir_compat.errors import (
     ExirCompatError,
     SettingError,
@@ -19,6 +20,8 @@ __all__ = [
     "to_edge_transform_and_lower",
     "EdgeProgramManager",
     "ExecutorchProgramManager",
+    "emit_program",
+    "EmitterOutput",
     # Settings
     "EdgeCompileConfig",
     "ExecutorchBackendConfig",

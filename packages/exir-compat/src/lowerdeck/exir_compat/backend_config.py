@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from torch.export import ExportedProgram
+
 from lowerdeck.emitter import EmitConfig, MemoryPlanner, one_memory
 from lowerdeck.exir_compat.errors import SettingError, SettingWarning
 
@@ -25,10 +27,8 @@ _NO_MATTER = {
 }
 # Why a value other than exir's default cannot be honoured; without it the file would differ.
 _REFUSED = {
+    "external_mutable_weights": "programs that return gradients are not emitted",
     "propagate_device_config": "emit plans memory of the CPU only",
-    "external_mutable_weights": "state that changes lies in planned memory, never in a .ptd file",
-    "emit_mutable_buffer_names": "emit has no names for state: use lowerdeck.emitter.emit and "
-    "EmitConfig(weight_names=True) for those of weights",
     "do_quant_fusion_and_const_prop": "emit neither fuses nor folds quantised operators; "
     "a backend does, such as lowerdeck.xnnpack",
 }
@@ -68,7 +68,8 @@ class ExecutorchBackendConfig:
 
     Attributes:
         passes: Run on each method's program before it is emitted; they see torch's operators.
-        memory_planning_pass: A :class:`MemoryPlanningPass`, or an object with its attributes.
+        memory_planning_pass: A :class:`MemoryPlanningPass`, or an object with its attributes;
+            or one for each method by name, which may differ in what they allocate.
         propagate_device_config: Refused.
         to_out_var_pass: Changes nothing.
         dynamic_memory_planning_mode: Changes nothing.
@@ -82,7 +83,7 @@ class ExecutorchBackendConfig:
         external_constants: Whether weights go to a ``.ptd`` file; or a function that takes the
             placeholder of each and returns the stem of its file, or None.
         external_mutable_weights: Refused.
-        emit_mutable_buffer_names: Refused.
+        emit_mutable_buffer_names: Changes nothing: state always has its name.
         do_quant_fusion_and_const_prop: Refused.
         run_reinplace_pass: Changes nothing.
         enable_non_cpu_memory_planning: Changes nothing.
@@ -134,31 +135,38 @@ class ExecutorchBackendConfig:
                 "or a function from placeholders to stems of .ptd files"
             )
 
-    def emit_config(self, constant_methods: Mapping[str, Any]) -> EmitConfig:
+    def emit_config(
+        self, constant_methods: Mapping[str, Any], programs: Mapping[str, ExportedProgram]
+    ) -> EmitConfig:
         """Return the settings of the emission that these are.
 
         Args:
             constant_methods: What constant methods return.
+            programs: The program of each method.
 
         Raises:
             SettingError: The memory plan that is asked for cannot be made.
         """
-        planning = self._planning()
+        plans = self._plannings(programs)
+        planning = next(iter(plans.values()))
         external = self.external_constants
         return EmitConfig(
             constant_methods=constant_methods,
             memory_planner=planning.memory_planning_algo or one_memory,
-            plan_inputs=planning.alloc_graph_input,
-            plan_outputs=planning.alloc_graph_output,
+            plan_inputs={name: each.alloc_graph_input for name, each in plans.items()},
+            plan_outputs={name: each.alloc_graph_output for name, each in plans.items()},
             weights_file=EXTERNAL_CONSTANTS if external is True else None,
             external_constants=None if isinstance(external, bool) else external,
             stack_traces=self.emit_stacktrace,
         )
 
-    @property
-    def shared_state(self) -> bool:
-        """Whether mutable buffers of one name are one state in all methods."""
-        return self._planning().share_mutable_buffers
+    def shared_state(self, programs: Mapping[str, ExportedProgram]) -> bool:
+        """Return whether mutable buffers of one name are one state in all methods.
+
+        Args:
+            programs: The program of each method.
+        """
+        return next(iter(self._plannings(programs).values())).share_mutable_buffers
 
     @property
     def file_options(self) -> dict[str, Any]:
@@ -170,29 +178,43 @@ class ExecutorchBackendConfig:
             "delegate_alignment": self.delegate_alignment,
         }
 
-    def _planning(self) -> MemoryPlanningPass:
+    def _plannings(self, programs: Mapping[str, ExportedProgram]) -> dict[str, MemoryPlanningPass]:
+        """Return how the memory of each method is planned.
+
+        What all methods share, the algorithm and the state, must be the same of all.
+        """
         given = self.memory_planning_pass
-        if given is None:
-            return MemoryPlanningPass()
-        if isinstance(given, Mapping):
-            raise SettingError(
-                "ExecutorchBackendConfig.memory_planning_pass is a mapping by method, expected "
-                "one MemoryPlanningPass: the memory of all methods is planned alike"
-            )
-        default = MemoryPlanningPass()
-        found = {
-            each.name: getattr(given, each.name, getattr(default, each.name))
-            for each in fields(MemoryPlanningPass)
-        }
-        found["memory_planning_algo"] = _planner(found["memory_planning_algo"])
-        planning = MemoryPlanningPass(**found)
-        for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
-            if getattr(planning, name) != getattr(default, name):
+        by_name = given if isinstance(given, Mapping) else dict.fromkeys(programs, given)
+        found = {name: _planning(by_name.get(name)) for name in programs}
+        for what in ("memory_planning_algo", "share_mutable_buffers"):
+            values = {name: getattr(each, what) for name, each in found.items()}
+            first = next(iter(values.values()))
+            if any(value != first for value in values.values()):
                 raise SettingError(
-                    f"MemoryPlanningPass.{name} is {getattr(planning, name)!r}, expected "
-                    f"{getattr(default, name)!r}, which is all that emit does"
+                    f"ExecutorchBackendConfig.memory_planning_pass: {what} is {values!r}, "
+                    "expected one for all methods"
                 )
-        return planning
+        return found
+
+
+def _planning(given: Any) -> MemoryPlanningPass:
+    """Return a pass as this package's class."""
+    default = MemoryPlanningPass()
+    if given is None:
+        return default
+    found = {
+        each.name: getattr(given, each.name, getattr(default, each.name))
+        for each in fields(MemoryPlanningPass)
+    }
+    found["memory_planning_algo"] = _planner(found["memory_planning_algo"])
+    planning = MemoryPlanningPass(**found)
+    for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
+        if getattr(planning, name) != getattr(default, name):
+            raise SettingError(
+                f"MemoryPlanningPass.{name} is {getattr(planning, name)!r}, expected "
+                f"{getattr(default, name)!r}, which is all that emit does"
+            )
+    return planning
 
 
 def _planner(algorithm: Any) -> MemoryPlanner | None:

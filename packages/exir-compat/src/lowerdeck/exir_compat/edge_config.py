@@ -12,13 +12,15 @@ from lowerdeck.torch_base import OpOverload
 class EdgeCompileConfig:
     """Settings of :func:`to_edge`, under the names that exir gives them.
 
-    There is no Edge dialect here, so that there is nothing to check of it and nothing to except
-    from the check; operators stay torch's, and no operator of dimension orders comes up.
+    Programs are lowered and emitted in torch's operators, so that there is nothing to check of
+    the Edge dialect and nothing to except from the check; no operator of dimension orders comes
+    up. Whoever has imported that dialect (``executorch.exir``) sees programs in it.
 
     Attributes:
         preserve_ops: Operators that stay whole.
         _check_ir_validity: Nothing here depends on it: what cannot be emitted is always told.
         _skip_dim_order: Nothing here depends on it.
+        _use_edge_ops: False shows programs in torch's operators whatever has been imported.
         _core_aten_ops_exception_list: Nothing here depends on it.
     """
 
@@ -26,3 +28,4 @@ class EdgeCompileConfig:
     _skip_dim_order: bool = False
     _core_aten_ops_exception_list: Sequence[OpOverload] = field(default_factory=list)
     preserve_ops: Sequence[OpOverload] = field(default_factory=list)
+    _use_edge_ops: bool = True

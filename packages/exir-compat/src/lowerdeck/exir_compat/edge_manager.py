@@ -12,15 +12,18 @@ from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
-from lowerdeck.exir_compat.transforming import is_passes, transformed
+from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,
     assign_debug_handles,
     decomposed_for,
+    get_lowered_backend_modules,
+    in_edge_operators,
     in_torch_operators,
     to_backend,
 )
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.serializer import NamedDataStore
+from lowerdeck.torch_base import OpOverload, graphs_of
 
 
 class EdgeProgramManager:
@@ -56,8 +59,19 @@ class EdgeProgramManager:
 
     @property
     def _edge_programs(self) -> dict[str, ExportedProgram]:
-        """The programs under the name by which exir's own tools reach for them."""
-        return self._taken_apart()
+        """The programs under the name by which exir's own tools reach for and replace them."""
+        self._programs = self._shown()
+        return self._programs
+
+    @property
+    def _named_data_store(self) -> NamedDataStore:
+        """What backends gave to be looked up by key, under the name by which tools ask for it."""
+        store = NamedDataStore()
+        graphs = [one for each in self._programs.values() for one in graphs_of(each.graph_module)]
+        for delegate in (one for each in graphs for one in get_lowered_backend_modules(each)):
+            if delegate.named_data_store_output is not None:
+                store.merge_named_data_store(delegate.named_data_store_output)
+        return store
 
     @property
     def methods(self) -> set[str]:
@@ -78,7 +92,7 @@ class EdgeProgramManager:
         self._preserved = preserved
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        """Return the program of a method.
+        """Return the program of a method, in the Edge dialect where that has been imported.
 
         Args:
             method_name: The method.
@@ -90,7 +104,7 @@ class EdgeProgramManager:
             raise UnknownMethodError(
                 f"there is no method {method_name!r}, but {', '.join(self._programs)}"
             )
-        return self._taken_apart()[method_name]
+        return self._edge_programs[method_name]
 
     def transform(
         self, passes: Any, compile_config: EdgeCompileConfig | None = None
@@ -121,8 +135,8 @@ class EdgeProgramManager:
             UnknownMethodError: There is a partitioner for a method that is none.
             lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
         """
-        programs = self._taken_apart()
-        chosen = by_method(partitioner, programs)
+        chosen = by_method(partitioner, self._programs)
+        programs = self._shown() if any(map(of_exirs, chosen.values())) else self._in_torchs()
         return self._with(to_backend(MethodProgramsPartitionerSpec(programs, chosen)))
 
     def to_executorch(
@@ -146,13 +160,11 @@ class EdgeProgramManager:
             )
         settings.check()
         manager = self.transform(settings.passes) if settings.passes else self
-        programs = manager._taken_apart()
-        # Backends of exir's give what they were given, which is in the Edge dialect.
-        programs = {name: in_torch_operators(one) for name, one in programs.items()}
+        programs = manager._in_torchs()
         emitted = emit(
             programs,
-            config=settings.emit_config(self._constants),
-            shared_state=settings.shared_state,
+            config=settings.emit_config(self._constants, programs),
+            shared_state=settings.shared_state(programs),
         )
         return ExecutorchProgramManager(programs, emitted, settings)
 
@@ -163,6 +175,17 @@ class EdgeProgramManager:
                 assign_debug_handles(program.graph_module)
             self._preserved = None
         return dict(self._programs)
+
+    def _shown(self) -> dict[str, ExportedProgram]:
+        """Return the programs as callers see them: Edge, where anyone can know that dialect."""
+        programs = self._taken_apart()
+        if not getattr(self.compile_config, "_use_edge_ops", True):
+            return programs
+        return {name: in_edge_operators(one) for name, one in programs.items()}
+
+    def _in_torchs(self) -> dict[str, ExportedProgram]:
+        """Return the programs in torch's operators, numbers and views as they were."""
+        return {name: in_torch_operators(one) for name, one in self._taken_apart().items()}
 
     def _with(
         self, programs: Mapping[str, ExportedProgram], config: EdgeCompileConfig | None = None

@@ -6,15 +6,34 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
+from lowerdeck.exir_compat.emitting import EmitterOutput, emitter_output
 from lowerdeck.exir_compat.errors import UnknownMethodError
-from lowerdeck.serializer import Program, external_data, write_ptd, write_pte
+from lowerdeck.exir_compat.exir_schema import in_exirs_classes
+from lowerdeck.serializer import (
+    DelegateCall,
+    ExecutionPlan,
+    KernelCall,
+    Program,
+    external_data,
+    write_ptd,
+    write_pte,
+)
+
+
+def _told(plan: ExecutionPlan, call: Any) -> str:
+    """Return an instruction with the name of what it calls."""
+    if isinstance(call, KernelCall):
+        operator = plan.operators[call.op_index]
+        return f"{operator.name}.{operator.overload} {call.args}"
+    if isinstance(call, DelegateCall):
+        return f"{plan.delegates[call.delegate_index].id} {call.args}"
+    return str(call)
 
 
 class ExecutorchProgramManager:
@@ -64,43 +83,52 @@ class ExecutorchProgramManager:
             )
         return self._programs[method_name]
 
-    @property
+    @cached_property
     def executorch_program(self) -> Program:
-        """The program as plain data, before it is written."""
-        return self.emitted.program
+        """The program as plain data, before it is written; in exir's classes where imported."""
+        program: Program = in_exirs_classes(self.emitted.program)
+        return program
 
     @cached_property
     def buffer(self) -> bytes:
         """The ``.pte`` file as bytes, made once; files are written without it."""
         return self.emitted.to_bytes(**self._options)
 
-    @property
-    def _emitter_output(self) -> SimpleNamespace:
+    @cached_property
+    def _emitter_output(self) -> EmitterOutput:
         """What exir's own tools reach for under this name."""
-        return SimpleNamespace(
-            program=self.executorch_program,
-            debug_handle_map=self.debug_handle_map,
-            method_to_delegate_debug_id_map=self.delegate_map,
-        )
+        return emitter_output(self.emitted, self.executorch_program)
 
     @property
     def debug_handle_map(self) -> dict[int, list[int]]:
         """The debug handles of each instruction, by its index; of the last method that has one."""
-        found: dict[int, list[int]] = {}
-        for sources in self.emitted.debug_handle_map.values():
-            found |= {index: list(source.handles) for index, source in sources.items()}
-        return found
+        return self._emitter_output.debug_handle_map
 
     @property
     def delegate_map(self) -> dict[str, dict[int, dict[str, Any]]]:
         """What backends told of each delegate call, by method and index of its instruction."""
-        return {
-            method: {
-                index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
-                for index, source in calls.items()
-            }
-            for method, calls in self.emitted.delegate_debug_maps.items()
-        }
+        return self._emitter_output.method_to_delegate_debug_id_map
+
+    @property
+    def instruction_id_to_num_outs_map(self) -> dict[str, dict[int, int]]:
+        """How many results each kernel and delegate call gives, by method and index."""
+        return self._emitter_output.instruction_id_to_num_outs_map
+
+    def dump_executorch_program(self, verbose: bool = False, out: TextIO | None = None) -> None:
+        """Print what the program holds.
+
+        Args:
+            verbose: Print every value and instruction, as exir's classes show themselves.
+            out: Where to; standard output if None.
+        """
+        program = self.emitted.program
+        for plan in program.execution_plan:
+            print(f"{plan.name}: inputs {plan.inputs}, outputs {plan.outputs}", file=out)
+            for index, value in enumerate(plan.values if verbose else []):
+                print(f"  value {index}: {value.val}", file=out)
+            for chain in plan.chains:
+                for index, instruction in enumerate(chain.instructions):
+                    print(f"  {index}: {_told(plan, instruction.instr_args)}", file=out)
 
     def write_to_file(self, open_file: BinaryIO) -> None:
         """Write the ``.pte`` file to a file that is open for bytes.

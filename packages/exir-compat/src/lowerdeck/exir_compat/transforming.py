@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from lowerdeck.exir_compat.errors import TransformError
-from lowerdeck.lowered_module import changed_as_in_exir
+from lowerdeck.lowered_module import changed_as_in_exir, in_torch_operators
 from lowerdeck.torch_base import copy_graph_module, with_graph_module
 
 Pass = Callable[..., Any]
@@ -44,16 +44,20 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
     """
     copied = with_graph_module(program, copy_graph_module(program.graph_module))
     for each in passes:
-        if _is_exirs(each):
+        if of_exirs(each):
             copied = changed_as_in_exir(copied, partial(_after, each=each))
         else:
-            copied = _after(copied, each)
+            copied = _after(in_torch_operators(copied), each)
     return copied
 
 
-def _is_exirs(each: Any) -> bool:
-    """Return whether a pass is of a class of ExecuTorch's, which knows its Edge dialect only."""
-    if isinstance(each, PassManager) and any(map(_is_exirs, each.passes)):
+def of_exirs(each: Any) -> bool:
+    """Return whether a pass or partitioner is of a class of ExecuTorch's: it knows Edge only.
+
+    Args:
+        each: The pass or partitioner.
+    """
+    if isinstance(each, PassManager) and any(map(of_exirs, each.passes)):
         return True
     kinds = (each,) if inspect.isroutine(each) else type(each).__mro__
     return any(kind.__module__.partition(".")[0] == "executorch" for kind in kinds)

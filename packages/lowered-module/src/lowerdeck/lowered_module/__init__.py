@@ -40,6 +40,7 @@ from lowerdeck.lowered_module.errors import (
     DelegateMappingError,
     LoweringError,
     OwnershipError,
+    PartitionerError,
     PartitionError,
     PreprocessError,
     SignatureError,
@@ -57,6 +58,7 @@ from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, 
 from lowerdeck.lowered_module.lowering import (
     MethodProgramsPartitionerSpec,
     changed_as_in_exir,
+    in_edge_operators,
     to_backend,
 )
 from lowerdeck.lowered_module.preprocess.progress import Progress
@@ -137,6 +139,7 @@ __all__ = [
     "changed_as_in_exir",
     "create_exported_program_from_submodule",
     "create_submodule_from_nodes",
+    "in_edge_operators",
     "in_torch_operators",
     # Errors
     "AliasingError",
@@ -147,6 +150,7 @@ __all__ = [
     "LoweringError",
     "OwnershipError",
     "PartitionError",
+    "PartitionerError",
     "PreprocessError",
     "SignatureError",
     "UnsupportedOperatorError",

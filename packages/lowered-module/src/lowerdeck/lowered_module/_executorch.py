@@ -85,6 +85,14 @@ def wants_edge_backend(backend: object) -> bool:
     )
 
 
+def edge_dialect_is_loaded() -> bool:
+    """Return whether anyone can compare operators with those of ExecuTorch's Edge dialect.
+
+    Whoever does so has imported the module that makes them.
+    """
+    return _DIALECT in sys.modules and _CHECKS in sys.modules
+
+
 def in_edge_dialect(operator: OpOverload) -> Any:
     """Return the Edge dialect's operator for one of torch's, None where it has none.
 

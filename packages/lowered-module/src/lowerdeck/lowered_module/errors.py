@@ -34,6 +34,10 @@ class PartitionError(LoweringError):
     """A partitioner broke its contract: an edited graph, a missing or an impossible tag."""
 
 
+class PartitionerError(PartitionError, AssertionError):
+    """A partitioner changed the graph, or returned no tags; exir asserts that it does not."""
+
+
 class OwnershipError(PartitionError):
     """A delegate was told to own data that it cannot own."""
 

@@ -13,7 +13,12 @@ from typing import Any, overload
 from torch.export import ExportedProgram
 
 from lowerdeck.graph_fuser import CycleError
-from lowerdeck.lowered_module._executorch import is_peers, wants_edge, wants_edge_backend
+from lowerdeck.lowered_module._executorch import (
+    edge_dialect_is_loaded,
+    is_peers,
+    wants_edge,
+    wants_edge_backend,
+)
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
@@ -21,7 +26,12 @@ from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
 from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
-from lowerdeck.lowered_module.errors import AliasingError, LoweringError, PartitionError
+from lowerdeck.lowered_module.errors import (
+    AliasingError,
+    LoweringError,
+    PartitionerError,
+    PartitionError,
+)
 from lowerdeck.lowered_module.partition.cut import Cut, CutProgram, cut_program
 from lowerdeck.lowered_module.partition.edits import first_edit
 from lowerdeck.lowered_module.partition.grouping import warn_of_lost_tags
@@ -36,6 +46,7 @@ from lowerdeck.lowered_module.program.edge_form import (
     changed_in_edge_form,
     edge_form,
     leave_edge_form,
+    named_edge_form,
     verifiers_before,
 )
 from lowerdeck.lowered_module.program.functional import (
@@ -405,6 +416,26 @@ def changed_as_in_exir(
     return changed_in_edge_form(program, change)
 
 
+def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
+    """Return a program as ``executorch.exir`` shows it: in the Edge dialect, nodes named alike.
+
+    ``in_torch_operators`` leads back.
+
+    Args:
+        program: Any program; not changed, and returned itself if it is in that dialect or nobody
+            has imported it.
+
+    Raises:
+        AliasingError: The program writes in place what cannot be said without.
+    """
+    if not edge_dialect_is_loaded():
+        return program
+    mend_program(program)
+    if program.dialect != "EDGE" and writes_anything(program):
+        program = functional(program, "programs of the Edge dialect know no writes in place")
+    return named_edge_form(program)
+
+
 def _partitioned(
     program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None = None
 ) -> CutProgram:
@@ -469,14 +500,15 @@ def _tagged(
             "found a function that returns a partitioner, expected the partitioner: call it"
         )
     if not isinstance(tagged, ExportedProgram) or not isinstance(tags, Mapping):
-        raise PartitionError(
+        raise PartitionerError(
             f"partitioner {name} returned a {type(result).__name__} with a "
             f"{type(tagged).__name__} and a {type(tags).__name__}: return a PartitionResult of "
-            "the tagged program and a mapping from tags to DelegationSpecs"
+            "the tagged program; it needs a `partition_tags` field containing a mapping of tags "
+            "to delegate specs (DelegationSpec)"
         )
     edit = first_edit(program.graph_module, tagged.graph_module)
     if edit is not None:
-        raise PartitionError(
+        raise PartitionerError(
             f"partitioner {name} changed the graph: {edit}. A partitioner only tags nodes; "
             "transform the program before partitioning, or in preprocess"
         )

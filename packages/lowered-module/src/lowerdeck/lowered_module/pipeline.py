@@ -27,7 +27,7 @@ from lowerdeck.lowered_module.lowering import (
 from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.program.portable import fill, portable_state
 from lowerdeck.lowered_module.stages import Stages
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, graphs_of, schema_of
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
@@ -297,10 +297,32 @@ def decomposed_for(
     for name, program in programs.items():
         kept = _kept(program, partitioners.get(name, ())) | always
         try:
-            found[name] = decompose(program, keep=kept, cache=cache)
+            found[name] = _decomposed(program, kept, cache)
         except DecomposeError as error:
             raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
     return found
+
+
+# Layers that are made of others: what a partitioner wants whole may lie inside them.
+_RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
+_RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"}
+
+
+def _decomposed(
+    program: ExportedProgram, kept: Mapping[OpOverload, Any], cache: DecompositionCache
+) -> ExportedProgram:
+    """Return a program taken apart, but for the calls that stay whole, inside of others too."""
+    called = {
+        schema_of(node.target).name
+        for graph_module in graphs_of(program.graph_module)
+        for node in graph_module.graph.nodes
+        if isinstance(node.target, OpOverload)
+    }
+    if called.isdisjoint(_RECURRENT) or all(wanted is None for wanted in kept.values()):
+        return decompose(program, keep=kept, cache=cache)
+    # A predicate is asked about calls, and those inside are none yet: they come out first.
+    every = [operator for operator in kept if can_keep(operator)]
+    return decompose(decompose(program, keep=every), keep=kept)
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverload, Any]:

@@ -26,6 +26,7 @@ class InstructionSource:
         node: Name of the node in the caller's program, "" for what the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
         module_path: The module's path, such as ``"layers.0.attention"``, "" when unknown.
+        results: How many tensors it computes.
     """
 
     handles: tuple[int, ...]
@@ -33,6 +34,7 @@ class InstructionSource:
     node: str = ""
     source_line: str = ""
     module_path: str = ""
+    results: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,14 @@ class DebugTrace:
         if node is None:
             node = step.origin
         if node is None:
-            return InstructionSource((), operator)
+            return InstructionSource((), operator, results=len(step.writes))
         return InstructionSource(
-            (self._handle(node),), operator, node.name, _location(node), module_path(node)
+            (self._handle(node),),
+            operator,
+            node.name,
+            _location(node),
+            module_path(node),
+            len(step.writes),
         )
 
     def _handle(self, node: fx.Node) -> int:

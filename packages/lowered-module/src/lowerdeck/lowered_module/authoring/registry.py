@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -73,7 +74,8 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
 
     Raises:
         BackendNotFoundError: There is none.
-        AmbiguousBackendError: There are several different ones.
+        AmbiguousBackendError: There are several different ones. Of those written for ExecuTorch
+            the newest is taken, with a warning.
     """
     if name in _registered:
         return _registered[name]
@@ -85,6 +87,14 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
         found = _different(entry.load() for entry in installed_entries(BACKENDS, name))
     if len(found) > 1:
         found = _without_superseded(found, name)
+    if len(found) > 1 and all(_is_peers(backend) for backend in found):
+        # exir never asks: of several methods the newest class compiles, of one the oldest.
+        warnings.warn(
+            f"backend {name} is {' and '.join(map(_describe, found))}: the newest is taken, as in "
+            "exir's lowering of several methods",
+            stacklevel=2,
+        )
+        found = found[-1:]
     if len(found) > 1:
         listing = " and ".join(_describe(backend) for backend in found)
         raise AmbiguousBackendError(
@@ -93,7 +103,7 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
         )
     if not found:
         raise BackendNotFoundError(
-            f"backend {name!r} was not found. Known: {', '.join(backend_names()) or 'none'}. "
+            f"Backend {name} was not found. Known: {', '.join(backend_names()) or 'none'}. "
             f"Import its class, register it with register_backend, or install a distribution "
             f"with an entry point of that name in the group {BACKENDS!r}"
         )
@@ -144,6 +154,11 @@ def _different(candidates: Iterable[Any]) -> list[Any]:
     for candidate in candidates:
         newest[candidate.__module__, candidate.__qualname__] = candidate
     return list(newest.values())
+
+
+def _is_peers(backend: Any) -> bool:
+    base = backend_base()
+    return base is not None and isinstance(backend, type) and issubclass(backend, base)
 
 
 def _without_superseded(found: list[Any], name: str) -> list[Any]:

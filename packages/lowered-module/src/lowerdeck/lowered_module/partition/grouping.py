@@ -75,8 +75,8 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
             continue
         if node.op != "call_function":
             raise PartitionError(
-                f"{node.op} node {node.name!r} is tagged {tag!r}; only computing nodes and the "
-                "constants they read can be delegated: leave it untagged"
+                f"{node.op} node {node.name} should not be tagged, found tag {tag!r}; only "
+                "computing nodes and the constants they read can be delegated: leave it untagged"
             )
         tag_of[node] = tag
         groups.setdefault(tag, []).append(node)

@@ -57,8 +57,9 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             continue
         if spec.kind == InputKind.USER_INPUT:
             raise PartitionError(
-                f"input {node.name!r} of the program is tagged {tag!r}; a delegate owns "
-                "parameters, buffers and constants only: leave inputs of the user untagged"
+                "placeholder node for non-params, non-buffer, and non-tensor constants should not "
+                f"be tagged: input {node.name!r} of the program is tagged {tag!r}; a delegate "
+                "owns parameters, buffers and constants only: leave inputs of the user untagged"
             )
         if spec.kind not in OWNABLE_KINDS:
             continue
@@ -100,10 +101,11 @@ def _owners(
         return [tag] if tag in groups else []
     readers = {tag_of.get(user) for user in node.users}
     if node.meta.get("no_copy") and len(readers) > 1:
-        names = ", ".join(sorted(repr(r) if r else "the program itself" for r in readers))
+        other = next(user for user in node.users if tag_of.get(user) != tag)
         raise OwnershipError(
-            f"constant {spec.target!r} ({node.name!r}) is marked no_copy and tagged {tag!r}, but "
-            f"is read by {names}: remove the mark (sharing copies no byte), or leave it untagged"
+            f"constant data node ({node.name}, {spec.target!r}) is tagged with ({tag}) but has "
+            f"user ({other.name}) which has tag ({tag_of.get(other)}), and is marked no_copy: "
+            "remove the mark (sharing copies no byte), or leave it untagged"
         )
     return [reader for reader in groups if reader in readers]
 

@@ -18,7 +18,7 @@ _free: ContextVar[int] = ContextVar("first debug handle free in the programs aro
 
 
 def assign_debug_handles(graph_module: GraphModule) -> int:
-    """Give each computing node without a debug handle a new one; return the next free handle.
+    """Give each call and attribute without a debug handle a new one; return the next free one.
 
     Modifies node metadata in place. Handles that are there already are kept, so that a program
     whose handles were assigned by another tool still maps to that tool's records. New handles
@@ -35,7 +35,9 @@ def assign_debug_handles(graph_module: GraphModule) -> int:
     following = max(1 + highest, _free.get())
     for gm in all_graphs:
         for node in gm.graph.nodes:
-            if node.op == "call_function" and not isinstance(node.meta.get(HANDLE), int):
+            # exir numbers what reads attributes too, and backends written for it ask for that.
+            named = node.op in ("call_function", "get_attr")
+            if named and not isinstance(node.meta.get(HANDLE), int):
                 node.meta[HANDLE] = following
                 following += 1
     return following

@@ -19,12 +19,12 @@ from torch.export.graph_signature import (
     InputSpec,
     TensorArgument,
 )
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module._executorch import edge_operator, edge_verifier, in_edge_dialect
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.copies import shared_copy
-from lowerdeck.torch_base import OpOverload, graphs_of, schema_of, set_program_parts
+from lowerdeck.torch_base import OpOverload, graphs_of, reserve_name, schema_of, set_program_parts
 
 # In a node's metadata: the operator that it called, and its arguments that were numbers.
 _CALLED = "lowerdeck_called"
@@ -118,17 +118,72 @@ def _give_back(node: Node) -> None:
             node.update_arg(index, one.meta[_NUMBER])
 
 
+def named_edge_form(program: ExportedProgram) -> ExportedProgram:
+    """Return a functional program in ExecuTorch's Edge dialect for good, as exir names its nodes.
+
+    :func:`in_torch_operators` gives what nobody changed its own operators and numbers back.
+
+    Args:
+        program: Any functional program, of either dialect; not changed.
+    """
+    if program.dialect == "EDGE":
+        return program
+    made = edge_form(program)
+    made = shared_copy(program) if made is program else made
+    # Without it nothing leaves that form on the way through `to_backend`.
+    made.graph_module.meta.pop(_VERIFIERS, None)
+    for inner in graphs_of(made.graph_module):
+        if inner is not made.graph_module:
+            _name_calls(inner.graph)
+    renamed = _name_calls(made.graph)
+    outputs = [
+        replace(spec, arg=replace(spec.arg, name=renamed[spec.arg.name]))
+        if getattr(spec.arg, "name", None) in renamed
+        else replace(spec)
+        for spec in made.graph_signature.output_specs
+    ]
+    signature = ExportGraphSignature(list(made.graph_signature.input_specs), outputs)
+    set_program_parts(made, signature=signature, verifiers=[edge_verifier()])
+    return made
+
+
+def _name_calls(graph: Graph) -> dict[str, str]:
+    """Name calls of the Edge dialect for their operators, as exir does; return names by names."""
+    taken = {node.name for node in graph.nodes}
+    counts: dict[str, int] = {}
+    renamed: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or edge_operator(node.target) is None:
+            continue
+        stem = node.target.__name__.replace(".", "_").lower()
+        name = stem
+        while name in taken:
+            counts[stem] = counts.get(stem, 0) + 1
+            name = f"{stem}_{counts[stem]}"
+        taken.add(name)
+        reserve_name(graph, name)
+        renamed[node.name] = name
+        node.name = name
+    return renamed
+
+
 def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
     """Return a program of ExecuTorch's Edge dialect in torch's operators, another one as it is.
+
+    Calls that are as :func:`named_edge_form` left them call again what they called before, with
+    numbers where they had numbers.
 
     Args:
         program: Any program; not changed.
     """
-    if not any(edge_operator(node.target) for node in _calls(program.graph_module)):
+    if program.dialect != "EDGE" and not any(
+        edge_operator(node.target) for node in _calls(program.graph_module)
+    ):
         return program
     made = shared_copy(program)
     for node in _calls(made.graph_module):
-        node.target = edge_operator(node.target) or node.target
+        _give_back(node)
+    _drop_unused(made)
     # Its verifiers refine torch's own.
     checks = [one for cls in program.verifiers for one in cls.__mro__ if _dialect(one) == "ATEN"]
     set_program_parts(made, verifiers=checks[:1])

@@ -1,0 +1,119 @@
+"""``emit_program``, and what it returns, under exir's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.exir_compat.exir_schema import (
+    as_bytes,
+    buffers_in_exirs_classes,
+    in_exirs_classes,
+)
+from lowerdeck.lowered_module import in_torch_operators
+
+
+@dataclass(slots=True)
+class EmitterOutput:
+    """What was emitted, as exir's tools ask for it.
+
+    Attributes:
+        program: The program; in exir's classes where they have been imported.
+        debug_handle_map: The debug handles of each instruction, by its index; of the last method
+            that has one.
+        method_to_delegate_debug_id_map: What backends told of each delegate call, by method and
+            index of its instruction.
+        instruction_id_to_num_outs_map: How many results each kernel and delegate call gives, by
+            method and index of its instruction.
+        mutable_data: Initial values of state, of which entry 0 is reserved; None without state
+            that has one.
+        external_constant_buffer: The bytes of constants that lie outside of the program.
+        external_constant_map: For each file the index of each constant in that list, by name.
+    """
+
+    program: Any
+    debug_handle_map: dict[int, list[int]]
+    method_to_delegate_debug_id_map: dict[str, dict[int, dict[str, Any]]]
+    instruction_id_to_num_outs_map: dict[str, dict[int, int]]
+    mutable_data: list[Any] | None
+    external_constant_buffer: list[bytes]
+    external_constant_map: dict[str, dict[str, int]] | None
+
+
+def emit_program(
+    methods: ExportedProgram | Mapping[str, ExportedProgram],
+    emit_stacktrace: bool = False,
+    prim_getters: Mapping[str, Any] | None = None,
+    emit_mutable_buffer_names: bool = False,  # noqa: ARG001
+) -> EmitterOutput:
+    """Return programs as what a file holds.
+
+    Args:
+        methods: One program, which becomes the method ``forward``, or several by method name.
+        emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
+        prim_getters: Values that methods of their own return.
+        emit_mutable_buffer_names: Changes nothing: state always has its name.
+
+    Raises:
+        lowerdeck.emitter.EmitterError: The programs cannot be emitted.
+    """
+    named = {"forward": methods} if isinstance(methods, ExportedProgram) else dict(methods)
+    config = EmitConfig(
+        constant_methods=dict(prim_getters or {}),
+        stack_traces=emit_stacktrace,
+    )
+    ordered = {name: in_torch_operators(named[name]) for name in sorted(named)}
+    return emitter_output(emit(ordered, config=config))
+
+
+def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutput:
+    """Return what was emitted, as exir's emitter returns it.
+
+    Args:
+        emitted: What was emitted.
+        program: Its program in exir's classes, if that has been made.
+    """
+    handles: dict[int, list[int]] = {}
+    for sources in emitted.debug_handle_map.values():
+        handles |= {index: list(source.handles) for index, source in sources.items()}
+    outside, names = _outside(emitted)
+    return EmitterOutput(
+        program=in_exirs_classes(emitted.program) if program is None else program,
+        debug_handle_map=handles,
+        method_to_delegate_debug_id_map={
+            method: {
+                index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
+                for index, source in calls.items()
+            }
+            for method, calls in emitted.delegate_debug_maps.items()
+        },
+        instruction_id_to_num_outs_map={
+            method: {index: source.results for index, source in sources.items() if source.results}
+            for method, sources in emitted.debug_handle_map.items()
+        },
+        mutable_data=(
+            buffers_in_exirs_classes(emitted.program.mutable_data)
+            if len(emitted.program.mutable_data) > 1
+            else None
+        ),
+        external_constant_buffer=outside,
+        external_constant_map=names,
+    )
+
+
+def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:
+    """Return the bytes that go to other files, each once, and their indices by file and name."""
+    kept = emitted.named_data.get_named_data_store_output()
+    indices: dict[int, int] = {}
+    names = {
+        tag: {
+            key: indices.setdefault(entry.buffer_index, len(indices))
+            for key, entry in entries.items()
+        }
+        for tag, entries in kept.external_data.items()
+    }
+    return [as_bytes(kept.buffers[index]) for index in indices], names

@@ -1,0 +1,108 @@
+"""What was emitted, under the names by which exir's tools ask for it."""
+
+from __future__ import annotations
+
+import struct
+from io import StringIO
+
+import pytest
+import torch
+from torch.export import ExportedProgram
+
+from lowerdeck.exir_compat import ExecutorchBackendConfig, emit_program, to_edge
+from lowerdeck.lowered_module import BackendDetails, CompileSpec, PreprocessResult, to_backend
+
+
+class _Traced(BackendDetails):
+    """Tells of all its nodes under one number."""
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        handles = [n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op in _NUMBERED]
+        return PreprocessResult(b"", debug_handle_map={1: tuple(handles)})
+
+
+_NUMBERED = ("call_function", "get_attr")
+
+
+class _Wrapper(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x)
+        return found
+
+
+def test_programs_are_emitted_in_the_order_of_their_names(exported: ExportedProgram) -> None:
+    found = emit_program({"b": exported, "a": exported}, prim_getters={"limit": 7})
+    assert [plan.name for plan in found.program.execution_plan] == ["a", "b", "limit"]
+    assert emit_program(exported).program.execution_plan[0].name == "forward"
+
+
+def test_results_are_counted_for_each_instruction(exported: ExportedProgram) -> None:
+    made = to_edge(exported).to_executorch()
+    counts = made.instruction_id_to_num_outs_map["forward"]
+    instructions = made.executorch_program.execution_plan[0].chains[0].instructions
+    assert counts.keys() == made.debug_handle_map.keys() == set(range(len(instructions)))
+    assert set(counts.values()) == {1}
+
+
+def test_constants_outside_are_listed_once(inputs: tuple[torch.Tensor]) -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.ones(4))
+            self.b = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.a + self.b
+
+    program = torch.export.export(Twice(), inputs)
+    config = ExecutorchBackendConfig(external_constants=True)
+    output = to_edge(program).to_executorch(config)._emitter_output
+    assert output.external_constant_map == {"_default_external_constant": {"a": 0, "b": 0}}
+    assert output.external_constant_buffer == [struct.pack("<4f", 1, 1, 1, 1)]
+    assert output.mutable_data is None
+
+
+def test_initial_values_of_state_are_listed() -> None:
+    class State(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.state.add_(x)  # type: ignore[operator]
+            return x + self.state  # type: ignore[operator]
+
+    program = torch.export.export(State(), (torch.ones(2),))
+    output = to_edge(program).to_executorch()._emitter_output
+    assert output.mutable_data is not None
+    assert bytes(output.mutable_data[1].storage) == struct.pack("<2f", 1, 1)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_programs_are_printed(exported: ExportedProgram, verbose: bool) -> None:
+    out = StringIO()
+    to_edge(exported).to_executorch().dump_executorch_program(verbose, out)
+    assert "aten::gelu.out" in out.getvalue()
+    assert ("value 0: Tensor(" in out.getvalue()) == verbose
+
+
+def test_delegates_inside_delegates_have_debug_handles(inputs: tuple[torch.Tensor]) -> None:
+    model = torch.nn.Linear(4, 4)
+    program = to_edge(torch.export.export(model, inputs)).exported_program()
+    inner = to_backend("_Traced", program, [])
+    wrapped = to_edge(torch.export.export(_Wrapper(inner), inputs)).exported_program()
+    outer = to_backend("_Traced", wrapped, [])
+    (handles,) = outer.meta["debug_handle_map"].values()
+    # The attribute that holds the delegate, its call, and what takes the result out of it.
+    assert len(set(handles)) == 3
+
+
+def test_what_backends_name_is_found_in_the_manager(exported: ExportedProgram) -> None:
+    assert to_edge(exported)._named_data_store.get_named_data_store_output().buffers == []
