@@ -25,6 +25,7 @@ _KINDS = {
     "double": "f64",
     "string": "str",
     "KernelTypes": "union",
+    "ValueUnion": "union",
     "InstructionArguments": "union",
 }
 _ENUMS = (
@@ -71,7 +72,11 @@ def _kind(kind: str, field: str) -> str:
 
 @pytest.mark.parametrize(
     ("file", "tables"),
-    [("program.fbs", wire.PROGRAM_TABLES), ("flat_tensor.fbs", wire.EXTERNAL_TABLES)],
+    [
+        ("program.fbs", wire.PROGRAM_TABLES),
+        ("flat_tensor.fbs", wire.EXTERNAL_TABLES),
+        ("bundled_program.fbs", wire.BUNDLE_TABLES),
+    ],
 )
 def test_fbs_and_wire_agree(file: str, tables: Mapping[str, tuple[wire.Field, ...]]) -> None:
     expected = {name: [tuple(field) for field in fields] for name, fields in tables.items()}
@@ -89,22 +94,30 @@ def test_classes_and_wire_agree(name: str) -> None:
     assert of_class - _OF_THE_CLASS.get(name, set()) == of_wire
 
 
-@pytest.mark.parametrize("name", _ENUMS)
-def test_enumerations_agree(name: str) -> None:
-    (body,) = re.findall(rf"enum {name} : byte \{{(.*?)\}}", _text("program.fbs"), re.DOTALL)
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        *(("program.fbs", name) for name in _ENUMS),
+        ("flat_tensor.fbs", "ScalarType"),
+        ("bundled_program.fbs", "ScalarType"),
+    ],
+)
+def test_enumerations_agree(file: str, name: str) -> None:
+    (body,) = re.findall(rf"enum {name} : byte \{{(.*?)\}}", _text(file), re.DOTALL)
     members = {key: int(number) for key, number in re.findall(r"(\w+) = (\d+)", body)}
     assert members == {member.name: int(member) for member in getattr(front, name)}
 
 
 @pytest.mark.parametrize(
-    ("name", "members"),
+    ("file", "name", "members"),
     [
-        ("KernelTypes", wire.KERNEL_TYPES),
-        ("InstructionArguments", wire.INSTRUCTION_ARGUMENTS),
+        ("program.fbs", "KernelTypes", wire.KERNEL_TYPES),
+        ("program.fbs", "InstructionArguments", wire.INSTRUCTION_ARGUMENTS),
+        ("bundled_program.fbs", "ValueUnion", wire.BUNDLED_VALUES),
     ],
 )
-def test_unions_agree(name: str, members: tuple[str, ...]) -> None:
-    (body,) = re.findall(rf"union {name} \{{(.*?)\}}", _text("program.fbs"), re.DOTALL)
+def test_unions_agree(file: str, name: str, members: tuple[str, ...]) -> None:
+    (body,) = re.findall(rf"union {name} \{{(.*?)\}}", _text(file), re.DOTALL)
     assert ("NONE", *re.findall(r"\w+", body)) == members
 
 

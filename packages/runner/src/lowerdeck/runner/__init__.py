@@ -1,5 +1,6 @@
 """Run, watch and compare .pte programs in Python."""
 
+from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
 from lowerdeck.runner.comparison.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, Place
 from lowerdeck.runner.delegates import (
@@ -41,6 +42,10 @@ __all__ = [
     "Difference",
     "DebugMaps",
     "InstructionSource",
+    # Programs with test cases
+    "make_bundle",
+    "check_bundle",
+    "CaseOutcome",
     # Errors
     "RunnerError",
     "ProgramError",

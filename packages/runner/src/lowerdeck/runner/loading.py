@@ -18,12 +18,16 @@ from lowerdeck.serializer import Program, SerializerError, deserialize_ptd, veri
 
 ReadableBuffer = bytes | bytearray | memoryview
 """The bytes of a file."""
+Source = str | os.PathLike[str] | ReadableBuffer | Program
+"""A program: the path of its file, the bytes of that, or what the serializer reads of them."""
+Beside = str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None
+"""The ``.ptd`` beside a program: its path, its bytes, or the bytes of each tensor by name."""
 
 
 def load(
-    program: str | os.PathLike[str] | ReadableBuffer | Program,
+    program: Source,
     *,
-    data: str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None = None,
+    data: Beside = None,
     backends: Mapping[str, BackendRuntime] | None = None,
     memory: Memory = "strict",
     debug: DebugMaps | None = None,
@@ -128,9 +132,7 @@ def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _external(
-    data: str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None,
-) -> dict[str, ExternalTensor]:
+def _external(data: Beside) -> dict[str, ExternalTensor]:
     if data is None:
         return {}
     if isinstance(data, Mapping):

@@ -1,8 +1,17 @@
-"""Read, write and verify ExecuTorch's .pte and .ptd files, without torch."""
+"""Read, write and verify ExecuTorch's .pte, .ptd and .bpte files, without torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lowerdeck.serializer.bundled.bundle import (
+    BundledProgram,
+    BundledTensor,
+    BundledValue,
+    MethodTestCase,
+    MethodTestSuite,
+)
+from lowerdeck.serializer.bundled.bundle_read import deserialize_bundle, is_bundle
+from lowerdeck.serializer.bundled.bundle_write import serialize_bundle, write_bundle
 from lowerdeck.serializer.commands.answers import (
     CommandError,
     ExitStatus,
@@ -147,6 +156,16 @@ __all__ = [
     "write_model",
     "open_model",
     "OpenModel",
+    # Programs with test cases
+    "BundledProgram",
+    "MethodTestSuite",
+    "MethodTestCase",
+    "BundledTensor",
+    "BundledValue",
+    "serialize_bundle",
+    "write_bundle",
+    "deserialize_bundle",
+    "is_bundle",
     # Text from files, and what a command answers
     "printable",
     "say",

@@ -41,7 +41,7 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
     values = [plan.values[index].val for index in plan.inputs]
     files = [text for text in texts if _is_file(text)]
     if len(texts) == 1 and files:
-        loaded = _load(texts[0])
+        loaded = load_values(texts[0])
         if isinstance(loaded, (list, tuple)):
             return _all_of(values, loaded, texts[0])
     if len(texts) > len(values):
@@ -61,7 +61,7 @@ def _one(value: object, text: str, name: str, generator: torch.Generator) -> Any
     if fill in _FILLS:
         return _filled(value, fill, shape, name, generator)
     if _is_file(text):
-        return _fitting(value, _load(text), name)
+        return _fitting(value, load_values(text), name)
     dtype = DTYPES[value.scalar_type]
     number = _number(text, name)
     try:
@@ -170,7 +170,17 @@ def _fitting(value: object, loaded: Any, name: str) -> Any:
     return loaded
 
 
-def _load(path: str | os.PathLike[str]) -> Any:
+def load_values(path: str | os.PathLike[str], option: str = "--input") -> Any:
+    """Return what ``torch.save`` wrote.
+
+    Args:
+        path: The file.
+        option: What it was named for.
+
+    Raises:
+        InputError: It holds something else.
+        OSError: It cannot be read.
+    """
     try:
         return torch.load(path, weights_only=True)
     except OSError:
@@ -182,6 +192,6 @@ def _load(path: str | os.PathLike[str]) -> Any:
             start = file.read(8)
         found = f"an object of {foreign[1]}" if foreign else f"{start!r} at its start"
         raise InputError(
-            f"--input {path} holds no tensors: found {'nothing' if not start else found}, "
+            f"{option} {path} holds no tensors: found {'nothing' if not start else found}, "
             "expected what torch.save wrote of a tensor, or of a list of all inputs"
         ) from error

@@ -11,10 +11,10 @@ import torch
 
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
+from lowerdeck.runner.commands.numbers import count, method_name, seed
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
-from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.serializer import ExitStatus, keep_apart, reading, say, writing
 
 
@@ -33,8 +33,8 @@ class RunCommand:
         parser.add_argument("--method", help="name of the method (forward, or the only one)")
         parser.add_argument("--data", type=Path, metavar="FILE", help="the .ptd file beside it")
         parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
-        parser.add_argument("--seed", type=_seed, default=0, help="seed of random inputs (0)")
-        parser.add_argument("--repeat", type=_count, default=1, help="number of calls (1)")
+        parser.add_argument("--seed", type=seed, default=0, help="seed of random inputs (0)")
+        parser.add_argument("--repeat", type=count, default=1, help="number of calls (1)")
         parser.add_argument("--profile", action="store_true", help="show what took how long")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
         parser.add_argument(
@@ -75,28 +75,10 @@ class RunCommand:
         return ExitStatus.DONE
 
 
-def _count(text: str) -> int:
-    """Return a number of calls."""
-    if not text.isascii() or not text.isdigit() or not 1 <= len(text) <= 9 or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of calls, which is 1 or more")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    """Return a seed that torch takes."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 2**64
-    if not -(2**63) <= number < 2**64:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed, which is a number of 64 bits")
-    return number
-
-
 def _run(args: argparse.Namespace) -> None:
     with reading(args.file):
         program = load(args.file, data=args.data, memory=args.memory)
-    method = program.method(_method_name(program, args.method))
+    method = program.method(method_name(program, args.method))
     inputs = make_inputs(method.plan, args.input, args.seed)
     result: Any = None
     start = time.perf_counter()
@@ -134,11 +116,6 @@ def _called(method: LoadedMethod, inputs: list[Any], texts: list[str]) -> list[A
             raise
         told = f"{error} (inputs were read from {', '.join(files)})"
         raise InputError(told, argument=error.argument) from error
-
-
-def _method_name(program: LoadedProgram, wanted: str | None) -> str:
-    names = program.methods
-    return wanted if wanted is not None else names[0] if len(names) == 1 else "forward"
 
 
 def _described(value: object) -> str:

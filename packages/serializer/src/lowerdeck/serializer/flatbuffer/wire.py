@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 FILE_IDENTIFIER = b"ET12"
 EXTERNAL_IDENTIFIER = b"FT01"
+BUNDLE_IDENTIFIER = b"BP08"
 
 SCALAR_CODES = {
     "u8": "B",
@@ -42,6 +43,7 @@ KERNEL_TYPES = (
     "TensorList",
     "OptionalTensorList",
 )
+BUNDLED_VALUES = ("NONE", "Tensor", "Int", "Bool", "Double")
 INSTRUCTION_ARGUMENTS = (
     "NONE",
     "KernelCall",
@@ -148,3 +150,17 @@ EXTERNAL_TABLES: dict[str, tuple[Field, ...]] = {
     "TensorLayout": parse_fields("scalar_type:i8 sizes:[i32] dim_order:[u8]"),
 }
 """The tables of a `.ptd` file; the root is ``FlatTensor``."""
+
+BUNDLE_TABLES: dict[str, tuple[Field, ...]] = {
+    "BundledProgram": parse_fields(
+        "version:u32 method_test_suites:[BundledMethodTestSuite] program:bytes"
+    ),
+    "BundledMethodTestSuite": parse_fields("method_name:str test_cases:[BundledMethodTestCase]"),
+    "BundledMethodTestCase": parse_fields("inputs:[Value] expected_outputs:[Value]"),
+    "Value": parse_fields("val_type:u8 val:union"),
+    "Tensor": parse_fields("scalar_type:i8 sizes:[i32] data:bytes dim_order:[u8]"),
+    "Int": parse_fields("int_val:i64"),
+    "Bool": parse_fields("bool_val:bool"),
+    "Double": parse_fields("double_val:f64"),
+}
+"""The tables of a `.bpte` file; the root is ``BundledProgram``."""

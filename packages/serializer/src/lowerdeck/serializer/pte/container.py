@@ -6,7 +6,11 @@ import struct
 from dataclasses import dataclass
 
 from lowerdeck.serializer.errors import HeaderError, MagicError, SegmentError, TruncatedError
-from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, FILE_IDENTIFIER
+from lowerdeck.serializer.flatbuffer.wire import (
+    BUNDLE_IDENTIFIER,
+    EXTERNAL_IDENTIFIER,
+    FILE_IDENTIFIER,
+)
 from lowerdeck.serializer.pte.header import (
     EXTENDED_MAGIC,
     HEADER_LENGTH,
@@ -15,6 +19,12 @@ from lowerdeck.serializer.pte.header import (
     ExtendedHeader,
 )
 from lowerdeck.serializer.pte.schema import DataSegment
+
+_OTHER_FILES = {
+    EXTERNAL_IDENTIFIER: "; this is a .ptd, open it as external data",
+    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases: deserialize_bundle or "
+    "`lowerdeck bundle FILE -o MODEL.pte` takes the program out",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ def open_container(data: memoryview) -> Container:
         raise TruncatedError(f"found {len(data)} bytes, expected at least 8", field="file")
     magic = data[4:8].tobytes()
     if magic != FILE_IDENTIFIER:
-        hint = "; this is a .ptd, open it as external data" if magic == EXTERNAL_IDENTIFIER else ""
+        hint = _OTHER_FILES.get(magic, "")
         raise MagicError(
             f"found {magic!r}, expected {FILE_IDENTIFIER!r}{hint}",
             field="file identifier",

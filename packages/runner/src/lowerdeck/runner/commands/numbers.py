@@ -1,0 +1,44 @@
+"""What several commands take in the same words."""
+
+from __future__ import annotations
+
+import argparse
+
+from lowerdeck.runner.program import LoadedProgram
+
+
+def count(text: str) -> int:
+    """Return a number of calls.
+
+    Args:
+        text: What was typed.
+    """
+    if not text.isascii() or not text.isdigit() or not 1 <= len(text) <= 9 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of calls, which is 1 or more")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """Return a seed that torch takes.
+
+    Args:
+        text: What was typed.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 2**64
+    if not -(2**63) <= number < 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed, which is a number of 64 bits")
+    return number
+
+
+def method_name(program: LoadedProgram, wanted: str | None) -> str:
+    """Return the method that is meant: the one that was named, the only one, or ``forward``.
+
+    Args:
+        program: The program.
+        wanted: What was typed.
+    """
+    names = program.methods
+    return wanted if wanted is not None else names[0] if len(names) == 1 else "forward"

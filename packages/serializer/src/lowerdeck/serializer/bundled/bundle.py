@@ -1,0 +1,80 @@
+"""What a ``.bpte`` file holds: a program and its test cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lowerdeck.serializer.pte.enums import ScalarType
+from lowerdeck.serializer.pte.named_data import TensorLayout
+from lowerdeck.serializer.pte.schema import Bool, Double, Int, Storage
+
+BUNDLE_VERSION = 2
+"""The version of the schema that ExecuTorch writes."""
+
+
+@dataclass(slots=True)
+class BundledTensor:
+    """A tensor with its bytes, as an input or as an expected result.
+
+    Attributes:
+        scalar_type: Element type.
+        sizes: Shape.
+        dim_order: Dimensions from the outermost in memory to the innermost.
+        data: The elements in that order, without gaps.
+    """
+
+    scalar_type: ScalarType
+    sizes: list[int]
+    dim_order: list[int]
+    data: Storage
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Return type and shape."""
+        return TensorLayout(self.scalar_type, self.sizes, self.dim_order)
+
+
+BundledValue: TypeAlias = BundledTensor | Int | Bool | Double
+"""One input or expected result."""
+
+
+@dataclass(slots=True)
+class MethodTestCase:
+    """One call of a method.
+
+    Attributes:
+        inputs: All inputs, flat and in order.
+        expected_outputs: All results, flat and in order; ExecuTorch's own tools take only tensors.
+    """
+
+    inputs: list[BundledValue] = field(default_factory=list)
+    expected_outputs: list[BundledValue] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MethodTestSuite:
+    """The test cases of one method.
+
+    Attributes:
+        method_name: The method.
+        test_cases: Its test cases, which are counted from 0.
+    """
+
+    method_name: str
+    test_cases: list[MethodTestCase] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BundledProgram:
+    """A program and its test cases.
+
+    Attributes:
+        program: The bytes of a ``.pte`` file.
+        method_test_suites: The test cases of each method that has some.
+        version: Version of the schema.
+    """
+
+    program: Storage
+    method_test_suites: list[MethodTestSuite] = field(default_factory=list)
+    version: int = BUNDLE_VERSION
