@@ -236,6 +236,24 @@ def test_where_nothing_is_to_be_said_the_program_itself_comes_back() -> None:
     assert aliasing_parts(program) == {}
 
 
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_dropout_returns_may_be_copied_to_itself(times: int, apart: bool) -> None:
+    # Eager sees one tensor and does nothing; of two it would refuse to write repeated memory.
+    class Copied(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            wide = x.expand(2, 3)
+            shown = [nn.functional.dropout(wide, 0.5, False) for _ in range(times)]
+            y = shown[-1].copy_(shown[0] if apart else wide)
+            return y * 2, wide + 1, x
+
+    x = torch.randn(1, 3)
+    program = torch.export.export(Copied(), (x,))
+    made = explicit(program).run_decompositions().module()
+    for one, other in zip(made(x.clone()), Copied()(x), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_dropout_is_an_alias_only_where_something_is_written_through_it() -> None:
     class Idle(nn.Module):
         def __init__(self, write: str) -> None:

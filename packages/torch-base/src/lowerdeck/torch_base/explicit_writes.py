@@ -70,6 +70,8 @@ def explicit(program: ExportedProgram, *, copies: bool = True) -> ExportedProgra
             say = _alias if node in dropouts else _unsaid(node, copies)
             if say is not None:
                 say(node)
+            if node in dropouts:
+                _forget_own_copies(node)
     return with_graph_module(program, copied, signature)
 
 
@@ -245,6 +247,21 @@ def _alias(node: Node) -> None:
     node.target, node.args, node.kwargs = _ATEN.alias.default, node.args[:1], {}
     if repeated_dims(node.args[0]):
         _show_again(node)
+
+
+def _forget_own_copies(shown: Node) -> None:
+    """Drop what is copied to itself: eager does nothing, but would refuse to repeat memory."""
+    for node in list(shown.users):
+        if node.target is _ATEN.copy_.default and _dropped(node.args[0]) is _dropped(node.args[1]):
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]  # a node
+            node.graph.erase_node(node)
+
+
+def _dropped(given: object) -> object:
+    """Return what a value is an alias of."""
+    while isinstance(given, Node) and given.target is _ATEN.alias.default:
+        given = given.args[0]
+    return given
 
 
 def _show_again(node: Node) -> None:
