@@ -414,6 +414,72 @@ def test_what_cannot_be_told_call_by_call_goes_torchs_way() -> None:
     assert torch.ops.aten.relu.default in [node.target for node in found.graph.nodes]
 
 
+@torch.library.custom_op("lowerdeck_decompose_tests::added", mutates_args=("out", "more"))
+def added(
+    x: torch.Tensor, out: torch.Tensor, more: list[torch.Tensor], last: torch.Tensor | None = None
+) -> torch.Tensor:
+    out.add_(x)
+    for each in more:
+        each.mul_(2)
+    return x * 2 if last is None else x + last
+
+
+@added.register_fake
+def _(x: Any, out: Any, more: Any, last: Any = None) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Added(nn.Module):
+    """Calls a custom operator on a buffer, an input and values, one twice, one alike."""
+
+    sums: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> Any:
+        own: Any = torch.ops.lowerdeck_decompose_tests.added
+        y = x.sin()
+        first = own(x, self.sums, [given, y])
+        y[0] += 1
+        second = own(x, y, [], self.sums)
+        third = own(self.sums[:1], x[:1].clone(), [y.t().contiguous()])
+        return first, second, third, y, self.sums[1], given.sum()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_custom_operators_that_write_are_told_call_by_call(dynamic: bool) -> None:
+    inputs = (torch.randn(3, 4), torch.randn(2, 4))
+    rows = torch.export.Dim("rows", min=2, max=9)
+    shapes = (None, {0: rows}) if dynamic else None
+    program = torch.export.export(Added(), inputs, dynamic_shapes=shapes)
+    assert explain(program).reason is None
+    found = decompose(program)
+    assert not differences(found, program.run_decompositions())
+    ours, eager = found.module(), Added()
+    given = [[each.clone() for each in inputs] for _ in range(2)]
+    for one, other in zip(ours(*given[0]), eager(*given[1]), strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(given[0], given[1])
+    torch.testing.assert_close(ours.get_buffer("sums"), eager.sums)
+
+
+@pytest.mark.parametrize("part", [lambda x: x[1:], lambda x: x.t()], ids=["rows", "transposed"])
+def test_custom_operators_that_write_views_go_torchs_way(part: Any) -> None:
+    """torch tells them by the whole of the memory, and where in it the view is."""
+
+    class Partly(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = x * 2
+            own: Any = torch.ops.lowerdeck_decompose_tests.added
+            return own(part(x), part(y), []), y
+
+    program = torch.export.export(Partly(), (torch.randn(3, 4),))
+    assert "writes a view" in str(explain(program))
+    assert not differences(decompose(program), program.run_decompositions())
+
+
 def test_what_no_program_of_values_can_tell_is_refused() -> None:
     class Overlapping(nn.Module):
         one: torch.Tensor

@@ -183,6 +183,41 @@ def test_tensor_subclasses_go_torchs_way() -> None:
     assert not differences(decompose(program), program.run_decompositions())
 
 
+class Told(nn.Module):
+    """A program of one line, beside a buffer that is sparse."""
+
+    eye: torch.Tensor
+
+    def __init__(self, line: Callable[..., Any]) -> None:
+        super().__init__()
+        self.register_buffer("eye", torch.eye(4).to_sparse())
+        self.line = line
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.line(self, x)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (lambda self, x: torch.mm(self.eye, x), "layout torch.sparse_coo"),
+        (lambda self, x: torch.complex(x, x).conj() * 2, "lazily conjugated"),
+        (lambda self, x: torch.complex(x, x).conj().imag * 2, "lazily conjugated"),
+        (lambda self, x: torch.vmap(torch.sin)(x), "calls _add_batch_dim, which is no operator"),
+        (lambda self, x: torch.linalg.cholesky(x @ x.mT + self.eye.to_dense()), "effects"),
+        (lambda self, x: (x * 2).squeeze_(0).t_(), "changes the shape of its argument"),
+    ],
+    ids=["sparse", "conjugated", "negated", "vmap", "linalg", "reshaped in place"],
+)
+def test_what_goes_torchs_way_is_named(line: Any, reason: str) -> None:
+    model, x = Told(line), torch.rand(4, 4)
+    if "sparse" not in reason:
+        model.eye = torch.eye(4)
+    program = torch.export.export(model, (x,))
+    assert reason in str(explain(program))
+    torch.testing.assert_close(decompose(program).module()(x), model(x))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_threads_may_decompose_at_once(shared: bool) -> None:
     programs = [_exported(Layers(width, 3), width) for width in (3, 4, 5, 6)] * 2

@@ -18,6 +18,7 @@ from torch._export.utils import (
     _is_preservable_cia_op,
 )
 from torch._guards import TracingContext, tracing
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
@@ -59,6 +60,7 @@ __all__ = [
     "COPIED_META",
     "KEPT_COMPOSITES",
     "MAKES_VIEWS_ALONE",
+    "WRITING_CUSTOM",
     "Recording",
     "as_dispatched",
     "assemble",
@@ -91,6 +93,9 @@ KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 
 MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
 """Whether functionalisation makes one of several views anew by an operator that gives it alone."""
+
+WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
+"""What functionalisation makes of a custom operator that writes its arguments."""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()

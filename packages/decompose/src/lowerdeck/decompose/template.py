@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node, map_arg
 
-from lowerdeck.decompose._torch_private import Recording, base_name
+from lowerdeck.decompose._torch_private import WRITING_CUSTOM, Recording, base_name
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
 from lowerdeck.decompose.keys import Slot
@@ -103,6 +103,8 @@ class Template:
         opaque: Inputs that may share memory with a result in a way that views do not tell.
         by_offset: Whether it may hold only where inputs begin at the same elements of their
             storages: ``as_strided`` counts from the storage's first.
+        by_base: Whether it may hold only where what it writes are no views: torch tells a custom
+            operator that writes a view by the whole of the memory, and where in it the view is.
     """
 
     inputs: tuple[Node, ...]
@@ -111,6 +113,7 @@ class Template:
     written: Mapping[int, Node]
     opaque: frozenset[int]
     by_offset: bool
+    by_base: bool
 
     @property
     def is_static(self) -> bool:
@@ -142,6 +145,7 @@ class Template:
             for node in traced
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
+        by_base = any(node.target is WRITING_CUSTOM for node in alive)
         found = _Results(recording, whole)
         results = found.tree()
         for node in graph.nodes:
@@ -154,6 +158,7 @@ class Template:
             recording.written,
             frozenset(found.opaque),
             by_offset,
+            by_base,
         )
 
 
@@ -225,7 +230,7 @@ def _fold_lifting(recording: Recording, results: Sequence[Node]) -> None:
 def _step(node: Node, recording: Recording) -> Step | Constant:
     if node.op == "get_attr":
         return Constant(node, recording.constants[str(node.target)].detach())
-    if isinstance(node.target, HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator) and node.target is not WRITING_CUSTOM:
         raise WholeProgramError(f"a decomposition calls {node.target}")
     value = node.meta.get("val")
     parent = parent_of(node)

@@ -238,6 +238,8 @@ class Walk:
                 raise WholeProgramError(
                     f"{target} writes memory that is shared in ways that views do not tell"
                 )
+            if template.by_base and value.views:
+                raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
             alone = memories.count(value.memory) == 1
             if not alone and isinstance(target, OpOverload) and is_taken_apart(target):
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
@@ -255,7 +257,8 @@ class Walk:
         if _is_symbolic(node):
             return self._number(node, args, kwargs)
         if not isinstance(target, OpOverload):
-            raise WholeProgramError(f"{node.name!r} calls {target}, which is no operator")
+            called = getattr(target, "__name__", target)
+            raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
         if self.templates.rules.keeps_call(node):
