@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch._higher_order_ops import while_loop
 from torch.fx import Graph, Node
 from torch.fx import traceback as fx_traceback
+from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import (
     DecomposeError,
@@ -582,3 +584,75 @@ def test_calls_that_trace_to_themselves_are_told_without_tracing(
             assert one.meta["val"].storage_offset() == other.meta["val"].storage_offset()
             assert one.meta["val"].stride() == other.meta["val"].stride()
     torch.testing.assert_close(found.module()(*inputs), Plain()(*inputs))
+
+
+class Sized(nn.Module):
+    """Convolutions and norms of many sizes, and some that are cases of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 4, 6, 9)
+        self.pairs = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(one, other, 3, 1, 1), nn.BatchNorm2d(other))
+            for one, other in pairwise(widths)
+        )
+        self.lines = nn.ModuleList(nn.Conv1d(size, 3, 2, bias=False) for size in (6, 5))
+        self.last = nn.Conv2d(9, 2, 3, stride=2, padding="valid").to(
+            memory_format=torch.channels_last  # type: ignore[call-overload]
+        )
+        self.norms = nn.ModuleList(
+            [nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(3).train(), nn.BatchNorm1d(3).train()]
+        )
+
+    def forward(self, x: torch.Tensor, none: torch.Tensor) -> Any:
+        for pair in self.pairs:
+            none = pair(none[:, :1].expand(-1, x.shape[1], -1, -1))
+            x = pair(x)
+        line = self.norms[0](x[:, :6].flatten(2))
+        whole = self.lines[0](line), self.lines[0](line[0]), self.lines[1](line[:, 1:])
+        weight: Any = self.last.weight.double()
+        wide = nn.functional.conv2d(x.double(), weight.reshape(18, 1, 3, 3), None, 1, 1, 1, 9)
+        turned = self.pairs[2](x[:, :6].to(memory_format=torch.channels_last))
+        trained = self.norms[1](whole[0]), self.norms[2](whole[2])
+        return whole, self.last(x), none, wide, turned, trained
+
+
+@pytest.mark.parametrize("table", [None, {}, "mine"])
+def test_calls_of_other_sizes_are_told_without_tracing(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Sized()
+    model.pairs.eval()
+    inputs = (torch.randn(2, 3, 8, 8), torch.randn(0, 3, 8, 8))
+    program = torch.export.export(model, inputs)
+    if table == "mine":
+        norm = ATEN._native_batch_norm_legit_no_training.default
+        table = {**torch.export.default_decompositions().materialize()}
+        table[norm] = lambda x, *_: (x * x.shape[1], x[0, 0, :0], x[0, 0, :0])
+    fewer, found = explain(program, table), decompose(program, table)
+    assert not differences(found, program.run_decompositions(table))
+    monkeypatch.setattr("lowerdeck.decompose.resized._PARTS", {})
+    more, traced = explain(program, table), decompose(program, table)
+    assert fewer.traces < more.traces
+    assert fewer.traces + fewer.copies == more.traces + more.copies
+    for one, other in zip(found.graph.nodes, traced.graph.nodes, strict=True):
+        assert (one.name, one.target, str(one.args)) == (other.name, other.target, str(other.args))
+        assert one.meta.keys() == other.meta.keys()
+        assert one.meta.get("tensor_meta") == other.meta.get("tensor_meta")
+        values = (pytree.tree_leaves(node.meta.get("val")) for node in (one, other))
+        for mine, theirs in zip(*values, strict=True):
+            assert type(mine) is type(theirs)
+            if isinstance(mine, torch.Tensor):
+                assert (mine.shape, mine.stride()) == (theirs.shape, theirs.stride())
+
+
+def test_a_network_of_convolutions_needs_few_traces() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(n, n + 1, 3), nn.BatchNorm2d(n + 1)) for n in range(1, 21)]
+    program = torch.export.export(nn.Sequential(*layers).eval(), (torch.randn(1, 1, 64, 64),))
+    assert explain(program).traces == 2
+    dims = {0: torch.export.Dim("rows", min=2, max=9)}
+    args = (torch.randn(3, 1, 64, 64),)
+    program = torch.export.export(nn.Sequential(*layers[:3]).eval(), args, dynamic_shapes=(dims,))
+    assert explain(program).traces == 6, "sizes that vary are symbols, with nodes of their own"

@@ -63,9 +63,9 @@ def recorded(call: Call, before: Before) -> Recording | None:
     # What is made from nothing has options that torch fills in; symbols have nodes of their own.
     if not call.inputs or not call.is_static:
         return None
-    given = [before.value(each) for each in call.inputs]
-    if not all(map(_is_as_before, call.facts, given)):
+    if not lies_as_before(call, before):
         return None
+    given = [before.value(each) for each in call.inputs]
     viewed = _viewed(target)
     if viewed and (call.differentiable or any(facts.requires_grad for facts in call.facts)):
         # A view of a parameter is one that requires gradients, unless it is taken apart.
@@ -85,6 +85,18 @@ def recorded(call: Call, before: Before) -> Recording | None:
     made.meta = traced_meta(target, held.detach() if held.requires_grad else held)
     shared = {0: [inputs.index(args[0])]} if viewed else {}
     return Recording(graph, inputs, made, {}, {}, shared, set(), {}, False, False, False)
+
+
+def lies_as_before(call: Call, before: Before) -> bool:
+    """Return whether the inputs of a call lie in memory as they did in the original program.
+
+    What the call gave there then lies as it would now.
+
+    Args:
+        call: The call.
+        before: The same in the original program.
+    """
+    return all(map(_is_as_before, call.facts, map(before.value, call.inputs)))
 
 
 def _is_plain(target: OpOverload) -> bool:

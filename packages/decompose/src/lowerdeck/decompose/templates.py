@@ -15,6 +15,7 @@ from lowerdeck.decompose.errors import TemplateError, WholeProgramError
 from lowerdeck.decompose.facts import TensorFacts
 from lowerdeck.decompose.identities import Before, recorded
 from lowerdeck.decompose.keys import Call, fill
+from lowerdeck.decompose.resized import Resized
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.template import Template
 from lowerdeck.torch_base import FakeTensorMode
@@ -71,6 +72,7 @@ class Templates:
         self.writes: bool = writes
         self._shared = cache.of_rules(rules, writes)
         self._own: dict[Any, Template] = {}
+        self._resized = Resized(rules)
         self._open = ExitStack()
 
     def __enter__(self) -> Templates:
@@ -105,7 +107,8 @@ class Templates:
         found = (
             self._look_up(call, call.key)
             or self._as_before(call, before)
-            or self._trace(call, call.key, contexts)
+            or self._like_another(call, before)
+            or self._trace(call, call.key, contexts, before=before)
         )
         if found.by_offset and call.offsets:
             key = (call.key, call.offsets)
@@ -127,6 +130,11 @@ class Templates:
         recording = recorded(call, before)
         return None if recording is None else self._keep(call, call.key, Template.of(recording))
 
+    def _like_another(self, call: Call, before: Before | None) -> Template | None:
+        found = self._resized.find(call, before)
+        self.reused += found is not None
+        return None if found is None else self._keep(call, call.key, found)
+
     def _keep(self, call: Call, key: Any, made: Template) -> Template:
         self._own[key] = made
         if call.is_static and made.is_static:
@@ -141,6 +149,7 @@ class Templates:
         *,
         with_offset: bool = False,
         unbacked: Node | None = None,
+        before: Before | None = None,
     ) -> Template:
         target: Any = call.key[0]
         given = [
@@ -165,6 +174,7 @@ class Templates:
             raise TemplateError(
                 f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
             ) from error
+        self._resized.learn(call, before, made)
         return self._keep(call, key, made)
 
     def _record(
