@@ -7,8 +7,10 @@ export, ``symbolic_trace``) ends in ``torch.fx.Tracer.trace``, whose calls are c
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from lowerdeck.demo_backends import (
     SharedWeightsDemoPartitioner,
 )
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module import Partitioner, to_backend
+from lowerdeck.exir_compat import to_edge_transform_and_lower
+from lowerdeck.lowered_module import Partitioner, find_quantization, lower, to_backend
 from lowerdeck.lowered_module.commands import lower_model
 from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop.zoo import MODELS, Model
@@ -122,3 +125,83 @@ def test_the_command_traces_only_to_export(
         for backends in ([], ["XnnpackBackend"]):
             lower_model("traced_example:example", backends, tmp_path / "m.pte", check=False)
     assert len(traced) == 2 * exports
+
+
+class Stateful(torch.nn.Module):
+    """What calls a custom operator that writes, writes a view of a buffer, and branches."""
+
+    sums: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(2, 32))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(32, 32),
+            torch.nn.LayerNorm(32),
+            torch.nn.GELU(),
+            torch.nn.Linear(32, 32),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        self.sums[0].add_(y.sum(0))
+        silu = torch.nn.functional.silu
+        z: torch.Tensor = torch.cond(y.sum() > 0, silu, lambda x: x.softmax(-1), (y,))
+        return z + self.sums[1]
+
+
+WAYS: dict[str, Callable[[ExportedProgram], Any]] = {
+    "lower, no backend": lambda program: lower(program).to_bytes(),
+    "lower, XNNPACK": lambda program: lower(program, "XnnpackBackend").to_bytes(),
+    "lower, two methods": lambda program: lower(
+        {"one": program, "other": program}, [XnnpackPartitioner(), ExecutorPartitioner()]
+    ).to_bytes(),
+    "exir's names": lambda program: (
+        to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        .to_executorch()
+        .buffer
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_from_a_program_to_bytes_traces_it(way: str) -> None:
+    program = torch.export.export(Stateful(), (torch.randn(3, 32),))
+    with counted() as traced:
+        assert len(WAYS[way](program)) > 1000
+    assert traced == []
+
+
+def test_neither_does_an_executor() -> None:
+    program = torch.export.export(Stateful(), (torch.randn(3, 32),))
+    with counted() as traced, ThreadPoolExecutor(1) as pool:
+        lower(program, "XnnpackBackend", executor=pool).to_bytes()
+    assert traced == []
+
+
+@pytest.mark.parametrize("mode", ["int8", "int8-dynamic", "8da4w"])
+def test_quantised_programs_are_not_traced_either(mode: str) -> None:
+    pytest.importorskip("torchao")
+    offer = find_quantization("XnnpackBackend")
+    inputs = (torch.randn(3, 32),)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
+    program, partitioner = offer.quantize(mode, model.eval(), inputs, {}, [])
+    with counted() as traced:
+        lower(program, partitioner).to_bytes()
+        emit(to_backend(program, partitioner)).to_bytes()
+    assert traced == []
+
+
+@pytest.mark.parametrize("unwrapped", [False, True])
+def test_programs_of_torchaos_tensors_are_traced_once_unless_unwrapped(unwrapped: bool) -> None:
+    pytest.importorskip("torchao")
+    torchao = importlib.import_module("torchao.quantization")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    if unwrapped:
+        importlib.import_module("torchao.utils").unwrap_tensor_subclass(model)
+    with torch.no_grad():
+        program = torch.export.export(model, (torch.randn(2, 64),))
+    with counted() as traced:
+        decompose(program)
+    assert bool(traced) is not unwrapped
