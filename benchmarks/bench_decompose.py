@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram, export
 
+from benchmarks import export_to_bytes
 from benchmarks.emitter_models import MODELS
+from benchmarks.export_models import Blocks, llama
 from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
 from lowerdeck.decompose import DecompositionCache, decompose, explain
 
@@ -31,21 +33,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from _growth(quick)
         yield from _families(quick)
         yield from _memory(quick)
-
-
-class Blocks(nn.Module):
-    """``count`` blocks of a linear layer, an activation and a norm."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16)) for _ in range(count)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
+    yield from export_to_bytes.rows(quick)
 
 
 def _program(model: nn.Module, *args: torch.Tensor) -> ExportedProgram:
@@ -53,43 +41,12 @@ def _program(model: nn.Module, *args: torch.Tensor) -> ExportedProgram:
         return export(model.eval(), args)
 
 
-class Attention(nn.Module):
-    """One layer of a llama: norms, grouped heads, a gated feed-forward net."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.after = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
-        self.k, self.v = (nn.Linear(width, width // 2, bias=False) for _ in range(2))
-        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
-        self.down = nn.Linear(2 * width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        y = self.before(x)
-        size = width // self.heads
-        q = self.q(y).view(batch, length, -1, size).transpose(1, 2)
-        k, v = (
-            part(y).view(batch, length, -1, size).transpose(1, 2).repeat_interleave(2, 1)
-            for part in (self.k, self.v)
-        )
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        y = self.after(x)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
-
-
-def _llama(layers: int) -> nn.Module:
-    return nn.Sequential(nn.Embedding(1000, 64), *(Attention(64, 4) for _ in range(layers)))
-
-
 def _tokens() -> tuple[torch.Tensor, ...]:
     return (torch.randint(0, 1000, (1, 16)),)
 
 
 _OWN = {
-    "llama-like, 16 layers": (lambda: _llama(16), _tokens),
+    "llama-like, 16 layers": (lambda: llama(16), _tokens),
     "1,024 blocks of linear, gelu, layer norm": (
         lambda: Blocks(1024),
         lambda: (torch.randn(2, 16),),
@@ -160,8 +117,8 @@ def _families(quick: bool) -> Iterator[Row]:
     """Yield what a second model of a family costs where templates are kept."""
     layers = 4 if quick else 16
     cache = DecompositionCache()
-    decompose(_program(_llama(layers // 2), *_tokens()), cache=cache)
-    program = _program(_llama(layers), *_tokens())
+    decompose(_program(llama(layers // 2), *_tokens()), cache=cache)
+    program = _program(llama(layers), *_tokens())
     kept, alone = paired(partial(decompose, program, cache=cache), partial(decompose, program))
     told = explain(program, cache=cache)
     yield Row(
@@ -180,7 +137,7 @@ _PEAK = """
 import sys
 import torch
 from torch.export import export
-from benchmarks.bench_decompose import Blocks
+from benchmarks.export_models import Blocks
 from lowerdeck.decompose import decompose
 program = export(Blocks(int(sys.argv[2])).eval(), (torch.randn(2, 16),))
 {"decompose": decompose, "torch": lambda p: p.run_decompositions()}[sys.argv[1]](program)

@@ -69,12 +69,14 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self) -> None:
+    def __init__(
+        self, layers: int = 4, width: int = 256, heads: int = 8, words: int = 1000
+    ) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(1000, 256), nn.Embedding(64, 256)
-        self.blocks = nn.ModuleList(TransformerBlock(256, 8) for _ in range(4))
-        self.norm = nn.LayerNorm(256)
-        self.head = nn.Linear(256, 1000, bias=False)
+        self.tokens, self.places = nn.Embedding(words, width), nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -120,11 +120,12 @@ def fresh_process(code: str, *args: str, python: str = sys.executable) -> dict[s
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     program = f"{code}\n{_PRINT_PEAK}"
-    # Installed packages are byte-compiled; without that we would time the compiler.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    env["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "lowerdeck-bench-pycache")
     done = subprocess.run(
-        [python, "-c", program, *args], check=True, capture_output=True, text=True, env=env
+        [python, "-c", program, *args],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=compiled_environment(),
     )
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -133,6 +134,16 @@ def fresh_process(code: str, *args: str, python: str = sys.executable) -> dict[s
     told = [line.split() for line in done.stdout.splitlines() if line.startswith("FIGURE ")]
     figures = {name: float(value) for _, name, value in told}
     return {"cpu": cpu, "peak_mb": int(peak.split()[1]) / 1024, "wall": wall, **figures}
+
+
+def compiled_environment() -> dict[str, str]:
+    """Return the environment of a process that finds our modules byte-compiled.
+
+    Installed packages are; without that we would time the compiler.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "lowerdeck-bench-pycache")
+    return env
 
 
 def _once(action: Callable[[], object]) -> float:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import compiled_environment
+
 MODELS = ("mobilenet_v2", "resnet18", "vit")
 ROOT = Path(__file__).parents[1]
 
@@ -71,6 +73,7 @@ def worker(code: str, *args: object) -> dict[str, Any]:
         check=False,
         capture_output=True,
         text=True,
+        env=compiled_environment(),
     )
     if done.returncode:
         raise RuntimeError(f"a worker failed:\n{done.stderr[-3000:]}")
