@@ -652,6 +652,19 @@ def test_a_network_of_convolutions_needs_few_traces() -> None:
     layers = [nn.Sequential(nn.Conv2d(n, n + 1, 3), nn.BatchNorm2d(n + 1)) for n in range(1, 21)]
     program = torch.export.export(nn.Sequential(*layers).eval(), (torch.randn(1, 1, 64, 64),))
     assert explain(program).traces == 2
+    wanted = {"traces": 0}
+
+    def volumes(x: torch.Tensor, *_: Any) -> Any:
+        wanted["traces"] += 1
+        return NotImplemented
+
+    rules = Rules({ATEN.convolution.default: volumes}, {}, by_result=True)
+    take_apart(program, rules)
+    assert wanted["traces"] == 20, "it may look at sizes"
+    volumes.any_size = True  # type: ignore[attr-defined]
+    wanted["traces"] = 0
+    take_apart(program, rules)
+    assert wanted["traces"] == 1
     dims = {0: torch.export.Dim("rows", min=2, max=9)}
     args = (torch.randn(3, 1, 64, 64),)
     program = torch.export.export(nn.Sequential(*layers[:3]).eval(), args, dynamic_shapes=(dims,))

@@ -78,7 +78,7 @@ class Resized:
         # Of the state: no region's, for ``before`` is known, and no rule looks at the result.
         if before is None or target not in _PARTS:
             return None
-        if target in self._rules.composites or _PARTS[target] in self._rules.others:
+        if target in self._rules.composites or not self._leaves(_PARTS[target]):
             return None
         if type(before.node.meta.get("val")) is not FakeTensor or not lies_as_before(call, before):
             return None
@@ -90,6 +90,11 @@ class Resized:
             rest = (len(facts.shape), facts.dtype, facts.device, facts.requires_grad)
             known.append(rest)
         return (target, *arguments, tuple(known), differentiable)
+
+    def _leaves(self, part: Any) -> bool:
+        """Return whether what a rule makes of calls of ``part`` does not depend on sizes."""
+        rule = self._rules.others.get(part)
+        return rule is None or getattr(rule, "any_size", False)
 
 
 def _is_one_call(call: Call, traced: Template) -> bool:

@@ -28,7 +28,9 @@ class Rules:
     """How operators are taken apart, in the two halves that torch's tracing wants.
 
     Attributes:
-        others: By operator, for what torch keeps whole while it traces.
+        others: By operator, for what torch keeps whole while it traces. A rule whose attribute
+            ``any_size`` is true looks at how many dimensions there are and not at how long they
+            are: of layers that differ in sizes alone, one is then traced.
         composites: By composite operator, where torch would take it apart in another way than
             asked for; a rule that returns ``NotImplemented`` keeps it whole.
         by_result: Whether rules look at what the call gave in the original program, which is
