@@ -82,7 +82,8 @@ def check_seed(seed: int, cost: int = 20) -> Outcome:
         _compare(case, changed, chosen, seed + number, flat="plain" in made.form)
         module = unflatten(program, preserve="all" if made.form == "plain all" else None)
     if "plain" not in made.form:
-        made.odd = check_odd_change(case, module, _free(case, table), rng)
+        free = _free(case, table)
+        made.odd = check_odd_change(case, module, free, _looked_at(case.model), rng)
     return made
 
 
@@ -167,9 +168,16 @@ def _loose(model: nn.Module) -> dict[str, bool]:
         *model.named_buffers(remove_duplicate=False),
     ]
     memory = {name: value.untyped_storage()._cdata for name, value in held if _is_tensor(value)}
+    # Nor of two that share all their state: they are one module of two names to it.
+    alike = Counter(filter(None, (_alike(path, module, memory) for path, module in modules)))
     found = {}
     for path, module in modules:
         if not path or any(names[id(inner)] > 1 for inner in module.modules()):
+            continue
+        within = (
+            (f"{path}.{name}" if name else path, one) for name, one in module.named_modules()
+        )
+        if any(alike[_alike(name, one, memory)] > 1 for name, one in within):
             continue
         inside = {memory.get(name, id(value)) for name, value in held if outer_of(path, name)}
         outside = {memory.get(name, id(value)) for name, value in held if not outer_of(path, name)}
@@ -177,8 +185,25 @@ def _loose(model: nn.Module) -> dict[str, bool]:
     return found
 
 
+def _alike(path: str, module: nn.Module, memory: Mapping[str, int]) -> object:
+    """Return what is equal for two modules that export takes for one; None if it has no state."""
+    names = (*module._parameters, *module._buffers)
+    held = tuple(memory.get(f"{path}.{name}", 0) for name in names)
+    return (type(module), held) if held else None
+
+
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
+
+
+def _looked_at(model: nn.Module) -> set[str]:
+    """Return the modules whose attributes a caller reads: another one's would be other ones."""
+    return {
+        ".".join((name, *path) if name else path)
+        for name, tree in model.named_modules()
+        for path, step in (tree.steps if isinstance(tree, Tree) else ())
+        if "state" in step or step == "half"
+    }
 
 
 def _called_in_branches(model: nn.Module) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +29,11 @@ Call = Callable[..., Any]
 
 
 def check_odd_change(
-    case: Case, subject: UnflattenedModule, paths: Sequence[str], rng: random.Random
+    case: Case,
+    subject: UnflattenedModule,
+    paths: Sequence[str],
+    looked_at: Container[str],
+    rng: random.Random,
 ) -> tuple[str, str]:
     """Make one change; return its kind, and whether the result was right or refused.
 
@@ -37,6 +41,7 @@ def check_odd_change(
         case: The model.
         subject: Its unflattened form; changed.
         paths: The modules that may be changed: called alone, and replaced.
+        looked_at: Those in whose place no other kind of module may come: callers read its state.
         rng: Chooses.
 
     Raises:
@@ -52,7 +57,7 @@ def check_odd_change(
             _compare_alone(case, eager, subject, path)
         elif kind == "exchanged":
             other = rng.choice(paths)
-            if _related(path, other):
+            if _related(path, other) or path in looked_at or other in looked_at:
                 return "none", "same"
             _exchange(eager, path, other)
             _exchange(subject, path, other)

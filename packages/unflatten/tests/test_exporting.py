@@ -353,3 +353,77 @@ def test_calls_in_other_modes_keep_their_signatures() -> None:
         made.set_submodule(row.path, eager.get_submodule(row.path))
         torch.testing.assert_close(made(X), eager(X), msg=row.path)
         made(X.clone().requires_grad_()).sum().backward()
+
+
+class Branches(nn.Module):
+    """Calls one module in a branch alone, one in a branch and beside it, and one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.both = nn.Linear(4, 4)
+        self.outside = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        taken = (self.outside(x),)
+        y = torch.cond(x.sum() > 0, lambda x: -self.inside(x), lambda x: -self.both(x), taken)
+        return y + self.both(x)
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any) -> Any:
+        return 2 * self.inner(*args)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("strict", [False, True])
+def test_modules_that_branches_call_are_never_replaced_without_effect(strict: bool) -> None:
+    eager, x = Branches(), torch.randn(2, 4)
+    buffer = io.BytesIO()
+    torch.export.save(export_preserving(eager, (x,), strict=strict), buffer)
+    buffer.seek(0)
+    program = torch.export.load(buffer)
+    made = unflatten(program)
+    for given in (x, -x):
+        torch.testing.assert_close(made(given), eager(given))
+    rows = {row.path: row for row in made.swappable()}
+    assert rows["outside"].replaceable
+    made.outside = Around(eager.outside)
+    assert not torch.equal(made(x), eager(x))
+    for path in ("inside", "both"):
+        if not rows[path].replaceable:
+            assert "branch" in rows[path].reason
+        made = unflatten(program)
+        made.set_submodule(path, Around(made.get_submodule(path)))
+        with pytest.raises(UnflattenError, match="branch"):
+            made(x)
+
+
+class TwoStructures(nn.Module):
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        return torch.exp(x) if more is None else x - more.exp()
+
+
+class CallsTwoStructures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = TwoStructures()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.child(self.child(x), x)
+
+
+def test_a_program_of_one_module_that_is_not_recorded_says_why() -> None:
+    eager, x = CallsTwoStructures(), torch.randn(3)
+    made = unflatten(export_preserving(eager, (x,)))
+    torch.testing.assert_close(made(x), eager(x))
+    (row,) = made.swappable()
+    assert not row.replaceable
+    assert "several structures" in row.reason
+    made.child = TwoStructures()
+    with pytest.raises(UnflattenError, match="several structures"):
+        made(x)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lowerdeck.unflatten import InputConstraintError, unflatten
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
 
 
 class Step(nn.Module):
@@ -384,3 +384,12 @@ def test_two_different_modules_of_forms_in_one_wrapper_are_refused() -> None:
     made.step = nn.Sequential(made.step, other.step)
     with pytest.raises(InputConstraintError, match="which of them is meant"):
         made(X)
+
+
+@pytest.mark.parametrize("how", [torch.export.export, export_preserving])
+def test_what_a_module_that_calls_itself_calls_can_be_wrapped(how: Any) -> None:
+    eager: Any = Deep().eval()
+    made: Any = unflatten(how(eager, (X,)))
+    for model in (made, eager):
+        model.step.work = Around(model.step.work, 2.0)
+    torch.testing.assert_close(made(X), eager(X))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram, export
 
-from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.calls.carrying import NOT_RECORDED
+from lowerdeck.torch_base import HigherOrderOperator, graphs_of, pytree
+from lowerdeck.unflatten.calls.carrying import IN_BRANCHES, NOT_RECORDED
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 
 
@@ -81,9 +81,15 @@ def export_preserving(
 
 def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
     """Note what could not be recorded, and why, where saved programs keep it: in nodes' meta."""
-    for node in program.graph.nodes:
-        stack = node.meta.get("nn_module_stack") or {}
-        told = {path: found[path] for path, _ in stack.values() if path in found}
+    nodes = [node for held in graphs_of(program.graph_module) for node in held.graph.nodes]
+    stacks = [
+        [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()] for node in nodes
+    ]
+    # Those of which only branches and loops have calls are told by these.
+    inside = found.keys() - {path for stack in stacks for path in stack}
+    for node, stack in zip(nodes, stacks, strict=True):
+        more = sorted(inside) if isinstance(node.target, HigherOrderOperator) else []
+        told = {path: found[path] for path in (*stack, *more) if path in found}
         if told:
             custom = dict(node.meta.get("custom") or {})
             node.meta["custom"] = {**custom, NOT_RECORDED: told}
@@ -109,6 +115,13 @@ def _watched(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[dict[str,
     """Note which modules are called with, or return, what export cannot record, and what."""
     found: dict[str, str] = {}
     structures: dict[str, object] = {}
+
+    # What a hook notes in a branch is a side effect, which tracing refuses; this is called while
+    # tracing, and not traced.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def note_branch(path: str) -> None:
+        found[path] = IN_BRANCHES
+
     with ExitStack() as stack:
         for path in paths:
 
@@ -119,6 +132,9 @@ def _watched(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[dict[str,
                 result: Any,
                 path: str = path,
             ) -> None:
+                if torch.compiler.is_dynamo_compiling():
+                    note_branch(path)
+                    return
                 taken, in_spec = pytree.tree_flatten((args, kwargs))
                 returned, out_spec = pytree.tree_flatten(result)
                 for what, leaves in (("takes", taken), ("returns", returned)):

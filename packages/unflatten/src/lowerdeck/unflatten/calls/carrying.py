@@ -17,6 +17,9 @@ from lowerdeck.unflatten.errors import UnflattenError
 NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
+IN_BRANCHES = "is called in a branch or a loop"
+"""Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
+
 CARRIED = "_carried"
 """Keyword by which a caller hands over values that are no arguments."""
 

@@ -115,7 +115,9 @@ class Source:
         if not self.checks:
             return function
         scope = {**function.__globals__, **expected.names(self.prefix)}
-        return FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+        bound = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+        bound.__kwdefaults__ = function.__kwdefaults__
+        return bound
 
 
 class Itself:
@@ -211,7 +213,7 @@ class _Writer:
         self.comments: list[str] = []
         self.names: dict[str, object] = {}
         self.parameters: set[str] = set()
-        self.by_object: dict[int, str] = {}
+        self.by_object: dict[object, str] = {}
         self.local: dict[Node, str] = {}
         self.bases: dict[Node, str] = {}
         self.used: dict[str, int] = {}
@@ -389,7 +391,11 @@ class _Writer:
         text = "self"
         parts = path.split(".")
         for index, part in enumerate(parts):
-            if (is_module or index < len(parts) - 1) and not is_name(part):
+            if is_module and len(parts) == 1:
+                # Not by name, which asks for parameters and buffers first: a third of what the
+                # call of a module costs. Deeper ones may be in a wrapper that hands names on.
+                text = f"{text}._modules[{part!r}]"
+            elif (is_module or index < len(parts) - 1) and not is_name(part):
                 # As torch's containers do it; compilers know the name of what is read so.
                 text = f"{text}._modules[{part!r}]"
             elif is_reserved(part):
@@ -436,7 +442,9 @@ class _Writer:
 
     def object_name(self, value: object, hint: str = "") -> str:
         """Return the global name by which the function knows an object."""
-        found = self.by_object.get(id(value))
+        # Devices and such are equal where they are not one object.
+        key = (type(value), repr(value)) if isinstance(value, _SPELLED) else id(value)
+        found = self.by_object.get(key)
         if found is None:
             words = hint or getattr(value, "__name__", None) or _words(value)
             if _PYTHON_NAMES.get(str(words)) is value and words not in self.parameters:
@@ -445,7 +453,7 @@ class _Writer:
             found, number = base, 1
             while self._is_taken(found):
                 found, number = f"{base}_{number}", number + 1
-            self.by_object[id(value)] = found
+            self.by_object[key] = found
             self.names[found] = value
         return found
 

@@ -123,7 +123,7 @@ def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:
             raise UnflattenError(
                 f"This module calls its child {path!r}, but no module is there: it was deleted or "
                 "set to None, or what held it was replaced by a module without such a child. Put "
-                "a module there; an Identity to compute nothing."
+                "a module there: an Identity to compute nothing, one that calls it for a function."
             ) from error
 
 

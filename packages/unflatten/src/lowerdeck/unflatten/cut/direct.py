@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
-from lowerdeck.unflatten.cut.preserved import asked_signatures
+from lowerdeck.unflatten.cut.preserved import asked_signatures, not_recorded
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.flat_items import Item, Role
 from lowerdeck.unflatten.trace.trace import Trace
@@ -30,6 +30,8 @@ def direct_graph(trace: Trace) -> WorkingGraph | None:
     """
     program, items, state, tree = trace.program, trace.items, trace.state, trace.tree
     if trace.mutations.count or not _is_plain(program, items) or asked_signatures(program):
+        return None
+    if not_recorded(program):
         return None
     placeholders = program.graph.find_nodes(op="placeholder")
     held = [node for node in placeholders if node.name in state.targets]

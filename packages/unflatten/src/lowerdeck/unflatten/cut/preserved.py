@@ -22,8 +22,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base import OpOverload, pytree, schema_of
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES
+from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, NOT_RECORDED
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
 from lowerdeck.unflatten.trace.call_tree import Frame
 
@@ -63,6 +63,15 @@ def asked_signatures(program: ExportedProgram) -> dict[str, Any]:
         for entry in program.module_call_graph
         if entry.fqn and entry.signature is not None
     }
+
+
+def not_recorded(program: ExportedProgram) -> dict[str, str]:
+    """Return the modules whose signatures ``export_preserving`` could not record, and why."""
+    found: dict[str, str] = {}
+    for held in graphs_of(program.graph_module):
+        for node in held.graph.nodes:
+            found.update((node.meta.get("custom") or {}).get(NOT_RECORDED, {}))
+    return found
 
 
 def preserved_calls(program: ExportedProgram, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from lowerdeck.unflatten.calls.carrying import (
     COMPUTES_NOTHING,
+    IN_BRANCHES,
     LOST_CALL,
     LOST_SIGNATURE,
-    NOT_RECORDED,
     SOMETIMES_NOTHING,
     must_be_generated,
     must_compute_nothing,
@@ -24,6 +24,7 @@ from lowerdeck.unflatten.cut.preserved import (
     PreservedCall,
     asked_signatures,
     leaf_names,
+    not_recorded,
     preserved_calls,
     preserved_signature,
     warn_of_lost,
@@ -58,7 +59,7 @@ def find_preserved_calls(
         values: What the working graph has for each node of the outermost graph.
         marked: What marks that export left in the graph say of calls.
     """
-    _guard_not_recorded(made)
+    _guard_not_recorded(trace, made)
     asked = asked_signatures(trace.program)
     if not asked:
         return
@@ -98,15 +99,17 @@ def _without(call: PreservedCall, which: Sequence[bool], leaf: Leaf) -> Preserve
     return replace(call, inputs=tuple(leaf if other else given for given, other in inputs))
 
 
-def _guard_not_recorded(made: WorkingGraph) -> None:
-    for frame in made.tree.frames():
-        notes = (node.meta.get("custom") or {} for node in nodes_in(frame))
-        told: Mapping[str, str] = next(
-            (note[NOT_RECORDED] for note in notes if NOT_RECORDED in note), {}
-        )
-        if frame.parent is not None and frame.path in told:
-            why = f"{told[frame.path]}, which export cannot record"
-            forbid_replacing(made, frame, frame.parent, why)
+def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
+    told = not_recorded(trace.program)
+    why = {path: f"{reason}, which export cannot record" for path, reason in told.items()}
+    frames = [frame for frame in made.tree.frames() if frame.path in why]
+    for frame in frames:
+        if frame.parent is not None:
+            forbid_replacing(made, frame, frame.parent, why[frame.path])
+    uncalled = why.keys() - {frame.path for frame in frames}
+    for path, reason in why.items():
+        if path in trace.paths and (path in uncalled or told[path] == IN_BRANCHES):
+            forbid_uncalled(trace, made, path, reason)
 
 
 def _guard_uncalled(

@@ -100,8 +100,9 @@ class _Builder:
             for path, index, type_name in steps:
                 inner = self.paths.under(frame.path, path)
                 if inner is None:
-                    # The owner of this module is not on the stack: its nodes stay with the caller.
-                    break
+                    # The owner of this module is not on the stack, as where a module calls itself:
+                    # its nodes stay with the caller, which makes the calls that it makes.
+                    continue
                 frame = self._call(frame, inner, index, type_name)
             found = self.known[steps] = frame
         return found

@@ -17,7 +17,7 @@ from lowerdeck.unflatten._torch_private import (
 )
 from lowerdeck.unflatten.trace.dtype_check import CHECK, is_needless
 
-_MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
+MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
 """From operator to the number of its arguments that describe the mode."""
 
 
@@ -73,7 +73,7 @@ class Item:
 
 def mode_arguments(node: Node) -> tuple[tuple[Any, ...], GraphModule | None, tuple[Any, ...]]:
     """Return the mode, the name of the body and the operands of a mode region's operator."""
-    count = _MODE_REGIONS[node.target]
+    count = MODE_REGIONS[node.target]
     body = node.args[count]
     return node.args[:count], body, node.args[count + 1 :]  # type: ignore[return-value]
 
@@ -128,7 +128,7 @@ def _around(stack: Sequence[tuple[Scope, Iterator[Node], Item | None]]) -> list[
 
 
 def _is_region(node: Any) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target in _MODE_REGIONS
+    return isinstance(node, Node) and node.op == "call_function" and node.target in MODE_REGIONS
 
 
 def _body(node: Node, scope: Scope) -> Scope | None:

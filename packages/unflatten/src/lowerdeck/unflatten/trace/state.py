@@ -123,6 +123,12 @@ class ProgramState:
         self.entries[name] = replace(entry, name=name)
         self._names[entry.identity].append(name)
 
+    def rename(self, placeholder: str, name: str) -> None:
+        """Let ``placeholder`` stand for the state ``name``; what it stood for has no name more."""
+        entry = self.entries.pop(self.targets[placeholder])
+        self._names[entry.identity].remove(entry.name)
+        self.targets[placeholder] = name
+
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:
         """Yield each entry with a value of our own; names of one tensor get one object."""
         own = OwnCopies(entry.value for entry in self.entries.values())

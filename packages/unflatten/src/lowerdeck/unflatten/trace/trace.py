@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from lowerdeck.unflatten.trace.call_frames import build_call_tree
 from lowerdeck.unflatten.trace.call_tree import CallTree
 from lowerdeck.unflatten.trace.flat_items import Item, flat_items
+from lowerdeck.unflatten.trace.lifted_constants import share_lifted_constants
 from lowerdeck.unflatten.trace.module_paths import ModulePaths, module_names
 from lowerdeck.unflatten.trace.mutations import Mutations
 from lowerdeck.unflatten.trace.shared_modules import note_shared_modules
@@ -46,6 +47,7 @@ class Trace:
             inplace: Whether a functional program's state is written where eager writes it.
         """
         state = ProgramState(program)
+        share_lifted_constants(program, state)
         paths = ModulePaths(module_names(program))
         for name in state.entries:
             paths.add(name.rpartition(".")[0])
