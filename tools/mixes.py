@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -49,14 +48,20 @@ def largest_mixes(known: Known) -> list[dict[str, str]]:
 
     Smaller ones are parts of these: a package that nothing else needs changes nothing for the
     others but by its entry points, of which a test should rather have more.
+
+    Args:
+        known: The packages, lowest layer first.
     """
-    names = list(known)
-    allowed = []
-    for versions in itertools.product(*((*known[package], "") for package in names)):
-        mix = {package: v for package, v in zip(names, versions, strict=True) if v}
-        if all(_fits(known[package][version], mix) for package, version in mix.items()):
-            allowed.append(mix)
-    return [m for m in allowed if not any(m.items() < other.items() for other in allowed)]
+    mixes: list[dict[str, str]] = [{}]
+    # A package needs nothing but lower ones, which are chosen already. Where one of its versions
+    # fits, the mix without it is part of one with it.
+    for package, versions in known.items():
+        grown = []
+        for mix in mixes:
+            fitting = [version for version in versions if _fits(versions[version], mix)]
+            grown += [{**mix, package: version} for version in fitting] or [mix]
+        mixes = grown
+    return mixes
 
 
 def oldest_siblings(package: str) -> dict[str, str]:

@@ -94,9 +94,10 @@ def wishes() -> list[tuple[tuple[str, ...], frozenset[str]]]:
     that no other member brings along), and each optional extra by its name.
     """
     found = []
+    bring = {package: siblings(package) for package in PACKAGES}
     for size in range(1, len(PACKAGES) + 1):
         for chosen in itertools.combinations(PACKAGES, size):
-            brought = set().union(*(siblings(package) for package in chosen))
+            brought = set().union(*(bring[package] for package in chosen))
             # Asking for a package that another one brings is asking for the same set again.
             if not brought & set(chosen):
                 found.append((chosen, brought | set(chosen)))
