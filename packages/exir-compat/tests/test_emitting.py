@@ -43,12 +43,26 @@ def test_programs_are_emitted_in_the_order_of_their_names(exported: ExportedProg
     assert emit_program(exported).program.execution_plan[0].name == "forward"
 
 
-def test_results_are_counted_for_each_instruction(exported: ExportedProgram) -> None:
+def test_handles_are_numbers_and_those_of_delegates_lists(exported: ExportedProgram) -> None:
     made = to_edge(exported).to_executorch()
-    counts = made.instruction_id_to_num_outs_map["forward"]
     instructions = made.executorch_program.execution_plan[0].chains[0].instructions
-    assert counts.keys() == made.debug_handle_map.keys() == set(range(len(instructions)))
-    assert set(counts.values()) == {1}
+    handles = made.debug_handle_map["forward"]
+    assert handles.keys() == set(range(len(instructions)))
+    assert all(isinstance(one, int) for one in handles.values())
+    assert made.instruction_id_to_num_outs_map == {"forward": {}}
+
+
+def test_results_of_delegates_are_counted(inputs: tuple[torch.Tensor]) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + 1, x * 2
+
+    program = to_edge(torch.export.export(Two(), inputs)).exported_program()
+    wrapped = _Wrapper(to_backend("_Traced", program, []))
+    made = to_edge(torch.export.export(wrapped, inputs)).to_executorch()
+    assert made.instruction_id_to_num_outs_map == {"forward": {0: 2}}
+    assert made.debug_handle_map == {"forward": {0: [1, 2]}}
+    assert made.delegate_map["forward"][0] == {"name": "_Traced", "delegate_map": {1: (1, 2)}}
 
 
 def test_constants_outside_are_listed_once(inputs: tuple[torch.Tensor]) -> None:

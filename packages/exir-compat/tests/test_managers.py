@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -139,10 +142,79 @@ def test_a_class_as_partitioner_is_refused_before_anything_is_done(
         to_edge_transform_and_lower(exported, partitioner=[WantsGelu])
 
 
-def test_records_for_devtools_are_refused(exported: ExportedProgram) -> None:
+def test_records_for_devtools_need_the_devtools(
+    exported: ExportedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "executorch.devtools.etrecord", None)
     for make in (to_edge, to_edge_transform_and_lower):
-        with pytest.raises(SettingError, match="generate_etrecord"):
+        with pytest.raises(SettingError, match=r"object of executorch\.devtools, which cannot"):
             make(exported, generate_etrecord=True)
+    with pytest.raises(SettingError, match="ETRecord was not generated"):
+        to_edge(exported).to_executorch().get_etrecord()
+
+
+def test_records_hold_the_programs_as_they_were(
+    exported: ExportedProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devtools = ModuleType("executorch.devtools.etrecord")
+    devtools.ETRecord = Kept  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, devtools.__name__, devtools)
+    manager = to_edge_transform_and_lower(
+        exported, transform_passes=[_to_relu], generate_etrecord=True
+    )
+    made = manager.to_executorch()
+    kept = made.get_etrecord()
+    assert kept.exported == {"forward": exported}
+    (seen,) = kept.edge.values()
+    assert torch.ops.aten.gelu.default in {node.target for node in seen.graph.nodes}
+    (after,) = kept.extra["edge_after_transform"].values()
+    assert torch.ops.aten.relu.default in {node.target for node in after.graph.nodes}
+    assert kept.program is made
+    # What a caller does to a program later is not what was recorded.
+    assert after is not manager.exported_program()
+    assert manager._etrecord.program is None
+
+
+def _to_relu(graph_module: torch.fx.GraphModule) -> None:
+    for node in graph_module.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.gelu.default
+    ):
+        node.target = torch.ops.aten.relu.default
+        node.kwargs = {}
+
+
+class Kept:
+    """What ExecuTorch's record is asked for."""
+
+    def __init__(self) -> None:
+        self.extra: dict[str, Any] = {}
+        self.program: Any = None
+
+    def copy(self) -> Kept:
+        made = Kept()
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def add_exported_program(self, programs: Any) -> None:
+        self.exported = programs
+
+    def add_edge_dialect_program(self, manager: EdgeProgramManager) -> None:
+        self.edge = {name: manager.exported_program(name) for name in manager.methods}
+
+    def add_extra_export_modules(self, modules: dict[str, EdgeProgramManager]) -> None:
+        for name, manager in modules.items():
+            self.extra[name] = {one: manager.exported_program(one) for one in manager.methods}
+
+    def add_executorch_program(self, program: Any) -> None:
+        self.program = program
+
+
+def test_managers_are_copied_as_what_they_are(exported: ExportedProgram) -> None:
+    manager = to_edge(exported)
+    for each in (manager, manager.to_executorch()):
+        for copied in (copy.copy(each), copy.deepcopy(each)):
+            assert type(copied) is type(each)
+            assert copied.methods == {"forward"}
 
 
 def test_files_are_written_from_memory(exported: ExportedProgram, tmp_path: Path) -> None:
@@ -167,7 +239,7 @@ def test_nodes_have_the_handles_that_the_file_tells(exported: ExportedProgram, w
     nodes = [n for n in made.exported_program().graph.nodes if n.op == "call_function"]
     handles = {node.meta["debug_handle"] for node in nodes}
     assert len(handles) == len(nodes)
-    assert {one for found in made.debug_handle_map.values() for one in found} <= handles
+    assert set(made.debug_handle_map["forward"].values()) <= handles
     assert not any("debug_handle" in node.meta for node in exported.graph.nodes)
     assert made._emitter_output.program is made.executorch_program
     assert made._emitter_output.debug_handle_map == made.debug_handle_map

@@ -12,6 +12,7 @@ from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
+from lowerdeck.exir_compat.exir_classes import TakenForExirs, new_record
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,
@@ -26,7 +27,7 @@ from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import OpOverload, graphs_of
 
 
-class EdgeProgramManager:
+class EdgeProgramManager(TakenForExirs):
     """The programs of several methods, in torch's core operators or lowered.
 
     Each step returns a new manager and leaves this one as it is.
@@ -43,6 +44,8 @@ class EdgeProgramManager:
         compile_config: What the caller gave.
     """
 
+    _exirs_name = "EdgeProgramManager"
+
     def __init__(
         self,
         edge_programs: ExportedProgram | Mapping[str, ExportedProgram],
@@ -55,6 +58,7 @@ class EdgeProgramManager:
         self._programs: dict[str, Any] = {"forward": edge_programs} if one else {**edge_programs}  # type: ignore[dict-item]
         self._constants = dict(constant_methods or {})
         self._preserved: Iterable[OpOverload] | None = None
+        self._etrecord: Any = None
         self.compile_config: EdgeCompileConfig = compile_config or EdgeCompileConfig()
 
     @property
@@ -90,6 +94,28 @@ class EdgeProgramManager:
             preserved: Operators that stay whole.
         """
         self._preserved = preserved
+
+    def keep_record(self, exported: Mapping[str, ExportedProgram] | None = None) -> None:
+        """Keep the programs as they are now for ExecuTorch's devtools.
+
+        Args:
+            exported: The programs as they were exported, which begins a record; None to add to
+                one that was begun what passes have made of them.
+
+        Raises:
+            SettingError: The devtools are not installed.
+        """
+        if exported is None and self._etrecord is None:
+            return
+        # Copies of graphs: a caller may change what is shown. Weights are shared.
+        seen = {name: transformed(one, []) for name, one in self._shown().items()}
+        manager = EdgeProgramManager(seen, None, self.compile_config)
+        if exported is None:
+            self._etrecord.add_extra_export_modules({"edge_after_transform": manager})
+            return
+        self._etrecord = new_record()
+        self._etrecord.add_exported_program(dict(exported))
+        self._etrecord.add_edge_dialect_program(manager)
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
         """Return the program of a method, in the Edge dialect where that has been imported.
@@ -166,7 +192,10 @@ class EdgeProgramManager:
             config=settings.emit_config(self._constants, programs),
             shared_state=settings.shared_state(programs),
         )
-        return ExecutorchProgramManager(programs, emitted, settings)
+        made = ExecutorchProgramManager(programs, emitted, settings)
+        if self._etrecord is not None:
+            made.keep_record(self._etrecord)
+        return made
 
     def _taken_apart(self) -> dict[str, ExportedProgram]:
         if self._preserved is not None:
@@ -190,7 +219,9 @@ class EdgeProgramManager:
     def _with(
         self, programs: Mapping[str, ExportedProgram], config: EdgeCompileConfig | None = None
     ) -> EdgeProgramManager:
-        return EdgeProgramManager(programs, self._constants, config or self.compile_config)
+        made = EdgeProgramManager(programs, self._constants, config or self.compile_config)
+        made._etrecord = self._etrecord
+        return made
 
 
 def by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, Any]:

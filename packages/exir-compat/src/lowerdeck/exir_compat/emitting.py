@@ -23,12 +23,12 @@ class EmitterOutput:
 
     Attributes:
         program: The program; in exir's classes where they have been imported.
-        debug_handle_map: The debug handles of each instruction, by its index; of the last method
-            that has one.
+        debug_handle_map: The debug handle of each instruction, by method and index; of a call of
+            a delegate a list, of what is inside.
         method_to_delegate_debug_id_map: What backends told of each delegate call, by method and
             index of its instruction.
-        instruction_id_to_num_outs_map: How many results each kernel and delegate call gives, by
-            method and index of its instruction.
+        instruction_id_to_num_outs_map: How many results each delegate call gives, by method and
+            index of its instruction.
         mutable_data: Initial values of state, of which entry 0 is reserved; None without state
             that has one.
         external_constant_buffer: The bytes of constants that lie outside of the program.
@@ -36,7 +36,7 @@ class EmitterOutput:
     """
 
     program: Any
-    debug_handle_map: dict[int, list[int]]
+    debug_handle_map: dict[str, dict[int, int | list[int]]]
     method_to_delegate_debug_id_map: dict[str, dict[int, dict[str, Any]]]
     instruction_id_to_num_outs_map: dict[str, dict[int, int]]
     mutable_data: list[Any] | None
@@ -77,13 +77,10 @@ def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutpu
         emitted: What was emitted.
         program: Its program in exir's classes, if that has been made.
     """
-    handles: dict[int, list[int]] = {}
-    for sources in emitted.debug_handle_map.values():
-        handles |= {index: list(source.handles) for index, source in sources.items()}
     outside, names = _outside(emitted)
     return EmitterOutput(
         program=in_exirs_classes(emitted.program) if program is None else program,
-        debug_handle_map=handles,
+        debug_handle_map={name: _handles(emitted, name) for name in emitted.debug_handle_map},
         method_to_delegate_debug_id_map={
             method: {
                 index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
@@ -92,8 +89,8 @@ def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutpu
             for method, calls in emitted.delegate_debug_maps.items()
         },
         instruction_id_to_num_outs_map={
-            method: {index: source.results for index, source in sources.items() if source.results}
-            for method, sources in emitted.debug_handle_map.items()
+            method: {index: emitted.debug_handle_map[method][index].results for index in calls}
+            for method, calls in emitted.delegate_debug_maps.items()
         },
         mutable_data=(
             buffers_in_exirs_classes(emitted.program.mutable_data)
@@ -103,6 +100,18 @@ def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutpu
         external_constant_buffer=outside,
         external_constant_map=names,
     )
+
+
+def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]:
+    """Return the debug handle of each instruction of a method that has some, by its index."""
+    calls = emitted.delegate_debug_maps.get(method, {})
+    found: dict[int, int | list[int]] = {}
+    for index, source in emitted.debug_handle_map[method].items():
+        if index in calls:
+            found[index] = sorted(calls[index].sources) or list(source.handles)
+        elif source.handles:
+            found[index] = source.handles[0]
+    return found
 
 
 def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:

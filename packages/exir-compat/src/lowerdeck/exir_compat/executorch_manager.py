@@ -13,7 +13,8 @@ from torch.export import ExportedProgram
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.emitting import EmitterOutput, emitter_output
-from lowerdeck.exir_compat.errors import UnknownMethodError
+from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
+from lowerdeck.exir_compat.exir_classes import TakenForExirs
 from lowerdeck.exir_compat.exir_schema import in_exirs_classes
 from lowerdeck.serializer import (
     DelegateCall,
@@ -36,7 +37,7 @@ def _told(plan: ExecutionPlan, call: Any) -> str:
     return str(call)
 
 
-class ExecutorchProgramManager:
+class ExecutorchProgramManager(TakenForExirs):
     """What the runtime runs, and the programs that it was made of.
 
     Args:
@@ -48,6 +49,8 @@ class ExecutorchProgramManager:
         emitted: What ``lowerdeck.emitter.emit`` returned: memory plans, sources of instructions.
     """
 
+    _exirs_name = "ExecutorchProgramManager"
+
     def __init__(
         self,
         execution_programs: Mapping[str, ExportedProgram],
@@ -56,6 +59,7 @@ class ExecutorchProgramManager:
     ) -> None:
         self._programs = dict(execution_programs)
         self._options = (backend_config or ExecutorchBackendConfig()).file_options
+        self._etrecord: Any = None
         self.emitted: EmittedProgram = emitted
 
     @property
@@ -100,8 +104,8 @@ class ExecutorchProgramManager:
         return emitter_output(self.emitted, self.executorch_program)
 
     @property
-    def debug_handle_map(self) -> dict[int, list[int]]:
-        """The debug handles of each instruction, by its index; of the last method that has one."""
+    def debug_handle_map(self) -> dict[str, dict[int, int | list[int]]]:
+        """The debug handle of each instruction, by method and index; of delegates lists."""
         return self._emitter_output.debug_handle_map
 
     @property
@@ -111,8 +115,31 @@ class ExecutorchProgramManager:
 
     @property
     def instruction_id_to_num_outs_map(self) -> dict[str, dict[int, int]]:
-        """How many results each kernel and delegate call gives, by method and index."""
+        """How many results each delegate call gives, by method and index."""
         return self._emitter_output.instruction_id_to_num_outs_map
+
+    def keep_record(self, record: Any) -> None:
+        """Keep a record for ExecuTorch's devtools, with what was emitted added to it.
+
+        Args:
+            record: What was kept of the programs before; it is not changed.
+        """
+        self._etrecord = record.copy()
+        self._etrecord.add_executorch_program(self)
+
+    def get_etrecord(self) -> Any:
+        """Return the record that ``generate_etrecord=True`` asked for, an ``ETRecord``.
+
+        Raises:
+            SettingError: Nobody asked for one.
+        """
+        if self._etrecord is None:
+            raise SettingError(
+                "ETRecord was not generated: give generate_etrecord=True to to_edge or "
+                "to_edge_transform_and_lower, or both managers to executorch.devtools' "
+                "generate_etrecord"
+            )
+        return self._etrecord
 
     def dump_executorch_program(self, verbose: bool = False, out: TextIO | None = None) -> None:
         """Print what the program holds.

@@ -9,7 +9,6 @@ from torch.export import ExportedProgram
 
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method
-from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.lowered_module import assign_debug_handles, decomposed_for
 
 
@@ -28,10 +27,11 @@ def to_edge(
             None of them is changed.
         constant_methods: Values that methods of their own return.
         compile_config: Which operators stay whole.
-        generate_etrecord: Must be False.
+        generate_etrecord: Whether to keep a record for ExecuTorch's devtools, which must be
+            installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
 
     Raises:
-        SettingError: A record for exir's devtools is asked for.
+        SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
 
     Example:
         >>> import torch
@@ -39,11 +39,12 @@ def to_edge(
         >>> to_edge(exported).to_executorch().buffer[4:8]
         b'ET12'
     """
-    _no_record(generate_etrecord)
     config = compile_config or EdgeCompileConfig()
     methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     manager = EdgeProgramManager(methods, constant_methods, config)
     manager.decompose_when_asked(config.preserve_ops)
+    if generate_etrecord:
+        manager.keep_record(methods)
     return manager
 
 
@@ -64,10 +65,11 @@ def to_edge_transform_and_lower(
             or a mapping from methods to them.
         constant_methods: Values that methods of their own return.
         compile_config: Which operators stay whole whatever the partitioners want.
-        generate_etrecord: Must be False.
+        generate_etrecord: Whether to keep a record for ExecuTorch's devtools, which must be
+            installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
 
     Raises:
-        SettingError: A record for exir's devtools is asked for.
+        SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
         UnknownMethodError: There are partitioners or passes for a method that is none.
         lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
 
@@ -77,7 +79,6 @@ def to_edge_transform_and_lower(
         >>> to_edge_transform_and_lower(exported, partitioner=[]).methods
         {'forward'}
     """
-    _no_record(generate_etrecord)
     config = compile_config or EdgeCompileConfig()
     methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     chosen = {
@@ -89,17 +90,12 @@ def to_edge_transform_and_lower(
     for program in taken_apart.values():
         assign_debug_handles(program.graph_module)
     manager = EdgeProgramManager(taken_apart, constant_methods, config)
+    if generate_etrecord:
+        manager.keep_record(methods)
     if transform_passes is not None:
         manager = manager.transform(transform_passes)
+        manager.keep_record()
     for turn in range(max(map(len, chosen.values()), default=0)):
         asked = {name: each[turn] for name, each in chosen.items() if turn < len(each)}
         manager = manager.to_backend(asked)
     return manager
-
-
-def _no_record(wanted: bool) -> None:
-    if wanted:
-        raise SettingError(
-            "generate_etrecord is True, and records for exir's devtools are not made here: look "
-            "at lowerdeck.lowered_module.delegation_summary, or lowerdeck.runner's profile"
-        )
