@@ -40,6 +40,7 @@ def test_each_instruction_knows_its_line_and_module() -> None:
         "aten::mul.out",
         "aten::add.Scalar_out",
     ]
+    assert [source.results for source in sources.values()] == [1, 1, 1, 1]
     assert sources[0].module_path == "block.linear"
     assert sources[1].module_path == "block"
     # Also for a layer of torch's own: where it was called, and not where torch computes it.

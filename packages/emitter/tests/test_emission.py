@@ -372,3 +372,23 @@ def test_what_is_shown_of_an_emission_is_short() -> None:
     emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)))
     assert repr(emitted) == "<EmittedProgram forward: 1 instructions>"
     assert len(repr(EmitConfig())) < 600
+
+
+def test_memory_of_inputs_and_outputs_is_planned_by_method() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(x)
+
+    exported = export(Twice(), (torch.ones(2),))
+    config = EmitConfig(plan_inputs={"a": False}, plan_outputs={"b": False})
+    plans = emit({"a": exported, "b": exported}, config=config).program.execution_plan
+    planned: list[tuple[bool, bool]] = []
+    for plan in plans:
+        (x,), (y,) = plan.inputs, plan.outputs
+        values: list[Any] = [plan.values[index].val for index in (x, y)]
+        planned.append(
+            (values[0].allocation_info is not None, values[1].allocation_info is not None)
+        )
+    assert planned == [(False, True), (True, False)]
+    with pytest.raises(EmitterError, match=r"found plan_outputs for \['c'\]"):
+        emit(exported, config=EmitConfig(plan_outputs={"c": True}))
