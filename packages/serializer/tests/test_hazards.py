@@ -18,8 +18,6 @@ from lowerdeck.serializer import (
     Double,
     EValue,
     ExecutionPlan,
-    ExternalData,
-    ExternalEntry,
     Hazard,
     Instruction,
     Int,
@@ -33,8 +31,6 @@ from lowerdeck.serializer import (
     ScalarType,
     String,
     Tensor,
-    deserialize_pte,
-    serialize_ptd,
     serialize_pte,
     verify_pte,
 )
@@ -234,36 +230,6 @@ def test_a_number_is_not_written_over_another_kind(name: str, right: Any, wrong:
     verify_pte(serialize_pte(numbers(name, Int(4), Int(3), result=right)))
     with pytest.raises(ContentError, match="writes its result, expected"):
         verify_pte(serialize_pte(numbers(name, Int(4), Int(3), result=wrong)))
-
-
-@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
-def test_ordinary_files_have_no_hazards(folder: str) -> None:
-    files = sorted((Path(__file__).parents[3] / "tests" / "interop" / folder).glob("*.pte"))
-    if not files:
-        pytest.skip("the tests run from an installed wheel, without the files")
-    for file in files:
-        hazards: list[Hazard] = []
-        verify_pte(file.read_bytes(), on_hazard=hazards.append)
-        assert hazards == [], file.name
-
-
-def test_weights_that_no_file_brings_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = Path(__file__).parents[3] / "tests/interop/corpus/conv_xnnpack.pte"
-    if not whole.exists():
-        pytest.skip("the tests run from an installed wheel, without the files")
-    made = deserialize_pte(whole.read_bytes())
-    data = ExternalData({one.key: ExternalEntry(one.data) for one in made.named_data})
-    made.named_data.clear()
-    path, weights = tmp_path / "bare.pte", tmp_path / "weights.ptd"
-    path.write_bytes(serialize_pte(made))
-    weights.write_bytes(serialize_ptd(data))
-    assert all("from a .ptd file" in str(hazard) and hazard.needs for hazard in found(made))
-    assert main(["verify", str(path)]) == 0
-    assert "without which the process ends" in capsys.readouterr().out
-    assert main(["verify", str(path), "--data", str(weights)]) == 0
-    assert "warning" not in capsys.readouterr().out
 
 
 def test_the_command_prints_warnings_and_is_done(
