@@ -234,3 +234,25 @@ def test_whether_one_of_several_views_is_made_anew_alone() -> None:
     made = export(Each(), (torch.ones(2, 8),)).run_decompositions({})
     anew = made.graph.find_nodes(op="call_function", target=ATEN.select.int)
     assert bool(anew) is private.MAKES_VIEWS_ALONE
+
+
+@torch.library.custom_op("lowerdeck_decompose_tests::noting", mutates_args=("out",))
+def noting(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.add_(x)
+
+
+@noting.register_fake
+def _(x: Any, out: Any) -> None:
+    return None
+
+
+def test_a_custom_operator_that_writes_becomes_one_of_bases() -> None:
+    class Noting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            torch.ops.lowerdeck_decompose_tests.noting(x, y)
+            return y
+
+    made = export(Noting(), (torch.ones(2),)).run_decompositions()
+    (call,) = made.graph.find_nodes(op="call_function", target=private.WRITING_CUSTOM)
+    assert [str(base) for base in call.kwargs["_all_bases"]] == ["mul"]

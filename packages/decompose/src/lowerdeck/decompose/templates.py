@@ -13,11 +13,11 @@ from lowerdeck.decompose._torch_private import overriding, own_rule, record, rep
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.errors import TemplateError, WholeProgramError
 from lowerdeck.decompose.facts import TensorFacts
-from lowerdeck.decompose.identities import Before, recorded
 from lowerdeck.decompose.keys import Call, fill
-from lowerdeck.decompose.resized import Resized
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.template import Template
+from lowerdeck.decompose.untraced.identities import Before, recorded
+from lowerdeck.decompose.untraced.resized import Resized
 from lowerdeck.torch_base import FakeTensorMode
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]

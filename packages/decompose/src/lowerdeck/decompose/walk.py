@@ -19,11 +19,11 @@ from lowerdeck.decompose._torch_private import (
 )
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key, plain_number
-from lowerdeck.decompose.identities import Before
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
+from lowerdeck.decompose.untraced.identities import Before
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, schema_of
 

@@ -1,0 +1,1 @@
+"""Calls that are told without tracing them."""
