@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import linecache
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import TracebackType
 
 import torch
 from torch.fx import Graph
@@ -34,43 +32,22 @@ _TOLD = "_lowerdeck_message"
 """Attribute of an error that holds its message as it was raised."""
 
 
-def compile_naming(text: str, file: str) -> CodeType:
-    """Return the code of functions whose errors name the line of the model, as they pass.
+def naming(text: str) -> str:
+    """Return a function with what names the line of the model in its errors, as they pass.
 
-    What is run is around the lines, which stay as they are: it costs nothing until one fails.
+    It is around the lines, which stay as they are: it costs nothing until one fails.
 
     Args:
-        text: The source of one function.
-        file: The name of the file that it is to seem to be in.
+        text: The source; its first line is all of its head.
     """
-    module = ast.parse(text, file)
-    for function in module.body:
-        if isinstance(function, ast.FunctionDef):
-            line = function.lineno
-            around = ast.Try(function.body, _handlers(line), [], [], lineno=line, col_offset=0)
-            function.body = [around]
-    return compile(module, file, "exec")
+    head, _, body = text.rstrip("\n").partition("\n")
+    return f"{head}\n    try:\n    " + body.replace("\n", "\n    ") + _NAMED
 
 
-@cache
-def _handlers(line: int) -> list[ast.ExceptHandler]:
-    """Return what names the line of the model, as if it were on ``line``; functions share it."""
-    around = ast.parse(_AROUND).body[0]
-    if not isinstance(around, ast.Try):
-        raise TypeError(f"expected a try statement; found {type(around).__name__}")
-    for handler in around.handlers:
-        for node in ast.walk(handler):
-            if isinstance(node, (ast.expr, ast.stmt, ast.excepthandler)):
-                node.lineno = node.end_lineno = line
-    return around.handlers
-
-
-_AROUND = f"""
-try:
-    pass
-except Exception as _lowerdeck_error:
-    {NAME_SOURCE}(_lowerdeck_error, self)
-    raise
+_NAMED = f"""
+    except Exception as _lowerdeck_error:
+        {NAME_SOURCE}(_lowerdeck_error, self)
+        raise
 """
 
 
