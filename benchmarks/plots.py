@@ -95,7 +95,8 @@ def _logarithmic(axes: Any, sizes: Sequence[float]) -> None:
 
 
 def _overview(rows: Sequence[Row]) -> Figure:
-    compared = [row for row in rows if row.ratio]
+    # What counts right answers is not times better.
+    compared = [row for row in rows if row.ratio and row.unit != "% right"]
     packages = sorted({row.package for row in compared}, reverse=True)
     figure = Figure(figsize=(7.6, 1.3 + 0.55 * len(packages)), layout="constrained")
     axes = figure.subplots()
