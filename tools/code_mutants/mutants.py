@@ -70,10 +70,13 @@ def _mutants(path: Path) -> Iterator[tuple[tuple[int, int], Mutant]]:
 
 
 class _WithoutWords(ast.NodeTransformer):
-    """Takes out what no call can tell: annotations, and ``strict`` of zip, which only asserts."""
+    """Takes out what no call can tell.
+
+    Annotations; ``strict`` of zip, which only asserts; ``slots`` of dataclasses.
+    """
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST | None:
-        return None if node.arg == "strict" else self.generic_visit(node)
+        return None if node.arg in {"strict", "slots"} else self.generic_visit(node)
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None

@@ -549,6 +549,20 @@ def test_a_cycle_is_shown_node_by_node() -> None:
     assert snapshot(gm) == before
 
 
+def test_a_message_shows_both_ends_of_a_long_cycle() -> None:
+    def long(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(30):
+            x = x.sin()
+        return x
+
+    gm = symbolic_trace(long)
+    nodes = [node for node in gm.graph.nodes if node.op == "call_method"]
+    with pytest.raises(CycleError) as caught:
+        fuse_partitions(gm, {"p": [nodes[0], nodes[-1]]})
+    assert caught.value.path == tuple(nodes)
+    assert " -> sin_11 -> ... 6 more ... -> sin_18 -> " in str(caught.value)
+
+
 def test_a_cycle_between_two_partitions_is_shown() -> None:
     gm, n = cyclic()
     before = snapshot(gm)
