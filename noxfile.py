@@ -73,7 +73,8 @@ def _wheels(*packages: str) -> list[str]:
 
 def _purelib(session: nox.Session) -> Path:
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return Path(str(session.run("python", "-c", code, silent=True)).strip())
+    # An installation too, so that ``--install-only`` does it.
+    return Path(str(session.run_install("python", "-c", code, silent=True)).strip())
 
 
 @nox.session(default=False)

@@ -1,4 +1,4 @@
-"""Run every package's benchmarks beside its peers and write ``benchmarks/RESULTS.md``.
+"""Run every package's benchmarks beside its peers; write ``RESULTS.md`` and the README's table.
 
 ``nox -s bench`` measures all; ``-- unflatten`` measures one anew and keeps the others' records;
 ``-- --resume`` measures only what has no finished record of the sources as they are now;
@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.page import page  # noqa: E402  (this folder is a script, not a package)
 from benchmarks.plots import draw  # noqa: E402
+from benchmarks.readme import with_table  # noqa: E402
 from benchmarks.records import Record, state_of  # noqa: E402
 
 
@@ -61,6 +62,9 @@ def _write(output: Path, paths: dict[str, Path]) -> None:
     if records:
         draw(records, output / "plots")
         (output / "RESULTS.md").write_text("\n".join(page(records)) + "\n")
+    if output == HERE:
+        readme = HERE.parent / "README.md"
+        readme.write_text(with_table(readme.read_text(), records))
 
 
 def _is_current(path: Path, name: str, quick: bool) -> bool:

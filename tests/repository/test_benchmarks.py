@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.harness import Row, count_calls, growth_exponent, in_rounds
 from benchmarks.page import page, plot_name
+from benchmarks.readme import with_table
 from benchmarks.records import Record, state_of
 
 HERE = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -67,3 +68,11 @@ def test_the_page_and_plots_are_those_of_the_records():
         plot = (HERE / "plots" / name).read_text()
         assert len(plot) < 48_000, name
         assert "<dc:date>" not in plot
+
+
+@pytest.mark.skipif(not RECORDS, reason="benchmarks/records is empty: run nox -s bench")
+def test_the_readme_shows_what_was_measured():
+    readme = (HERE.parent / "README.md").read_text()
+    assert readme == with_table(readme, [Record.load(path) for path in RECORDS]), (
+        "run nox -s bench -- --redraw"
+    )
