@@ -1,8 +1,9 @@
 """Compile programs for the XNNPACK delegate of the official runtime, and run them here.
 
 Importing this package alone makes no backend known by its name: running a file needs its runtime
-half only, and another compiler's backend of the same id may be in use. The first use of the half
-that compiles imports it.
+half only, and another compiler's backend of the same id may be in use. Each half is imported at
+its first use: whoever compiles does not wait for the kernels in Python, and whoever runs not for
+the compiler.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from lowerdeck.xnnpack.errors import (
     UnsupportedNodeError,
     XnnpackError,
 )
-from lowerdeck.xnnpack.runtime.runtime import XnnpackRuntime
 
 if TYPE_CHECKING:
     from lowerdeck.xnnpack.compile.ahead_of_time import XnnpackBackend, XnnpackPartitioner
+    from lowerdeck.xnnpack.runtime.runtime import XnnpackRuntime
 
 __all__ = [
     # Ahead of time
@@ -43,8 +44,15 @@ __all__ = [
 ]
 
 
+_HALVES = {
+    "XnnpackBackend": "compile.ahead_of_time",
+    "XnnpackPartitioner": "compile.ahead_of_time",
+    "XnnpackRuntime": "runtime.runtime",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Return a part of the half that compiles, importing it at the first use."""
-    if name not in __all__:
+    """Return a part of one half, importing it at the first use."""
+    if name not in _HALVES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.compile.ahead_of_time"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HALVES[name]}"), name)
