@@ -14,7 +14,7 @@ from benchmarks.workers import worker
 
 PACKAGE = "decompose"
 
-_EXPORT = """
+EXPORT = """
 import json, sys, time, warnings
 warnings.filterwarnings("ignore")
 import torch
@@ -30,7 +30,7 @@ with torch.no_grad():
     exported, exporting = measured(lambda: torch.export.export(model.eval(), inputs))
 delegated = sys.argv[2] == "XNNPACK"
 """
-_OURS = """
+OURS = """
 def load():
     from lowerdeck.emitter import emit
     if not delegated:
@@ -39,6 +39,8 @@ def load():
     from lowerdeck.xnnpack import XnnpackPartitioner
     return lambda program: emit(to_backend(program, XnnpackPartitioner())).to_bytes()
 make, importing = measured(load)
+"""
+_MAKE = """
 file, making = measured(lambda: make(exported))
 """
 _PEER = """
@@ -70,7 +72,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def _rows(name: str, way: str, repeat: int) -> Iterator[Row]:
     first = [_ours(name, way)]
-    peer = worker(_EXPORT + _PEER + _REPORT, name, way)["making"]
+    peer = worker(EXPORT + _PEER + _REPORT, name, way)["making"]
     mine = first + [_ours(name, way) for _ in range(repeat - 1)]
     # Each process exported what it then lowered: the share is one of the same minute.
     best = min(mine, key=lambda told: (told["importing"] + told["making"]) / told["exporting"])
@@ -97,4 +99,4 @@ def _rows(name: str, way: str, repeat: int) -> Iterator[Row]:
 
 
 def _ours(name: str, way: str) -> dict[str, float]:
-    return worker(_EXPORT + _OURS + _REPORT, name, way)
+    return worker(EXPORT + OURS + _MAKE + _REPORT, name, way)

@@ -92,6 +92,15 @@ def test_a_kernel_in_place_returns_what_it_writes() -> None:
         verify_pte(_call("aten::copy_", values, [0, 1, 3, 2]))
 
 
+def test_an_operator_of_the_runtime_takes_numbers_alone() -> None:
+    values = [_one_tensor(64, floats=2), EValue(Int(1)), EValue(Int(0))]
+    verify_pte(_call("executorch_prim::add.Scalar", values, [1, 1, 2]))
+    for args in ([0, 1, 2], [1, 0, 2]):
+        number = args.index(0)
+        with pytest.raises(FormatError, match=rf"found a Tensor \(value 0\) as argument {number}"):
+            verify_pte(_call("executorch_prim::add.Scalar", values, args))
+
+
 def test_no_dimension_is_computed() -> None:
     """The runtime trusts it, and ends the process over one that is not there."""
     values = [_one_tensor(64, floats=2), EValue(Int(0)), EValue(Int(0))]

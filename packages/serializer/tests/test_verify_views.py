@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from lowerdeck.serializer import (
@@ -33,6 +35,10 @@ def _tensor(size: int = 4, index: int = 0) -> EValue:
 
 
 def _file(*steps: InstructionArguments) -> bytes:
+    return _chains(steps)
+
+
+def _chains(*chains: Sequence[InstructionArguments]) -> bytes:
     values = [_tensor(), _tensor(), _tensor(), EValue(IntList([])), EValue(Bool(True)), _tensor()]
     values += [EValue(TensorList([_INPUT, _VIEW])), _tensor(index=1), _tensor(8)]
     plan = ExecutionPlan(
@@ -40,7 +46,7 @@ def _file(*steps: InstructionArguments) -> bytes:
         values=values,
         inputs=[_INPUT],
         outputs=[_OUT],
-        chains=[Chain(instructions=[Instruction(step) for step in steps])],
+        chains=[Chain(instructions=[Instruction(step) for step in steps]) for steps in chains],
         operators=[
             Operator("executorch_prim::et_view", "default"),
             Operator("mine::use", "out"),
@@ -103,6 +109,15 @@ def test_a_view_gives_memory(steps: tuple[InstructionArguments, ...]) -> None:
 def test_a_tensor_without_memory_is_refused(steps: tuple[InstructionArguments, ...]) -> None:
     with pytest.raises(ContentError, match=r"without memory|found a view of"):
         verify_pte(_file(*steps))
+
+
+def test_what_a_view_gave_memory_has_none_in_the_next_chain() -> None:
+    steps = _view(_INPUT, _VIEW), _use(_VIEW)
+    verify_pte(_chains(steps, steps))
+    with pytest.raises(ContentError, match="without memory"):
+        verify_pte(_chains(steps, steps[1:]))
+    with pytest.raises(ContentError, match="without memory"):
+        verify_pte(_chains(steps, steps[::-1]))
 
 
 def test_a_constant_can_be_viewed_and_not_written_through_a_view() -> None:
