@@ -149,13 +149,15 @@ def test_the_table_of_a_lowered_program_tells_what_delegates_hold() -> None:
                     assert "before lowering" in row.reason
 
 
-def test_a_backend_may_take_everything_of_a_module() -> None:
+# The first reads what the user passes in, which belongs to no delegate.
+@pytest.mark.parametrize("path", ["stem", "head"])
+def test_a_backend_may_take_everything_of_a_module(path: str) -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(program_of(eager, x), by_module={"head": "XnnpackBackend"})
+    lowered = to_backend(program_of(eager, x), by_module={path: "XnnpackBackend"})
     (delegate,) = get_lowered_backend_modules(lowered.graph_module)
     assert delegate.backend_id == "XnnpackBackend"
     assert set(lowered.state_dict) == {
-        name for name in eager.state_dict() if not name.startswith("head.")
+        name for name in eager.state_dict() if not name.startswith(f"{path}.")
     }
     with torch.no_grad():
         torch.testing.assert_close(lowered.module()(x), Net.forward(eager, x))

@@ -322,3 +322,36 @@ def test_a_moved_module_compiles(module: Any) -> None:
     moved = copy.deepcopy(module).double()
     compiled: Any = torch.compile(moved, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(X.double()), moved(X.double()))
+
+
+class Quotient(nn.Module):
+    def forward(self, x: Tensor, t: float) -> Tensor:
+        return 1 / (x * t)
+
+
+class Each(nn.Module):
+    """Calls one module with numbers that are equal for Python and not for arithmetic."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.quotient = Quotient()
+        self.numbers = numbers
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.quotient(x, t) for t in self.numbers)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(0.0, -0.0), (-0.0, 0.0), (1, 1.0, True), (math.nan, math.nan, math.inf), (-0.0, -0.0, 2.0)],
+)
+def test_constants_that_only_compare_equal_are_calls_of_their_own(
+    numbers: tuple[float, ...],
+) -> None:
+    eager, x = Each(*numbers), torch.ones(1)
+    module = unflatten(export_preserving(eager, (x,)))
+    torch.testing.assert_close(module(x), eager(x), equal_nan=True)
+    for t, expected in zip(numbers, eager(x), strict=True):
+        # Two calls with NaN are two forms, since nothing equals it, which nothing tells apart.
+        if not math.isnan(t):
+            torch.testing.assert_close(module.quotient(x, t), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
@@ -427,3 +428,64 @@ def test_a_program_of_one_module_that_is_not_recorded_says_why() -> None:
     made.child = TwoStructures()
     with pytest.raises(UnflattenError, match="several structures"):
         made(x)
+
+
+class Further(nn.Module):
+    """Takes whatever keywords there are, such as what might be a name of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, **more: Tensor) -> Tensor:
+        for value in more.values():
+            x = self.work(x) + value
+        return x
+
+
+class Hands(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.further = Further()
+
+    def forward(self, x: Tensor, **more: Tensor) -> Tensor:
+        found: Tensor = self.further(x, **more)
+        return found
+
+
+@pytest.mark.parametrize("name", ["_carried", "carried", "_others", "_lowerdeck", "args", "_0"])
+def test_no_keyword_of_a_module_is_taken_for_one_of_ours(name: str) -> None:
+    eager, x = Hands(), torch.randn(3, 4)
+    more = {name: torch.randn(3, 4)}
+    module = unflatten(export_preserving(eager, (x,), more))
+    torch.testing.assert_close(module(x, **more), eager(x, **more))
+    torch.testing.assert_close(module.further(x, **more), eager(x, **more))
+    module.further = copy.deepcopy(eager.further)
+    torch.testing.assert_close(module(x, **more), eager(x, **more))
+
+
+@pytest.mark.parametrize("wrong", [None, torch.export.export(nn.ReLU(), (torch.ones(1),))])
+def test_what_is_no_module_is_refused_in_words(wrong: Any) -> None:
+    with pytest.raises(UnsupportedProgramError, match=r"expected a torch.nn.Module .* found a"):
+        export_preserving(wrong, (torch.ones(1),))
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_are_replaced_by_their_index() -> None:
+    eager, x = Layers(), torch.randn(2, 4)
+    module: Any = unflatten(export_preserving(eager, (x,)))
+    module.layers[0] = eager.layers[0] = nn.Tanh()
+    module.layers[-1] = eager.layers[-1] = nn.Sigmoid()
+    torch.testing.assert_close(module(x), eager(x))
+    with pytest.raises(IndexError):
+        module.layers[2] = nn.Tanh()

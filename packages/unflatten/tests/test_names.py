@@ -225,8 +225,8 @@ KEYWORDS = tuple(
         "_others",
         "",
     )
-    # Python takes no further "self" and "x", "_carried" is ours; export fails on the others.
-    if name not in {"self", "x", "0", "class", "__debug__", "", "_carried"}
+    # Python takes no further "self" and "x"; export fails on the others.
+    if name not in {"self", "x", "0", "class", "__debug__", ""}
 )
 
 

@@ -194,3 +194,10 @@ def test_what_is_no_program_is_refused_in_words(wrong: Any) -> None:
         UnsupportedProgramError, match=r"expected an ExportedProgram; found a .*\."
     ):
         unflatten(wrong)
+
+
+@pytest.mark.parametrize("wrong", [3, "all", nn.Linear])
+def test_what_restores_no_types_is_refused_in_words(wrong: Any) -> None:
+    program = export(nn.ReLU(), (torch.ones(1),))
+    with pytest.raises(UnsupportedProgramError, match="expected restore_types to be"):
+        unflatten(program, restore_types=wrong)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten.calls.carrying import CARRIED
 
 
 class Heads(nn.Module):
@@ -139,7 +140,7 @@ def test_no_hidden_argument_shows() -> None:
     made = unflatten(exported(Blocks().eval()))
     seen: list[dict[str, Any]] = []
     for child in made.modules():
-        assert "_carried" not in getattr(child, "code", "")
+        assert CARRIED not in getattr(child, "code", "")
         child.register_forward_pre_hook(
             lambda _, __, kwargs: seen.append(kwargs),
             with_kwargs=True,

@@ -69,7 +69,8 @@ def unflatten(
         The outermost module; call it as the eager one.
 
     Raises:
-        UnsupportedProgramError: The program is no ``ExportedProgram``, or computes gradients too.
+        UnsupportedProgramError: The program is no ``ExportedProgram``, or computes gradients too,
+            or an option is none of those above.
 
     Example:
         >>> import torch
@@ -92,6 +93,11 @@ def unflatten(
         raise UnsupportedProgramError(
             f"expected preserve='all' or None; found {preserve!r}. To preserve the signatures of "
             "some modules, export with preserve_module_call_signature."
+        )
+    if not isinstance(restore_types, (bool, torch.nn.Module)):
+        raise UnsupportedProgramError(
+            f"expected restore_types to be True, False or the eager module; found "
+            f"{restore_types!r}."
         )
     with collector_held():
         program = without_effect_tokens(module)

@@ -40,7 +40,8 @@ def export_preserving(
         The program. It costs one export; three where some signature cannot be recorded.
 
     Raises:
-        UnsupportedProgramError: ``preserve_module_call_signature`` is among the options.
+        UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
+            among the options.
 
     Example:
         >>> import torch
@@ -51,6 +52,10 @@ def export_preserving(
         >>> bool((module(torch.ones(1, 2)) == torch.tanh(eager[0](torch.ones(1, 2)))).all())
         True
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UnsupportedProgramError(
+            f"expected a torch.nn.Module to export; found a {type(model).__name__}."
+        )
     if "preserve_module_call_signature" in options:
         raise UnsupportedProgramError(
             "found preserve_module_call_signature among the options; export_preserving records "

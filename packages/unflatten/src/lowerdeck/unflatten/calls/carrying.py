@@ -20,8 +20,8 @@ NOT_RECORDED = "lowerdeck_not_recorded"
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
 
-CARRIED = "_carried"
-"""Keyword by which a caller hands over values that are no arguments."""
+CARRIED = "_lowerdeck_carried"
+"""Keyword by which a caller hands over values that are no arguments: a name that no model has."""
 
 PRIVATE = "_lowerdeck"
 """The one attribute that generated modules have beside those of ``torch.nn.Module``."""

@@ -40,7 +40,7 @@ class RecordedTensor:
         return f"a tensor of shape ({sizes})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordedConstant:
     """A constant among the arguments of a call.
 
@@ -60,6 +60,13 @@ class RecordedConstant:
         if self.kind is float and want == 0:
             return bool(value == 0 and math.copysign(1.0, value) == math.copysign(1.0, want))
         return bool(value == want or (want != want and value != value))
+
+    # As what fits: 0.0 and -0.0 are two constants, and a NaN is the same as another one.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecordedConstant) and self.fits(other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, repr(self.value)))
 
     def __str__(self) -> str:
         return repr(self.value)

@@ -21,6 +21,10 @@ class Container(Generated, MovesConstants):
     def __getitem__(self, key: int | str) -> torch.nn.Module:
         return child_at(self, key)
 
+    def __setitem__(self, key: int | str, module: torch.nn.Module) -> None:
+        names = list(self._modules)
+        setattr(self, key if isinstance(key, str) else names[key], module)
+
     def __len__(self) -> int:
         return len(self._modules)
 
