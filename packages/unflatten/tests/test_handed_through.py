@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 
 class Norm(nn.Module):
@@ -151,3 +151,86 @@ def test_argument_is_not_changed_where_a_replacement_does_not() -> None:
     torch.testing.assert_close(total, (x * 2).sum(-1))
     torch.testing.assert_close(worked, eager.work(x * 2))
     torch.testing.assert_close(more, x * 2 + 1)
+
+
+class Biased(nn.Module):
+    """Returns an argument beside its result, as layers do that share a bias of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.work(x) + bias, {"bias": bias}
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Biased(), Biased()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, more = self.first(x, x.sum(-1, keepdim=True))
+        found: Tensor = self.second(x, more["bias"])[0]
+        return found
+
+
+class Around(nn.Module):
+    def __init__(self, inner: Any, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.change = change
+
+    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        x, more = self.inner(x, bias)
+        return x, {"bias": self.change(more["bias"])}
+
+
+def unchanged(bias: Tensor) -> Tensor:
+    return bias
+
+
+def same_memory(bias: Tensor) -> Tensor:
+    return bias.view_as(bias)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("change", [unchanged, same_memory])
+def test_a_module_that_returns_its_argument_is_replaced(
+    change: Callable[[Tensor], Tensor], strict: bool
+) -> None:
+    eager, x = Stack(), torch.randn(3, 4)
+    module: Any = unflatten(export_preserving(eager, (x,), strict=strict))
+    for inner in (module.first, Biased()):
+        module.first = Around(inner, change)
+        expected = Stack()
+        expected.load_state_dict(eager.state_dict())
+        expected.first = Around(inner, change)  # type: ignore[assignment]
+        torch.testing.assert_close(module(x), expected(x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("way", ["wrapped", "replaced", "hooked"])
+def test_whoever_returns_another_thing_than_the_argument_is_told(way: str, compiled: bool) -> None:
+    """Eager's caller may read either afterwards: the program has one value for both."""
+    eager, x = Stack(), torch.randn(3, 4)
+    module: Any = unflatten(export_preserving(eager, (x,)))
+    if way == "hooked":
+        module.first.register_forward_hook(
+            lambda _module, _args, found: (found[0], {"bias": found[1]["bias"] * 2})
+        )
+    else:
+        inner = module.first if way == "wrapped" else Biased()
+        module.first = Around(inner, lambda bias: bias * 2)
+    run = torch.compile(module, backend="eager") if compiled else module
+    # Dynamo asks tensors for their gradients, which warns.
+    with (
+        torch.no_grad(),
+        pytest.raises(Exception, match=r"'first' returned as its result\[1\]\['bias'\]") as told,
+    ):
+        run(x)
+    assert compiled or type(told.value) is UnflattenError
+    # What nobody reads afterwards may be anything.
+    module = unflatten(export_preserving(eager, (x,)))
+    module.second = Around(module.second, lambda bias: bias * 2)
+    torch.testing.assert_close(module(x), eager(x))

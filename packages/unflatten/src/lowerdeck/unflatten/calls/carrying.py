@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from lowerdeck.unflatten.errors import UnflattenError
 
@@ -108,6 +109,35 @@ def must_compute_nothing(module: object, name: str, why: str) -> None:
     """
     if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
+
+
+def must_hand_through(result: object, argument: object, name: str, where: str) -> None:
+    """Check that a module returned what it was given, where it did so when it was recorded.
+
+    The program has one value for both, and does not tell which of them is read afterwards.
+
+    Args:
+        result: What it returned.
+        argument: What it was given.
+        name: The module's name in its caller.
+        where: Which of its results it is.
+
+    Raises:
+        UnflattenError: They are two.
+    """
+    if result is argument or isinstance(result, Proxy):
+        return
+    if isinstance(result, torch.Tensor) and isinstance(argument, torch.Tensor):
+        # A wrapper may make a new object of the same memory, as recomputation does.
+        if not torch.compiler.is_compiling() and result.is_set_to(argument):
+            return
+    elif type(result) is type(argument) and result == argument:
+        return
+    raise UnflattenError(
+        f"{name!r} returned as {where} something else than the argument that it returned when it "
+        "was recorded, so that the program does not tell which of the two is read afterwards. "
+        "Return that argument, or export the model with a module that computes it."
+    )
 
 
 def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:

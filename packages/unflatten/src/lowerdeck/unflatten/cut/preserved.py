@@ -23,7 +23,12 @@ from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, NOT_RECORDED
+from lowerdeck.unflatten.calls.carrying import (
+    CARRIED,
+    CARRIES,
+    NOT_RECORDED,
+    must_hand_through,
+)
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
 from lowerdeck.unflatten.trace.call_tree import Frame
 
@@ -246,12 +251,13 @@ class SignatureApplier:
         wanted, returned = set(call.nodes(call.inputs)), set(call.nodes(call.outputs))
         more_in = [node for node in cut.inputs if node not in wanted]
         more_out = [node for node in cut.outputs if node not in returned]
+        here = dict(zip(cut.inputs, cut.call_node.args, strict=True))
         self._take(call, cut, more_in)
         self._return(call, cut, more_out)
         _call(call, cut, more_in)
         if more_out:
             cut.call_node.meta[CARRIES] = tuple(node.name for node in more_out)
-        self._replaced.update(_unpack(call, cut, more_out))
+        self._replaced.update(_unpack(call, cut, more_out, _read_later(cut, here)))
         return replace(call.signature, carried=len(more_in), carries=len(more_out))
 
     def _inner(self, cut: FlatCall, node: Node) -> Node | None:
@@ -321,10 +327,22 @@ def _built(spec: pytree.TreeSpec, leaves: Iterator[Any], graph: Graph) -> Any:
     return graph.call_function(pytree.tree_unflatten, (flat, cast("Any", spec)))
 
 
-def _unpack(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> dict[Node, Node]:
+def _read_later(cut: FlatCall, here: Mapping[Node, Any]) -> dict[Node, Node]:
+    """Return the arguments of a call that its caller reads after it."""
+    return {
+        leaf: value
+        for leaf, value in here.items()
+        if isinstance(value, Node) and any(user > cut.call_node for user in value.users)
+    }
+
+
+def _unpack(
+    call: PreservedCall, cut: FlatCall, more: Sequence[Node], later: Mapping[Node, Node]
+) -> dict[Node, Node]:
     """Let the caller's nodes read the structured result; return what was replaced by what."""
     node = cut.call_node
-    reader = _Reader(node.graph, node, dict(zip(cut.outputs, cut.results, strict=True)))
+    results = dict(zip(cut.outputs, cut.results, strict=True))
+    reader = _Reader(node.graph, node, results, later)
     result = node
     if more:
         result = reader.node(operator.getitem, (node, 0))
@@ -339,26 +357,34 @@ def _unpack(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> dict[No
 class _Reader:
     """Points the nodes that carried flat results at their positions in a structured one."""
 
-    def __init__(self, graph: Graph, anchor: Node, results: dict[Node, Node]) -> None:
+    def __init__(
+        self, graph: Graph, anchor: Node, results: dict[Node, Node], later: Mapping[Node, Node]
+    ) -> None:
         self.graph = graph
         self.anchor = anchor
         self.results = results
+        self.later = later
+        self.name = str(anchor.target)
         self.replaced: dict[Node, Node] = {}
         self.added: list[Node] = []
 
-    def read(self, spec: pytree.TreeSpec, value: Node, leaves: Iterator[Leaf]) -> None:
+    def read(
+        self, spec: pytree.TreeSpec, value: Node, leaves: Iterator[Leaf], where: str = "its result"
+    ) -> None:
         """Let each result node read its leaf of ``value``, which has structure ``spec``."""
         if spec.is_leaf():
-            self.bind(next(leaves), value)
+            self.bind(next(leaves), value, where)
             return
         if spec.type in {tuple, list, dict}:
             keys = spec.context if spec.type is dict else range(spec.num_children)
             for key, child in zip(keys, spec.children(), strict=True):
-                self.read(child, self.node(operator.getitem, (value, key)), leaves)
+                inner = self.node(operator.getitem, (value, key))
+                self.read(child, inner, leaves, f"{where}[{key!r}]")
             return
         flat = self.node(flatten_like, (value, spec, "the result"))
         for index in range(spec.num_leaves):
-            self.bind(next(leaves), self.node(operator.getitem, (flat, index)))
+            inner = self.node(operator.getitem, (flat, index))
+            self.bind(next(leaves), inner, f"leaf {index} of {where}")
 
     def node(self, target: Any, args: tuple[Any, ...]) -> Node:
         """Add a node after the last one added."""
@@ -373,11 +399,16 @@ class _Reader:
             if not node.users:
                 self.graph.erase_node(node)
 
-    def bind(self, leaf: Leaf, value: Node) -> None:
-        """Let what carried ``leaf`` be carried by ``value``."""
+    def bind(self, leaf: Leaf, value: Node, where: str = "") -> None:
+        """Let what carried ``leaf`` be carried by ``value``; an argument must be what it was."""
         old = self.results.pop(leaf, None) if isinstance(leaf, Node) else None
         if old is not None:
             value.meta.update(old.meta)
             old.replace_all_uses_with(value)
             self.replaced[old] = value
             self.graph.erase_node(old)
+        elif where and isinstance(leaf, Node) and leaf in self.later:
+            with self.graph.inserting_after(self.anchor):
+                self.anchor = self.graph.call_function(
+                    must_hand_through, (value, self.later[leaf], self.name, where)
+                )
