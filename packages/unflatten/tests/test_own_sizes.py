@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import export_preserving, unflatten
 from lowerdeck.unflatten.calls.carrying import CARRIED
 
 
@@ -216,3 +217,62 @@ def test_a_number_that_another_module_read_out_of_an_argument_is_read_again() ->
         for mask in (torch.tensor([1, 0]), torch.tensor([1, 1])):
             for found, want in zip(made(x, mask), eager(x, mask), strict=True):
                 torch.testing.assert_close(found, want)
+
+
+class Makes(nn.Module):
+    """Makes a tensor of a size that a number in its argument tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.argmax().item()
+        torch._check(size >= 0)
+        torch._check(size < 100)
+        return torch.ones(size, 4)  # type: ignore[call-overload,no-any-return]
+
+
+class Chooses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-1).expand(-1, 4)[x > 0]
+
+
+class Holds(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x)
+        return y * 2, y.sum()
+
+
+class ReadsSize(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.holds = Holds(inner)
+        self.work = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        y, _ = self.holds(x)
+        return self.work(y), torch.ones(y.shape[0] + 1), y.shape[0] * 3
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("make", [Makes, Chooses])
+def test_a_size_that_only_data_tell_is_asked_of_what_was_returned(
+    make: Callable[[], nn.Module], strict: bool
+) -> None:
+    eager, x, other = ReadsSize(make()), torch.tensor([1.0, -1, 3]), torch.tensor([4.0, 5, -1])
+    program = export_preserving(eager, (x,), strict=strict)
+    module: Any = unflatten(program)
+    assert all(row.replaceable and row.callable_alone for row in module.swappable())
+    hooked: list[Any] = []
+    module.holds.inner.register_forward_hook(lambda *given: hooked.append(given[2]))
+    for each in (x, other):
+        torch.testing.assert_close(module(each), eager(each))
+        torch.testing.assert_close(module.holds.inner(each), eager.holds.inner(each))
+        torch.testing.assert_close(module.holds(each), eager.holds(each))
+    assert all(isinstance(found, Tensor) for found in hooked)
+    for path in ("holds.inner", "holds", "work"):
+        module = unflatten(program)
+        module.set_submodule(path, copy.deepcopy(eager.get_submodule(path)))
+        for each in (x, other):
+            torch.testing.assert_close(module(each), eager(each))

@@ -2,7 +2,8 @@
 
 Export asks a tensor for each size once and lets the whole program read that number, so that one
 module seems to need what another has computed. A call that is to stand alone asks its own
-arguments instead, where these determine the size.
+arguments instead, where these determine the size; and what comes after a call that makes a tensor
+of a size that only data tell asks that tensor.
 """
 
 from __future__ import annotations
@@ -108,7 +109,33 @@ class _OwnSizes:
             return None if self._is_argument(node, entered[-1]) else self._in(node, entered[0])
         if not left or any(node in self._made.preserved[frame].outputs for frame in left):
             return None
-        return self._in(node, self._standing_around(reader))
+        found = self._in(node, self._standing_around(reader))
+        return found or self._of_results(node, left[-1])
+
+    def _of_results(self, node: Node, frame: Frame) -> Node | None:
+        """Return the size ``node`` asked of what a call returned; None if no result has it."""
+        caller, text = frame.parent, str(_expression(node))
+        for leaf in self._made.preserved[frame].nodes(self._made.preserved[frame].outputs):
+            value = leaf.meta.get("val")
+            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+                if str(size) == text and caller is not None:
+                    return self._after(frame, caller, leaf, dim)
+        return None
+
+    def _after(self, frame: Frame, caller: Frame, leaf: Node, dim: int) -> Node:
+        """Return the size of a result of ``frame``, asked by its caller once that has returned."""
+        key = (frame, f"{leaf.name}.shape[{dim}]")
+        known = self._known.get(key)
+        if known is None:
+            with self._made.graph.inserting_after(max(nodes_in(frame))):
+                known = add_node(
+                    self._made.graph, "call_function", _SIZE, (leaf, dim), f"{leaf.name}_size"
+                )
+            known.meta["val"] = leaf.meta["val"].shape[dim]
+            caller.nodes.insert(sum(other < known for other in caller.nodes), known)
+            self.frame_of[known] = caller
+            self._known[key] = known
+        return known
 
     def _is_argument(self, node: Node, frame: Frame) -> bool:
         return node in self._made.preserved[frame].inputs
