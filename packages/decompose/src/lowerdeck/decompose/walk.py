@@ -22,6 +22,7 @@ from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgr
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key, plain_number
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.overlapping import check_writes
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced.identities import Before
@@ -261,6 +262,7 @@ class Walk:
         if not isinstance(target, OpOverload):
             called = getattr(target, "__name__", target)
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
+        check_writes(node, args, kwargs)
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
         if self.templates.rules.keeps_call(node):
