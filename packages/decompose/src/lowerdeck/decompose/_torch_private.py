@@ -41,7 +41,10 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
+from torch.overrides import _get_current_function_mode_stack
 from torch.torch_version import TorchVersion
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lowerdeck.torch_base import (
     FakeTensor,
@@ -62,6 +65,7 @@ __all__ = [
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
     "Recording",
+    "ambient",
     "as_dispatched",
     "assemble",
     "base_name",
@@ -100,6 +104,34 @@ WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()
 """Held while anything is traced."""
+
+
+def ambient() -> tuple[Any, ...]:
+    """Return what operators, and functions that take them apart, go by besides their arguments.
+
+    Modes are told by themselves: what one of the user does is known to nobody else.
+    """
+    backends, c = torch.backends, torch._C
+    devices = ("cpu", "cuda", *{c._get_privateuse1_backend_name()})
+    return (
+        torch.get_default_dtype(),
+        c._get_default_device(),
+        *(
+            mode.device if isinstance(mode, DeviceContext) else mode
+            for mode in _get_current_function_mode_stack()
+        ),
+        *_get_current_dispatch_mode_stack(),
+        torch.is_inference_mode_enabled(),
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
+        torch.get_float32_matmul_precision(),
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
+        backends.quantized.engine,
+    )
 
 
 def as_dispatched(

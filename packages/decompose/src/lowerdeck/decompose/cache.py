@@ -6,19 +6,24 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any
 
+from lowerdeck.decompose._torch_private import ambient
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.template import Template
+
+_TABLES = 64
 
 
 class DecompositionCache:
     """Templates of calls on tensors of fixed sizes, for several programs and threads.
 
     A second method of a model, or a second model of a family, then needs hardly any tracing. Give
-    the same table each time: a rule is known by its identity.
+    the same table each time: a rule is known by its identity. What was traced under other settings
+    of torch (default dtype or device, deterministic algorithms, modes, autocast) is not handed on.
 
     Args:
-        size: How many templates are kept at most; those that were used longest ago go first.
+        size: How many templates are kept at most; those that were used longest ago go first, as do
+            tables, of which at most 64 are told apart.
 
     Example:
         >>> import torch
@@ -36,8 +41,9 @@ class DecompositionCache:
         self._size = size
         self._lock = Lock()
         self._templates: OrderedDict[Any, Template] = OrderedDict()
-        # Tables compare by their content, which is slow: each stands for all that are equal.
-        self._rules: list[Rules] = []
+        # Tables compare by their content, which is slow: what stands for one stands for all that
+        # are equal. Those asked for last come last.
+        self._tables: dict[object, Rules] = {}
 
     def __len__(self) -> int:
         """Return how many templates it holds."""
@@ -51,12 +57,26 @@ class DecompositionCache:
             rules: The table.
             writes: Whether programs write in place.
         """
+        setting = ambient()
         with self._lock:
-            for position, known in enumerate(self._rules):
-                if known is rules or known == rules:
-                    return RulesCache(self, (position, writes))
-            self._rules.append(rules)
-            return RulesCache(self, (len(self._rules) - 1, writes))
+            table = next(
+                (
+                    table
+                    for table, known in self._tables.items()
+                    if known is rules or known == rules
+                ),
+                object(),
+            )
+            self._tables[table] = self._tables.pop(table, rules)
+            if len(self._tables) > min(self._size, _TABLES):
+                self._forget(next(iter(self._tables)))
+            return RulesCache(self, (table, writes, setting))
+
+    def _forget(self, table: object) -> None:
+        """Drop a table with its templates, which nobody can ask for any more."""
+        del self._tables[table]
+        for key in [key for key in self._templates if key[0][0] is table]:
+            del self._templates[key]
 
     def get(self, key: Any) -> Template | None:
         """Return a template, or None.
@@ -89,10 +109,10 @@ class RulesCache:
 
     Args:
         cache: The cache.
-        table: What stands for the table in it.
+        table: What stands for the table in it, with what else it was traced under.
     """
 
-    def __init__(self, cache: DecompositionCache, table: tuple[int, bool]) -> None:
+    def __init__(self, cache: DecompositionCache, table: tuple[Any, ...]) -> None:
         self._cache = cache
         self._table = table
 

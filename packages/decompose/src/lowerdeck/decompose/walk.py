@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgr
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key, plain_number
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.overlapping import check_writes
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced.identities import Before
@@ -238,6 +240,7 @@ class Walk:
                 raise WholeProgramError(
                     f"{target} writes memory that is shared in ways that views do not tell"
                 )
+            _check_shown(target, value)
             if template.by_base and value.views:
                 raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
             alone = memories.count(value.memory) == 1
@@ -259,6 +262,7 @@ class Walk:
         if not isinstance(target, OpOverload):
             called = getattr(target, "__name__", target)
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
+        check_writes(node, args, kwargs)
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
         if self.templates.rules.keeps_call(node):
@@ -390,11 +394,36 @@ class _Results:
         if position is not None:
             seen: Value = self._inputs[position]
             generation = _generation(seen.memory, views)
-            return Value(node, seen.memory, seen.views + views, generation, result.requires_grad)
+            shown = self._of_base(node, seen.memory, seen.views + views)
+            return Value(node, seen.memory, shown, generation, result.requires_grad)
         memory = self._memories.get(result.root)
         if memory is None:
             memory = self._memories[result.root] = Memory(self._became[result.root])
         return Value(node, memory, views, requires_grad=result.requires_grad)
+
+    def _of_base(self, node: Node, memory: Memory, views: tuple[View, ...]) -> tuple[View, ...]:
+        """Return views of a memory, told as one where ``as_strided`` comes after others.
+
+        It shows elements by where they lie in the storage, which may be others than those of the
+        view that it is called on. So of a base that fills its storage it is a view by itself.
+        """
+        if len(views) == 1 or views[-1].target is not _ATEN.as_strided.default:
+            return views
+        shown, whole = self._writer.facts(node), self._writer.facts(memory.base)
+        reach = (
+            shown.offset
+            + sum(
+                (size - 1) * stride for size, stride in zip(shown.shape, shown.stride, strict=True)
+            )
+            if shown.is_static and whole.is_static
+            else None
+        )
+        if reach is None or shown.dtype is not whole.dtype or not _fills(memory.base):
+            return views
+        if reach >= math.prod(whole.shape):
+            return views
+        args = (PARENT, [*shown.shape], [*shown.stride], shown.offset)
+        return (replace(views[-1], args=args, kwargs={}),)
 
     def _view(self, seen: Seen) -> View:
         """Return a view of the template in nodes of the copy."""
@@ -414,6 +443,22 @@ class _Results:
         if known is None:
             raise WholeProgramError("a view has a size that nothing in the program computes")
         return known
+
+
+def _fills(base: Node) -> bool:
+    """Return whether a tensor that owns its memory has all elements of its storage."""
+    held = base.meta["val"]
+    return number_key(held.storage_offset()) == 0 and _dense_order(held) is not None
+
+
+def _check_shown(target: Any, value: Value) -> None:
+    """Refuse a write through what shows elements that its parent does not: they would be lost."""
+    first, *others = [view.target is _ATEN.as_strided.default for view in value.views] or [False]
+    if any(others) or (first and not _fills(value.memory.base)):
+        raise DecomposeError(
+            f"{target} writes through an as_strided of a view, which may show elements that the "
+            "view does not: call as_strided on the tensor that the view is of"
+        )
 
 
 def _generation(memory: Memory, views: tuple[View, ...]) -> int:

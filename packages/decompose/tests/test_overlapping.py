@@ -1,0 +1,72 @@
+"""Calls that write several tensors, some of which overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from lowerdeck.decompose import DecomposeError, decompose, explain
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@torch.library.custom_op("lowerdeck_decompose_tests::grow_both", mutates_args=("x", "y"))
+def grow_both(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(1)
+    y.mul_(2)
+
+
+class Told(nn.Module):
+    """One line on a matrix of its own and what is given."""
+
+    def __init__(self, line: Callable[..., Any]) -> None:
+        super().__init__()
+        self.line = line
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        self.line(y, x)
+        return y
+
+
+ONE_AFTER_THE_OTHER: dict[str, Any] = {
+    "a part and the whole": lambda y, x: torch._foreach_add_([y[0], y], 1),
+    "twice": lambda y, x: torch._foreach_mul_([y, y], 2),
+    "a view of another type": lambda y, x: torch._foreach_zero_([y[0], y.view(torch.int32)]),
+    "rows and columns": lambda y, x: torch._foreach_mul_([y[0], y[:, 0]], 2),
+    "read at a later step": lambda y, x: torch._foreach_add_([y[0], x[1] + 0], [x[0], y[0]]),
+    "read at each step": lambda y, x: torch._foreach_mul_([y[0], y[1]], y[0, 0]),
+    "by one kernel": lambda y, x: grow_both(y, y[1]),
+    "as results": lambda y, x: torch.aminmax(x, dim=0, out=(y[0], y[0])),
+}
+EACH_BY_ITSELF: dict[str, Any] = {
+    "rows": lambda y, x: torch._foreach_add_(list(y), 1),
+    "columns": lambda y, x: torch._foreach_mul_(list(y.unbind(1)), 2),
+    "steps": lambda y, x: torch._foreach_add_([y[:, ::2], y[:, 1::2]], [x[:, ::2], x[:, 1::2]]),
+    "itself": lambda y, x: torch._foreach_add_([y[0], y[1]], [y[0], y[1]]),
+    "read at an earlier step": lambda y, x: torch._foreach_add_([y[0], y[1]], [y[1], x[0]]),
+    "by one kernel": lambda y, x: grow_both(y, x + 0),
+}
+
+
+@pytest.mark.parametrize("line", ONE_AFTER_THE_OTHER.values(), ids=ONE_AFTER_THE_OTHER)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_written_one_after_the_other_is_refused(line: Any, dynamic: bool) -> None:
+    dims = ({0: Dim("rows", min=3)},) if dynamic else None
+    program = torch.export.export(Told(line), (torch.ones(4, 4),), dynamic_shapes=dims)
+    for ask in (decompose, explain):
+        with pytest.raises(DecomposeError, match="one after the other that overlap"):
+            ask(program)
+
+
+@pytest.mark.parametrize("line", EACH_BY_ITSELF.values(), ids=EACH_BY_ITSELF)
+def test_parts_that_do_not_overlap_are_written_by_one_call(line: Any) -> None:
+    x = torch.arange(16.0).view(4, 4)
+    program = torch.export.export(Told(line), (x,))
+    found = decompose(program).module()(x)
+    assert torch.equal(found, Told(line)(x))
