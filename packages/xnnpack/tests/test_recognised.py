@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+from mask_cases import given_masks  # type: ignore[import-not-found]
 from recognised_cases import (  # type: ignore[import-not-found]
-    HEADS,
     NEAR,
     WHOLE,
     WRITTEN_OUT,
@@ -115,13 +114,16 @@ def test_each_node_of_the_program_has_one_that_stands_for_it() -> None:
     found.graph.lint()
 
 
-def test_attention_with_a_mask_that_is_given_at_run_time_stays_with_other_kernels() -> None:
-    mask = torch.ones(6, 6, dtype=torch.bool)
-    inputs = (*(torch.randn(HEADS) for _ in range(3)), mask)
-    model, _ = model_of(F.scaled_dot_product_attention, (HEADS,))
-    model.weights = torch.nn.ParameterList()
-    program = torch.export.export(model, inputs).run_decompositions()
-    assert any("where" in call for call in left(to_backend(program, XnnpackPartitioner())))
+@pytest.mark.parametrize("case", list(given_masks()), ids=lambda case: case.name)
+def test_attention_with_a_mask_that_is_given_at_run_time_is_whole(case: Case) -> None:
+    program = torch.export.export(case.model, case.inputs, dynamic_shapes=case.dynamic)
+    raw = kinds(to_backend(program, XnnpackPartitioner()))
+    lowered = to_backend(program.run_decompositions(), XnnpackPartitioner())
+    assert left(lowered) == []
+    assert sorted(kinds(lowered)) == sorted(raw)
+    for inputs in (case.inputs, *case.others):
+        with torch.no_grad():
+            torch.testing.assert_close(run(lowered, inputs)[0], case.model(*inputs))
 
 
 @pytest.mark.parametrize("name", ["linear_3d", "rms_norm", "attention"])

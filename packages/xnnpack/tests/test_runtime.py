@@ -15,7 +15,7 @@ from xnnpack_cases import Case, cases  # type: ignore[import-not-found]
 from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
 
 from lowerdeck.lowered_module import LoweredBackendModule
-from lowerdeck.serializer import XnnGraph, decode_payload
+from lowerdeck.serializer import XnnGraph, XnnValue, decode_payload
 from lowerdeck.xnnpack import (
     BlobError,
     DelegateInputError,
@@ -24,6 +24,7 @@ from lowerdeck.xnnpack import (
     XnnpackRuntime,
 )
 from lowerdeck.xnnpack.payload.encode import encode
+from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import (
     EXTERNAL_OUTPUT,
     NONE,
@@ -61,6 +62,14 @@ def lowered() -> LoweredBackendModule:
     return delegate
 
 
+def encoding_of(value: XnnValue) -> Encoding:
+    """Return how a float, or an integer with one scale, is stored."""
+    scales = value.quantization
+    if scales is None:
+        return Encoding(value.dtype)
+    return Encoding(value.dtype, scales.scales[0], scales.zero_point)
+
+
 def written_again(graph: XnnGraph) -> bytes:
     """Return the payload that our writer makes of what the serializer read."""
     last = graph.version.partition("channels_last")[2].split()
@@ -69,6 +78,7 @@ def written_again(graph: XnnGraph) -> bytes:
         Value(
             *(value.id, value.shape, numbers.get(id(value.constant), 0)),
             *(NONE if value.external_id is None else value.external_id, value.flags),
+            encoding_of(value),
         )
         for value in graph.values
     ]

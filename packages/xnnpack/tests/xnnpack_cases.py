@@ -3,62 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from case_making import Case, Function, case, module  # type: ignore[import-not-found]
+from mask_cases import given_masks, masks  # type: ignore[import-not-found]
 from torch import nn
 
 Tensor = torch.Tensor
-
-
-class Function(nn.Module):
-    """Calls a function, beside modules that it may use."""
-
-    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs, *self.parts)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One model.
-
-    Attributes:
-        name: What it shows.
-        model: The model in evaluation mode.
-        inputs: Its inputs.
-        dynamic: Dynamic shapes for the export, or None.
-        others: More inputs to run, of other sizes.
-        tolerance: Largest allowed difference, absolute and relative.
-    """
-
-    name: str
-    model: nn.Module
-    inputs: tuple[Tensor, ...]
-    dynamic: Any = None
-    others: tuple[tuple[Tensor, ...], ...] = field(default=())
-    tolerance: float = 2e-5
-
-
-def case(
-    name: str, function: Callable[..., Any], *shapes: tuple[int, ...], parts: Any = (), **more: Any
-) -> Case:
-    inputs = tuple(torch.randn(shape) for shape in shapes)
-    return Case(name, Function(function, *parts).eval(), inputs, **more)
-
-
-def module(name: str, part: nn.Module, *shapes: tuple[int, ...], **more: Any) -> Case:
-    def call(*arguments: Any) -> Any:
-        *inputs, layer = arguments
-        return layer(*inputs)
-
-    return case(name, call, *shapes, parts=(part,), **more)
 
 
 def normed(channels: int, kind: Any = nn.BatchNorm2d, **options: Any) -> Any:
@@ -83,6 +36,7 @@ def cases() -> Iterator[Case]:
                 reductions,
                 attention,
                 masks,
+                given_masks,
                 composed,
                 outputs,
                 rearranging,
@@ -423,54 +377,6 @@ def attention() -> Iterator[Case]:
         "attention_causal",
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
         *((2, 5, 4), (2, 6, 4), (2, 6, 7)),
-    )
-
-
-class Masked(nn.Module):
-    """An attention whose mask is a constant of the program, or computed of nothing else."""
-
-    mask: Tensor
-
-    def __init__(self, mask: Tensor, **options: Any) -> None:
-        super().__init__()
-        self.register_buffer("mask", mask)
-        self.options = options
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mask = self.mask if self.mask.is_floating_point() else self.mask & (torch.ones(1) > 0)
-        return F.scaled_dot_product_attention(query, key, value, mask, **self.options)
-
-
-def masks() -> Iterator[Case]:
-    triangle = torch.ones(5, 6).tril().bool()
-    nothing_in_row_2 = triangle.clone()
-    nothing_in_row_2[2] = False
-    floats = torch.randn(3, 5, 6).masked_fill(torch.rand(3, 5, 6) > 0.7, -torch.inf)
-    least = torch.zeros(1, 1, 5, 6).masked_fill(~nothing_in_row_2, torch.finfo().min)
-    for name, mask in {
-        "triangle": triangle,
-        "all": torch.ones(2, 1, 5, 6).bool(),
-        "one_row_of_columns": torch.tensor([[True, True, False, True, False, True]]),
-        "empty_row": nothing_in_row_2,
-        "expanded": triangle.expand(2, 3, 5, 6),
-        "floats": floats,
-        "floats_empty_row": floats.masked_fill(~nothing_in_row_2, -torch.inf),
-        "least_floats": least,
-    }.items():
-        heads = ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 7))
-        yield module(f"mask_{name}", Masked(mask), *heads)
-    heads = ((2, 6, 5, 4), (2, 2, 6, 4), (2, 2, 6, 7))
-    by_head = torch.rand(2, 6, 5, 6) > 0.4
-    for name, mask in {
-        "triangle": nothing_in_row_2,
-        "heads": by_head,
-        "all": by_head | True,
-    }.items():
-        yield module(f"grouped_heads_{name}", Masked(mask, enable_gqa=True, scale=0.7), *heads)
-    yield case(
-        "grouped_heads_causal",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-        *heads,
     )
 
 

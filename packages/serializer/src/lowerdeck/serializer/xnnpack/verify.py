@@ -80,6 +80,8 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
             kind = type(tensor).__name__
             raise damaged(f"found a {kind} as argument {position}, expected a Tensor")
         wanted = _PROGRAM_TYPES.get(value.dtype, set())
+        if value.dtype is XnnDatatype.QINT8 and value.flags == _INPUT:
+            wanted = {*wanted, ScalarType.BOOL}  # bytes of 0 and 1
         if tensor.scalar_type not in wanted:
             names = " or ".join(sorted(kind.name for kind in wanted)) or "no tensor"
             raise damaged(

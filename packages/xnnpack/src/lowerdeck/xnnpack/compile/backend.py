@@ -39,13 +39,13 @@ from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
 from lowerdeck.xnnpack.payload.encode import encode
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, Encoding, int8
+from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import layout_of
 from lowerdeck.xnnpack.recognise.rewriting import Recognised, recognised
 
 _ATEN = torch.ops.aten
 _VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}
-_EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT}
+_EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
 _LOG = logging.getLogger("lowerdeck.xnnpack")
 
@@ -162,7 +162,7 @@ def emit_partition(
 
 def _input_encoding(node: fx.Node, dtype: torch.dtype) -> Encoding:
     if dtype != torch.int8:
-        return _EXTERNAL.get(dtype, FLOAT)
+        return _EXTERNAL.get(dtype, FLOAT)  # truths are read by those alone who can
     # Integers come with the scale that whoever reads them says; all say the same.
     readers = [user for user in node.users if name_of(user) == DEQUANTIZE]
     if not readers:

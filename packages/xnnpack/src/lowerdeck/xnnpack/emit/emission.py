@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -50,6 +50,7 @@ class Tracked:
         ids: The values that hold it as ``encoding`` says, by layout.
         encoding: How the tensor came to be stored; exactly these numbers are its elements.
         twins: The same tensor stored otherwise, made when first needed.
+        derived: What was computed of it that several readers need, under keys of their own.
     """
 
     shape: tuple[Dim, ...]
@@ -58,6 +59,7 @@ class Tracked:
     ids: dict[Layout, int] = field(default_factory=dict)
     encoding: Encoding = FLOAT
     twins: dict[Encoding, Tracked] = field(default_factory=dict)
+    derived: dict[object, Any] = field(default_factory=dict)
 
     @property
     def is_constant(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch.types import IntLikeType as Dim
@@ -11,6 +10,7 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import TRANSPOSE_WEIGHTS, NodeKind
 
@@ -45,8 +45,8 @@ def _attention(emission: Emission, call: Call) -> None:
     query, key, value = (emission.of(call.args[name]) for name in ("query", "key", "value"))
     scale = call.args["scale"]
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
-    mask = _mask(emission, call)
     many = _heads_per_group(call)
+    mask = mask_of(emission, call, many)
     query_id, key_id, value_id = (emission.id_of(one) for one in (query, key, value))
     shape = query.shape
     if many > 1:
@@ -69,77 +69,22 @@ def _attention(emission: Emission, call: Call) -> None:
         input2_id=key_id,
         flags=TRANSPOSE_WEIGHTS,
     )
-    if mask is not None and mask.added is not None:
+    if mask.added is not None:
         scores = emission.add(
-            NodeKind.ADD,
-            scores_shape,
-            input1_id=scores,
-            input2_id=emission.constant_value(_spread(mask.added, many)),
+            NodeKind.ADD, scores_shape, input1_id=scores, input2_id=emission.id_of(mask.added)
         )
     weights = emission.add(NodeKind.SOFTMAX, scores_shape, input_id=scores)
     shape = (*batch[:-1], value.shape[-1])
     result = emission.add(
         NodeKind.BATCH_MATRIX_MULTIPLY, shape, input1_id=weights, input2_id=value_id
     )
-    if mask is not None and mask.kept is not None:
+    if mask.kept is not None:
         result = emission.add(
-            NodeKind.MULTIPLY,
-            shape,
-            input1_id=result,
-            input2_id=emission.constant_value(_spread(mask.kept, many)),
+            NodeKind.MULTIPLY, shape, input1_id=result, input2_id=emission.id_of(mask.kept)
         )
     if many > 1:
         result = emission.reshaped(result, shape_of(call.node))
     emission.define_value(call.node, result)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """What a mask that is known ahead of time does to an attention.
-
-    Attributes:
-        added: What is added to the scores; None where that is 0.
-        kept: 0 for each row of which the mask leaves nothing, else 1; None where all are kept.
-            torch's result is 0 in such a row, a softmax over nothing but -inf would be NaN.
-    """
-
-    added: torch.Tensor | None
-    kept: torch.Tensor | None
-
-
-def _mask(emission: Emission, call: Call) -> _Mask | None:
-    if call.args["is_causal"]:
-        rows, columns = (int(call.shape(name)[-2]) for name in ("query", "key"))
-        return _Mask(torch.full((rows, columns), -math.inf).triu(diagonal=1), None)
-    node = call.args["attn_mask"]
-    if node is None:
-        return None
-    data = _narrowed(emission.constant(node))
-    if data.dtype == torch.bool:
-        data = torch.zeros(data.shape).masked_fill(~data, -math.inf)
-    data = data.float()
-    empty = (data == -math.inf).all(-1, keepdim=True)
-    if not bool(empty.any()):
-        return _Mask(data if bool(data.any()) else None, None)
-    return _Mask(data.masked_fill(empty, 0.0), (~empty).float())
-
-
-def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with one index where it repeats itself, which broadcasting undoes."""
-    for axis, size in enumerate(tensor.shape):
-        first = tensor.narrow(axis, 0, 1)
-        if size > 1 and torch.equal(first.expand_as(tensor), tensor):
-            tensor = first
-    return tensor
-
-
-def _spread(tensor: torch.Tensor, many: int) -> torch.Tensor:
-    """Return a mask of [batch, heads, rows, columns] for heads that are grouped."""
-    if many == 1 or tensor.dim() < 3:
-        return tensor
-    heads = tensor.shape[-3]
-    groups, inner = (heads // many, many) if heads > 1 else (1, 1)
-    return tensor.reshape(*tensor.shape[:-3], groups, inner, *tensor.shape[-2:])
 
 
 def _apart(emission: Emission, tracked: Tracked, many: int) -> tuple[int, tuple[Dim, ...]]:
@@ -167,16 +112,7 @@ def _attention_refusal(call: Call) -> str | None:
     lengths = (call.shape("query")[-2], call.shape("key")[-2])
     if args["is_causal"] and not all(is_fixed(length) for length in lengths):
         return "it is causal over a symbolic length"
-    return _mask_refusal(call) or _group_refusal(call)
-
-
-def _mask_refusal(call: Call) -> str | None:
-    if call.args["attn_mask"] is None:
-        return None
-    if not call.is_constant("attn_mask"):
-        # A row that is masked out wholly gives 0 in torch, and NaN in a plain softmax.
-        return "its mask is known only at run time"
-    return None
+    return mask_refusal(call) or _group_refusal(call)
 
 
 def _group_refusal(call: Call) -> str | None:
@@ -205,6 +141,6 @@ ATTENTION: Table = {
     _aten._softmax.default: _SOFTMAX,
     _aten.softmax.int: Operator(_softmax, _softmax_int_refusal, wide=True),
     _aten.scaled_dot_product_attention.default: Operator(
-        _attention, _attention_refusal, wide=True
+        _attention, _attention_refusal, wide=True, truths=("attn_mask",)
     ),
 }

@@ -71,6 +71,7 @@ class Operator:
             exceed float16 where the result does not.
         clamps: Whether a clamp that follows is taken into the node.
         packs: Names of the arguments that are weights, which need no scale of their own.
+        truths: Names of the arguments that may be tensors of bool, which it reads as 0 and 1.
     """
 
     emit: Callable[[Emission, Call], None]
@@ -82,6 +83,7 @@ class Operator:
     wide: bool = False
     clamps: bool = False
     packs: tuple[str, ...] = ()
+    truths: tuple[str, ...] = ()
 
 
 Table: TypeAlias = Mapping[object, Operator]

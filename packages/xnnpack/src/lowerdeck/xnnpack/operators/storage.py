@@ -47,11 +47,11 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
         halves: Whether float16 is computed in float16.
     """
     base = HALF if halves and not entry.wide and _is_half(call.node) else FLOAT
-    weights = [call.args.get(name) for name in entry.packs]
+    apart = [call.args.get(name) for name in (*entry.packs, *entry.truths)]
     tensors = [
         one
         for one in call.node.all_input_nodes
-        if fake(one) is not None and not any(one is weight for weight in weights)
+        if fake(one) is not None and not any(one is other for other in apart)
     ]
     inputs = [encoding_of(one) for one in tensors]
     known = [one for one in inputs if one is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.fx import Node
@@ -92,9 +92,11 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     ]
     if not tensors:
         return "it reads no tensor"
+    truths = [arguments_of(node).get(name) for name in entry.truths]
     for one in tensors:
         # What is known ahead of time is stored as the floats that eager would make of it.
-        reason = None if one.name in constants else _tensor_refusal(one)
+        dtypes = (*_FLOATS, torch.bool) if one in truths else _FLOATS
+        reason = None if one.name in constants else _tensor_refusal(one, dtypes)
         if reason:
             return f"input {one.name}: {reason}"
     return (
@@ -120,13 +122,13 @@ def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str
     return entry.refusal(Call(node, args, constants))
 
 
-def _tensor_refusal(node: Node) -> str | None:
+def _tensor_refusal(node: Node, dtypes: Sequence[torch.dtype] = _FLOATS) -> str | None:
     value = node.meta.get("val")
     # Of several results the first stands for all: the others are like it or must be unused.
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     if not isinstance(tensor, torch.Tensor):
         return "it is not a tensor"
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in dtypes:
         return f"{tensor.dtype} where float32, float16 or bfloat16 is needed"
     if tensor.dim() > MAX_RANK:
         return f"{tensor.dim()} dimensions where at most {MAX_RANK} are allowed"

@@ -49,3 +49,7 @@ PER_IMAGE = Encoding(XnnDatatype.QDINT8, nonbatch_dims=3)
 def int8(scale: float, zero_point: int = 0) -> Encoding:
     """Return the encoding of a tensor of 8-bit integers with one scale."""
     return Encoding(XnnDatatype.QINT8, scale=scale, zero_point=zero_point)
+
+
+TRUTH = int8(1.0)
+"""The bytes of a tensor of bool, which the runtime takes as the integers 0 and 1 that they are."""

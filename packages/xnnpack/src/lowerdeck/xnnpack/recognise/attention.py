@@ -45,6 +45,16 @@ def _scaled(pattern: Pattern, name: str) -> Either:
     )
 
 
+def _number(number: float) -> Piece:
+    return Piece((_aten.scalar_tensor.default,), number)
+
+
+# Truths become numbers before they are added.
+_MASK = Either(
+    Piece((_aten.where.self,), Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask")
+)
+
+
 def _scores(*, masked: bool) -> Either:
     keys = Either(
         _scaled(turned(Leaf("key"), "turned"), "key"),
@@ -56,7 +66,7 @@ def _scores(*, masked: bool) -> Either:
     scores = _scaled(product, "scores")
     if not masked:
         return scores
-    added = Piece((_aten.add.Tensor,), scores, Leaf("mask"), commutes=True, name="masked")
+    added = Piece((_aten.add.Tensor,), scores, _MASK, commutes=True, name="masked")
     return Either(added, scores)
 
 

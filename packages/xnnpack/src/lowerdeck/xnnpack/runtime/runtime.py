@@ -169,7 +169,7 @@ class XnnpackRuntime:
         for value in handle.inputs:
             given = inputs[_position(value)]
             wanted = PROGRAM_DTYPES[value.dtype]
-            if not isinstance(given, torch.Tensor) or given.dtype != wanted:
+            if not isinstance(given, torch.Tensor) or _bytes_as(given, wanted) != wanted:
                 name = str(wanted).removeprefix("torch.")
                 raise DelegateInputError(
                     f"input {value.external_id} must be a {name} tensor, found "
@@ -195,6 +195,12 @@ class XnnpackRuntime:
             )
             for value in handle.outputs
         ]
+
+
+def _bytes_as(given: torch.Tensor, wanted: torch.dtype) -> torch.dtype:
+    """Return the dtype that an argument stands for: truths are the integers 0 and 1."""
+    truths = given.dtype == torch.bool and wanted == torch.int8
+    return wanted if truths else given.dtype
 
 
 def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

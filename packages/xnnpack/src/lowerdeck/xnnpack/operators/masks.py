@@ -1,0 +1,175 @@
+"""Masks of attention: known ahead of time, or given at run time as floats or truths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one
+from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.payload.schema import NodeKind
+
+_LARGEST = float(torch.finfo(torch.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What a mask does to an attention.
+
+    Attributes:
+        added: What is added to the scores; None where that is 0.
+        kept: 0 for each row of which the mask leaves nothing, else 1; None where all are kept.
+            torch's result is 0 in such a row, a softmax over nothing but -inf would be NaN.
+    """
+
+    added: Tracked | None
+    kept: Tracked | None
+
+
+def mask_of(emission: Emission, call: Call, many: int) -> Mask:
+    """Return the mask of an attention, in the sizes of its scores.
+
+    Args:
+        emission: Where to add what a mask that is given at run time needs.
+        call: The attention.
+        many: How many heads share a key; more than one are a dimension of their own.
+    """
+    if call.args["is_causal"]:
+        rows, columns = (int(call.shape(name)[-2]) for name in ("query", "key"))
+        return _known(torch.full((rows, columns), -math.inf).triu(diagonal=1), many)
+    node = call.args["attn_mask"]
+    if node is None:
+        return Mask(None, None)
+    tracked = emission.of(node)
+    if tracked.is_constant:
+        return _known(emission.constant(node), many)
+    value = fake(node)
+    truths = value is not None and value.dtype == torch.bool
+    # The layers of a model share one mask.
+    if (mask_of, many) not in tracked.derived:
+        tracked.derived[mask_of, many] = _given(emission, tracked, many, truths=truths)
+    mask: Mask = tracked.derived[mask_of, many]
+    return mask
+
+
+def mask_refusal(call: Call) -> str | None:
+    """Return why XNNPACK cannot apply the mask of an attention, or None."""
+    if call.args["attn_mask"] is None or call.is_constant("attn_mask"):
+        return None
+    shape = call.shape("attn_mask")
+    if not shape:
+        return "its mask has no dimension"
+    if not is_fixed(shape[-1]):
+        return "its mask is known only at run time, and has rows of a symbolic size"
+    if sum(not is_fixed(size) for size in shape) > 1:
+        return "its mask has more than one symbolic size, which a reshape cannot carry"
+    return None
+
+
+def _known(data: torch.Tensor, many: int) -> Mask:
+    data = _narrowed(data)
+    if data.dtype == torch.bool:
+        data = torch.zeros(data.shape).masked_fill(~data, -math.inf)
+    data = data.float()
+    empty = (data == -math.inf).all(-1, keepdim=True)
+    kept = None
+    if bool(empty.any()):
+        data, kept = data.masked_fill(empty, 0.0), (~empty).float()
+    return Mask(
+        *(
+            None if one is None else Tracked(tuple(one.shape), one)
+            for one in (
+                _spread(data, many) if bool(data.any()) else None,
+                None if kept is None else _spread(kept, many),
+            )
+        )
+    )
+
+
+def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with one index where it repeats itself, which broadcasting undoes."""
+    for axis, size in enumerate(tensor.shape):
+        first = tensor.narrow(axis, 0, 1)
+        if size > 1 and torch.equal(first.expand_as(tensor), tensor):
+            tensor = first
+    return tensor
+
+
+def _spread(tensor: torch.Tensor, many: int) -> torch.Tensor:
+    return tensor.reshape([int(size) for size in _spread_sizes(tensor.shape, many)])
+
+
+def _spread_sizes(shape: Sequence[Dim], many: int) -> Sequence[Dim]:
+    """Return the sizes of a mask of [batch, heads, rows, columns] for heads that are grouped."""
+    if many == 1 or len(shape) < 3:
+        return shape
+    groups, inner = (1, 1) if is_one(shape[-3]) else (int(shape[-3]) // many, many)
+    return (*shape[:-3], groups, inner, *shape[-2:])
+
+
+def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> Mask:
+    """Add what makes a mask that is given at run time one that a plain softmax survives.
+
+    A row of nothing but -inf becomes one of numbers, whose softmax is one of numbers too, which is
+    then multiplied by 0. All other rows stay what they are, -inf included.
+    """
+    shape = _spread_sizes(tracked.shape, many)
+    mask = emission.id_of(tracked)
+    if shape is not tracked.shape:
+        mask = emission.reshaped(mask, shape)
+    column = (*shape[:-1], 1)
+    most = _largest_of_rows(emission, mask, shape)
+    if truths:
+        # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
+        moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=mask, input2_id=most)
+        return Mask(
+            emission.tracked(shape, _times(emission, moved, shape, _LARGEST)),
+            emission.tracked(column, most),
+        )
+    # -inf stays -inf, and the least of all numbers becomes 0.
+    above = _plus(emission, most, column, _LARGEST)
+    kept = _plus(emission, above, column, 1.0, limits=(0.0, 1.0))
+    # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
+    floor = _times(emission, _times(emission, kept, column, -_LARGEST), column, 2.0)
+    added = emission.add(NodeKind.MAXIMUM, shape, input1_id=mask, input2_id=floor)
+    return Mask(emission.tracked(shape, added), emission.tracked(column, kept))
+
+
+def _largest_of_rows(emission: Emission, value: int, shape: Sequence[Dim]) -> int:
+    width = int(shape[-1])
+    if width == 1:
+        return value
+    rows = math.prod(shape[:-1])
+    image = emission.reshaped(value, (rows, 1, width, 1))
+    most = emission.add(
+        NodeKind.MAX_POOLING_2D,
+        (rows, 1, 1, 1),
+        pooling_height=1,
+        pooling_width=width,
+        stride_height=1,
+        stride_width=1,
+        dilation_height=1,
+        dilation_width=1,
+        input_id=image,
+    )
+    return emission.reshaped(most, (*shape[:-1], 1))
+
+
+def _plus(
+    emission: Emission,
+    value: int,
+    shape: Sequence[Dim],
+    number: float,
+    limits: tuple[float, float] | None = None,
+) -> int:
+    other = emission.id_of(emission.scalar(number))
+    return emission.add(NodeKind.ADD, shape, output_range=limits, input1_id=value, input2_id=other)
+
+
+def _times(emission: Emission, value: int, shape: Sequence[Dim], factor: float) -> int:
+    other = emission.id_of(emission.scalar(factor))
+    return emission.add(NodeKind.MULTIPLY, shape, input1_id=value, input2_id=other)
