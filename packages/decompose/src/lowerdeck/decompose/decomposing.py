@@ -192,8 +192,8 @@ def _by_calls(
             program,
             placeholders,
             outputs,
-            lambda value: walk.current(value, last),
-            lambda memory: walk.base(memory, last),
+            walk.current,
+            walk.base,
             lambda node: walk.clone(node, last),
         )
         made = graph.output(nodes)
