@@ -324,6 +324,19 @@ def test_the_program_that_is_given_stays_as_it_was() -> None:
     assert str(program) == before
 
 
+def test_a_deep_copy_stays_as_it_was() -> None:
+    class Builtin(nn.Module):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+            return input.add_(1)
+
+    program = copy.deepcopy(torch.export.export(Builtin(), (torch.ones(2),)))
+    names = [node.name for node in program.graph.nodes]
+    found = decompose(program)
+    assert explain(program).reason is None
+    assert [node.name for node in program.graph.nodes] == names
+    assert [spec.target for spec in found.graph_signature.output_specs] == ["input", None]
+
+
 class Copying(nn.Module):
     """Copies to buffers, some of which torch's own way loses or fails on."""
 

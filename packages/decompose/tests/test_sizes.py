@@ -62,6 +62,41 @@ class Writing(nn.Module):
         return cache[: x.shape[0]] * 2
 
 
+# Each on images of four sizes that vary, and on what lies otherwise in memory.
+LINES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "slice": lambda x: x[:2] + 0,
+    "slices": lambda x: x[1:, :, 1:-1] * 2,
+    "select": lambda x: x[0, 1] + x[-1, -1],
+    "narrow": lambda x: x.narrow(2, 1, 2).transpose(1, 3).relu(),
+    "narrow to a size": lambda x: x[: x.shape[1]].sum(0),
+    "pixel_unshuffle": lambda x: nn.functional.pixel_unshuffle(x[:, :, :4, :4], 2),
+    "unfold": lambda x: x.unfold(2, 2, 1).mean(-1),
+    "diagonal": lambda x: x.diagonal(0, 2, 3).sum(-1),
+    "permute": lambda x: x.permute(2, 0, 3, 1)[1:].contiguous(),
+    "expand": lambda x: x[:1].expand(3, -1, -1, -1) + x[:, :1].expand_as(x).sum(0),
+    "unbind": lambda x: x[:2].unbind(0)[1] * 2,
+    "split": lambda x: x[:, :, :4].split(2, 2)[1] * 2,
+    "chunk": lambda x: x[..., :4].chunk(2, -1)[0] * 2,
+    "flatten": lambda x: x[1:].flatten(1).softmax(-1),
+    "movedim": lambda x: x.movedim(1, -1)[:, 1:].sum(-1),
+    "bytes": lambda x: x[1:].view(torch.int32) + 1,
+    "layer_norm": lambda x: nn.functional.layer_norm(x[1:], x.shape[-1:]),
+    "interpolate": lambda x: nn.functional.interpolate(x[:2], scale_factor=2.0),
+    "pad": lambda x: nn.functional.pad(x[:, 1:], (1, 1, 0, 1)),
+    "conv2d": lambda x: nn.functional.conv2d(x[:, :2], x.new_ones(3, 2, 2, 2)),
+    "written": lambda x: x.clone()[1:].add_(1),
+}
+
+
+class Told(nn.Module):
+    def __init__(self, line: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.line = line
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.line(x), self.line(x.mT)
+
+
 def _programs() -> dict[str, Callable[[], ExportedProgram]]:
     n, even = Dim("n", min=3, max=16), 2 * Dim("half", min=2, max=8)
 
@@ -75,6 +110,10 @@ def _programs() -> dict[str, Callable[[], ExportedProgram]]:
         "finding": of(Finding(), torch.ones(5, 4), None),
         "finding in any": of(Finding(), torch.ones(5, 4), ({0: n},)),
         "writing": of(Writing(), torch.ones(5, 8), ({0: n},)),
+        **{
+            name: of(Told(line), torch.ones(5, 3, 6, 8), ((Dim.AUTO,) * 4,))
+            for name, line in LINES.items()
+        },
     }
 
 
@@ -112,11 +151,15 @@ def test_nothing_is_asked_that_torch_would_not_ask(name: str) -> None:
     before = _asked(ours)
     assert explain(ours).reason is None
     found, expected = decompose(ours), theirs.run_decompositions()
-    for kind, said in _asked(ours).items():
-        assert said <= _asked(theirs)[kind] | before[kind], kind
+    for kind, found_here in _asked(ours).items():
+        assert kind == "guards" or found_here <= _asked(theirs)[kind] | before[kind], kind
+    # What follows from what torch asks is no new guard: it asks more at once, at times.
+    asked = _asked(theirs)["guards"] | before["guards"]
+    more = [g.expr for g in _environment(ours).guards if str(g.expr) not in asked]
+    assert all(_environment(theirs)._maybe_evaluate_static(guard) for guard in more), more
     assert not _environment(ours).pending_fresh_unbacked_symbols
     assert found.range_constraints == expected.range_constraints
-    assert set(found._guards_code) <= set(expected._guards_code)
+    assert more or set(found._guards_code) <= set(expected._guards_code)
     assert not differences(found, expected)
 
 

@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.torch_base import mend_program
+from lowerdeck.torch_base import mend_program, mended
 
 
 class Builtins(nn.Module):
@@ -41,6 +41,17 @@ def test_inputs_of_a_deep_copy_are_called_as_the_signature_says() -> None:
     given = (x.clone(), {"a": x}, x, 3)
     for left, right in zip(copied.module()(*given), Builtins()(*given), strict=True):
         assert torch.equal(left, right - 1 if left is given[0] else right)
+
+
+def test_a_copy_gets_the_names_where_the_program_is_to_stay_as_it_is() -> None:
+    exported = program()
+    assert mended(exported) is exported
+    copied = copy.deepcopy(exported)
+    before = [node.name for node in copied.graph.nodes]
+    found = mended(copied)
+    assert [node.name for node in copied.graph.nodes] == before
+    assert names(found) == names(exported)
+    assert found.state_dict is copied.state_dict
 
 
 def test_names_that_shift_in_a_copy_are_put_back() -> None:

@@ -236,7 +236,10 @@ def fake_view(
     dtype: torch.dtype,
 ) -> FakeTensor:
     """Return a fake tensor on the memory of another."""
-    with torch._C._DisableTorchDispatch():
+    environment = parent.fake_mode.shape_env
+    # That it lies within the storage is known of a view, and no guard of the program's.
+    unasked = nullcontext() if environment is None else environment.suppress_guards()
+    with unasked, torch._C._DisableTorchDispatch():
         inner = torch.empty((0,), dtype=dtype, device="meta")
         inner.set_(parent.untyped_storage(), offset, size, stride)
     return FakeTensor(parent.fake_mode, inner, parent.fake_device)

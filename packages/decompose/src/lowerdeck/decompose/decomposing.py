@@ -38,7 +38,7 @@ from lowerdeck.torch_base import (
     explicit,
     graphs_of,
     is_traceable_wrapper_subclass,
-    mend_program,
+    mended,
     written_overlap,
 )
 
@@ -192,8 +192,8 @@ def _by_calls(
             program,
             placeholders,
             outputs,
-            lambda value: walk.current(value, last),
-            lambda memory: walk.base(memory, last),
+            walk.current,
+            walk.base,
             lambda node: walk.clone(node, last),
         )
         made = graph.output(nodes)
@@ -222,7 +222,7 @@ def _check(program: ExportedProgram) -> None:
 
 def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return ``program`` with each memory that it writes under one name; whether it writes any."""
-    mend_program(program)
+    program = mended(program)
     if not any(MemoryUse(gm.graph, gm).has_writes for gm in graphs_of(program.graph_module)):
         return program, False
     try:

@@ -75,13 +75,14 @@ class Memory:
     Attributes:
         base: The node of all of it.
         generation: How often it was written.
-        pending: Changes that the base does not have yet: what was written, through which views.
+        pending: Changes that the base does not have yet: what was written, through which views,
+            and by which node of the original program.
         hidden: Whether values show it in ways that views do not tell.
     """
 
     base: Node
     generation: int = 0
-    pending: list[tuple[Node, tuple[View, ...]]] = field(default_factory=list)
+    pending: list[tuple[Node, tuple[View, ...], Node]] = field(default_factory=list)
     hidden: bool = False
 
 
@@ -117,13 +118,14 @@ class Value:
         """Return whether the node has all that was written."""
         return self.generation == self.memory.generation
 
-    def write(self, node: Node) -> None:
+    def write(self, node: Node, source: Node) -> None:
         """Let the value be ``node``, and all that show its memory be changed by it.
 
         Args:
             node: What it is now.
+            source: The node of the original program that writes it.
         """
         # The node may have other strides than a view of the base has, so that even the value
         # itself is made anew when it is read.
-        self.memory.pending.append((node, self.views))
+        self.memory.pending.append((node, self.views, source))
         self.memory.generation += 1

@@ -77,7 +77,7 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
         if one is not other and one.spoils(other):
             raise DecomposeError(
                 f"{node.name!r} ({node.target}) writes tensors one after the other that overlap "
-                "in memory, which a program of values cannot tell: write them by calls of their own"
+                "in memory, which a program of values cannot tell: write them one by one"
             )
 
 

@@ -143,7 +143,7 @@ def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
     memories = {id(value.memory) for value in given}
     if any(isinstance(each, Value) and id(each.memory) in memories for each in _leaves(results)):
         raise WholeProgramError("a region returns what it is given, or a view of it")
-    inner.writer.graph.output(inner.read(results, last)).meta.update(last.meta)
+    inner.writer.graph.output(inner.read(results)).meta.update(last.meta)
     inner.writer.graph.eliminate_dead_code()
     made = GraphModule(inner.regions.root, inner.writer.graph)
     made.meta.update(body.meta)

@@ -120,50 +120,47 @@ class Walk:
             known = self._heritage[source] = Heritage(source)
         return known
 
-    def current(self, value: Value, source: Node) -> Node:
+    def current(self, value: Value) -> Node:
         """Return the node of ``value`` with all that was written to its memory.
 
         Args:
             value: The value.
-            source: The node of the original graph that reads it.
         """
         if not value.is_current:
-            node = self.base(value.memory, source)
+            node = self.base(value.memory)
             for view in value.views:
                 node = self._view(node, view)
             value.node, value.generation = node, value.memory.generation
         return value.node
 
-    def read(self, tree: Any, source: Node) -> Any:
+    def read(self, tree: Any) -> Any:
         """Return a tree with nodes for values, with all that was written to their memory.
 
         Args:
             tree: Any tree of tuples, lists and dicts.
-            source: The node of the original graph that reads it.
         """
         if isinstance(tree, Value):
-            return self.current(tree, source)
+            return self.current(tree)
         if isinstance(tree, (tuple, list)):
-            return type(tree)(self.read(each, source) for each in tree)
+            return type(tree)(map(self.read, tree))
         if isinstance(tree, dict):
-            return {name: self.read(each, source) for name, each in tree.items()}
+            return {name: self.read(each) for name, each in tree.items()}
         return tree
 
-    def base(self, memory: Memory, source: Node) -> Node:
+    def base(self, memory: Memory) -> Node:
         """Return all of a memory, with all that was written to it.
 
         Args:
             memory: The memory.
-            source: The node of the original graph that reads it.
         """
         pending, memory.pending = memory.pending, []
-        for written, views in pending:
+        for written, views, writer in pending:
             node = written
             bases = [memory.base]
             for view in views[:-1]:
                 bases.append(self._view(bases[-1], view))
             for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
-                node = self._undo(whole, node, view, source)
+                node = self._undo(whole, node, view, writer)
             memory.base = node
         return memory.base
 
@@ -189,7 +186,7 @@ class Walk:
         values = (Value.fresh(whole), Value.fresh(new))
         undoing = Undoing(view.target, view.index)
         made: Value = self.call(undoing, (*values, view.args[1:], view.kwargs), {}, source)
-        return self.base(made.memory, source)
+        return self.base(made.memory)
 
     def call(
         self,
@@ -220,15 +217,15 @@ class Walk:
         if self.templates.rules.by_result and before is not None:
             state = (*state, result_key(before.node.meta.get("val")))
             contexts = (*contexts, lambda: standing_for(before.node))
-        call = call_of(
-            target, args, kwargs, lambda v: self.current(v, source), self.writer.facts, state
-        )
+        call = call_of(target, args, kwargs, self.current, self.writer.facts, state)
         template = self.templates.find(call, contexts, unbacked, alike)
         became = self.writer.splice(template, call, self.heritage(source))
-        self._write(target, template, call.inputs, became)
+        self._write(target, template, call.inputs, became, source)
         return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
 
-    def _write(self, target: Any, template: Template, inputs: Any, became: Any) -> None:
+    def _write(
+        self, target: Any, template: Template, inputs: Any, became: Any, source: Node
+    ) -> None:
         for index in template.opaque:
             inputs[index].memory.hidden = True
         if not template.written:
@@ -246,7 +243,7 @@ class Walk:
             alone = memories.count(value.memory) == 1
             if not alone and isinstance(target, OpOverload) and is_taken_apart(target):
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
-            value.write(became[node])
+            value.write(became[node], source)
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
         """Return what a call of the original graph has become."""
@@ -283,7 +280,7 @@ class Walk:
         attention with a mask does. The rest of the program was traced with the operator's.
         """
         value, recorded = args[0], node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
-        found = self.writer.facts(self.current(value, node)).stride
+        found = self.writer.facts(self.current(value)).stride
         if [*map(number_key, found)] == [*map(number_key, recorded.stride())]:
             return args
         order = _dense_order(recorded)
@@ -335,7 +332,7 @@ class Walk:
         target = node.target if target is None else target
 
         name = base_name(self.writer.graph, target)
-        given = self.read(tuple(args), node), self.read(dict(kwargs), node)
+        given = self.read(tuple(args)), self.read(dict(kwargs))
         if isinstance(target, OpOverload):
             given = as_dispatched(target, *given)
         held = node.meta.get("val")

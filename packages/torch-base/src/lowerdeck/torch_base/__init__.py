@@ -53,6 +53,7 @@ from lowerdeck.torch_base.graphs import (
     copy_graph_module,
     graphs_of,
     mend_program,
+    mended,
     nested_graphs,
 )
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
@@ -108,6 +109,7 @@ __all__ = [
     "is_impure",
     "mark_impure",
     "mend_program",
+    "mended",
     "mend_readers",
     "nodes_by_callee",
     "reads_only_earlier",

@@ -9,7 +9,12 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
 
-from lowerdeck.torch_base._torch_private import LazyGraphModule, mend_readers, reserve_name
+from lowerdeck.torch_base._torch_private import (
+    LazyGraphModule,
+    mend_readers,
+    reserve_name,
+    with_graph_module,
+)
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
@@ -108,23 +113,47 @@ def mend_program(program: ExportedProgram) -> None:
     _name_inputs(program)
 
 
+def mended(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program`` as :func:`mend_program` leaves it, with no node of it renamed.
+
+    What fx forgets of who reads what is entered in place, which nobody can tell; inputs get their
+    names back in a copy.
+
+    Args:
+        program: Any program.
+
+    Returns:
+        The program itself, or a copy on the same tensors.
+    """
+    for module in graphs_of(program.graph_module):
+        mend_readers(module.graph)
+    if not _misnamed_inputs(program):
+        return program
+    copied = with_graph_module(program, copy_graph_module(program.graph_module))
+    _name_inputs(copied)
+    return copied
+
+
 def _name_inputs(program: ExportedProgram) -> None:
     """Give placeholders the signature's names, by position, where no other node has them."""
+    for node, name in _misnamed_inputs(program).items():
+        reserve_name(program.graph, name)
+        node.name = name
+
+
+def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
+    """Return the names that the signature has for placeholders of other names."""
     graph = program.graph
     nodes = graph.find_nodes(op="placeholder")
     names = [getattr(spec.arg, "name", None) for spec in program.graph_signature.input_specs]
     if len(nodes) != len(names):
-        return
+        return {}
     renamed = {
         node: name
         for node, name in zip(nodes, names, strict=True)
         if isinstance(name, str) and name != node.name
     }
-    if not renamed:
-        return
-    taken = {node.name for node in graph.nodes if node not in renamed}
+    taken = {node.name for node in graph.nodes if node not in renamed} if renamed else set()
     if len({*renamed.values()} - taken) < len(renamed):
-        return  # Somebody's pass renamed them: that is not ours to tell.
-    for node, name in renamed.items():
-        reserve_name(graph, name)
-        node.name = name
+        return {}  # Somebody's pass renamed them: that is not ours to tell.
+    return renamed
