@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
     # and of even kernels
     pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
+    # and of every recurrent layer
+    pytest.mark.filterwarnings("ignore:The tensor attributes self.layer:UserWarning"),
 ]
 
 

@@ -45,6 +45,12 @@ FUNCTIONS = {
     "leaky_relu": lambda x, _: F.leaky_relu(x, -1.7),
     "sigmoid": lambda x, _: torch.sigmoid(x),
     "tanh": lambda x, _: torch.tanh(x),
+    "silu": lambda x, _: F.silu(x),
+    "hardsigmoid": lambda x, _: F.hardsigmoid(x),
+    "hardswish": lambda x, _: F.hardswish(x),
+    "prelu": lambda x, _: F.prelu(x, torch.tensor([-1.3])),
+    "prelu_channels": lambda x, _: F.prelu(x, torch.tensor([0.2, -0.7, 1.3, 1e-3, 0.0])),
+    "mean_row": lambda x, _: x.mean(-1),
     "mean": lambda x, _: x[None, None].mean([2, 3]),
 }
 COMMON = settings(max_examples=60, deadline=None)
@@ -88,6 +94,26 @@ def test_any_scales_give_eager_to_a_step(
     inputs = numbers(first), numbers(second)
     for found in in_both(Function(model), *inputs):
         assert found.dtype == torch.int8
+        assert int((found.int() - model(*inputs).int()).abs().max()) <= 1
+
+
+@COMMON
+@given(
+    first=STEPS, second=STEPS, result=STEPS, seed=st.integers(0, 2**31), width=st.integers(1, 70)
+)
+def test_products_of_activations_give_eager_to_a_step(
+    first: Step, second: Step, result: Step, seed: int, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    even = Step(second.scale)
+    x, y = (torch.rand(2, 3, width, generator=generator) * 300 - 150 for _ in range(2))
+    inputs = (x - first.zero) * first.scale, y * even.scale
+
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = result.quantize(first(x) @ even(y).mT)
+        return found
+
+    for found in in_both(Function(model), *inputs):
         assert int((found.int() - model(*inputs).int()).abs().max()) <= 1
 
 

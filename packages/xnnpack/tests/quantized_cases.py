@@ -123,7 +123,17 @@ def static_cases() -> Iterator[QuantizedCase]:
     """Yield models on integers whose scales are known ahead of time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(18)
-        for group in (unaries, binaries, movers, pools, convolutions, linears, borders):
+        for group in (
+            unaries,
+            binaries,
+            slopes,
+            products,
+            movers,
+            pools,
+            convolutions,
+            linears,
+            borders,
+        ):
             yield from group()
 
 
@@ -187,6 +197,55 @@ def binaries() -> Iterator[QuantizedCase]:
     yield case("add_constant", lambda x, w: OUT(IN(x) + w()), (2, 3, 4, 4), parts=(weight,))
 
 
+def slopes() -> Iterator[QuantizedCase]:
+    single, several = torch.tensor([0.37]), torch.tensor([0.25, -0.4, 1.3])
+    yield case("prelu", lambda x: OUT(F.prelu(IN(x), single)), (2, 3, 4, 5))
+    yield case("prelu_channels", lambda x: OUT(F.prelu(IN(x), several)), (2, 3, 4, 5))
+    yield case("prelu_lines", lambda x: OUT(F.prelu(IN(x), several)), (2, 3, 5))
+    yield case("prelu_zero", lambda x: OUT(F.prelu(IN(x), single * 0)), (2, 3, 5))
+    steep = Step(0.01, -128)
+    yield case(
+        "prelu_steep",
+        lambda x: steep(F.prelu(IN(x), 10 * several)),
+        (2, 3, 5),
+        step=0.01001,
+    )
+    unit = Step(1 / 255, -128)
+    yield case("hardsigmoid", lambda x: unit(F.hardsigmoid(IN(x))), (4, 9), step=1.001 / 255)
+    yield case("hardsigmoid_coarse", lambda x: OUT(F.hardsigmoid(OTHER(x))), (4, 9))
+    wide = Step(0.06, 3)
+    yield case(
+        "hardsigmoid_wide", lambda x: unit(F.hardsigmoid(wide(3 * x))), (40, 9), step=1.001 / 255
+    )
+    fine = Step(0.001)
+    yield case(
+        "hardsigmoid_fine", lambda x: fine(F.hardsigmoid(IN(x))), (4, 9), floats=1, step=0.00101
+    )
+
+
+def products() -> Iterator[QuantizedCase]:
+    even = Step(0.02)
+    for name, shapes in {
+        "batches": ((2, 3, 5), (2, 5, 4)),
+        "heads": ((2, 3, 4, 5), (2, 3, 5, 4)),
+        "broadcast": ((2, 3, 4, 5), (5, 4)),
+        "matrices": ((3, 5), (5, 4)),
+    }.items():
+        yield case(f"product_of_{name}", lambda x, y: OUT(IN(x) @ even(y)), *shapes)
+    yield case("product_relu", lambda x, y: OUT(F.relu(IN(x) @ even(y))), (2, 3, 5), (2, 5, 4))
+    yield case("product_turned", lambda x, y: OUT(IN(x) @ even(y).mT), (2, 3, 5), (2, 4, 5))
+    yield case("product_of_itself", lambda x: OUT(even(x) @ even(x)), (2, 5, 5))
+    yield case("product_moved", lambda x, y: OUT(IN(x) @ OTHER(y)), (2, 3, 5), (2, 5, 4), floats=1)
+    coarse, fine = Step(2.0), Step(0.0004)
+    yield case(
+        "product_too_coarse",
+        lambda x, y: fine(coarse(x) @ coarse(y)),
+        *((2, 3, 5), (2, 5, 4)),
+        floats=1,
+        step=0.00041,
+    )
+
+
 def movers() -> Iterator[QuantizedCase]:
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "view": lambda x: x.view(2, -1),
@@ -231,6 +290,40 @@ def pools() -> Iterator[QuantizedCase]:
     yield case("mean", lambda x: OUT(IN(x).mean([2, 3])), image)
     yield case("mean_kept", lambda x: OUT(IN(x).mean([2, 3], keepdim=True)), image)
     yield case("adaptive", lambda x: OUT(F.adaptive_avg_pool2d(IN(x), 1)), image)
+    for name, dims in {
+        "last": (-1,),
+        "channels": (1,),
+        "images": (0,),
+        "height": (2,),
+        "all": (0, 1, 2, 3),
+        "apart": (0, 3),
+        "images_and_height": (0, 2),
+    }.items():
+        for keep in (False, True):
+            yield case(
+                f"mean_{name}_{keep}",
+                lambda x, d=dims, k=keep: OUT(IN(x).mean(d, keepdim=k)),
+                image,
+                floats=int(name == "apart" or (name == "images_and_height" and not keep)),
+            )
+    yield case("mean_of_lines", lambda x: OUT(IN(x).mean(-1)), (2, 5, 7))
+    weight = IntegerWeight(4, 3, 3, 3)
+    yield case(
+        "mean_of_channels_last",
+        lambda x, w: OUT(OUT(F.conv2d(IN(x), w())).mean((0, 2), keepdim=True)),
+        image,
+        parts=(weight,),
+    )
+    yield case(
+        "mean_of_height",
+        lambda x, w: OUT(OUT(F.conv2d(IN(x), w())).mean(2)),
+        image,
+        parts=(weight,),
+    )
+    yield case("avg_pool1d", lambda x: OUT(F.avg_pool1d(IN(x), 2)), (2, 3, 8), floats=1)
+    yield case("max_pool1d", lambda x: IN(F.max_pool1d(IN(x), 2)), (2, 3, 8))
+    yield case("adaptive_line", lambda x: OUT(F.adaptive_avg_pool1d(IN(x), 1)), (2, 3, 8))
+    yield case("amax_row", lambda x: OUT(IN(x).amax(-1)), (2, 3, 8))
     yield case("amax", lambda x: OUT(IN(x).amax([2, 3], keepdim=True)), image)
     yield case(
         "resize",
@@ -371,7 +464,7 @@ def borders() -> Iterator[QuantizedCase]:
         floats=2,
     )
     yield case("softmax_between", lambda x: OUT(IN(x).softmax(-1)), (2, 5), floats=1)
-    yield case("silu_too_fine", lambda x: Step(0.01, -9)(F.silu(IN(x))), (2, 5), floats=1)
+    yield case("silu_too_fine", lambda x: Step(0.007, -9)(F.silu(IN(x))), (2, 5), floats=1)
     yield case("two_results", lambda x: (OUT(IN(x) * 2), OTHER(IN(x).sigmoid())), (2, 5))
 
 

@@ -36,7 +36,11 @@ from lowerdeck.xnnpack.payload.schema import (
 )
 
 # torch says of even kernels that it copies the input
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
+    # torch's own, of every recurrent layer that is exported
+    pytest.mark.filterwarnings("ignore:The tensor attributes self.layer:UserWarning"),
+]
 RUNTIME = XnnpackRuntime()
 ALL = list(cases())
 

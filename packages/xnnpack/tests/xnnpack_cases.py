@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Case, Function, case, module  # type: ignore[import-not-found]
+from further_cases import further  # type: ignore[import-not-found]
 from mask_cases import given_masks, masks  # type: ignore[import-not-found]
 from torch import nn
 
@@ -43,6 +44,7 @@ def cases() -> Iterator[Case]:
                 layouts,
                 dynamic,
                 memory_formats,
+                further,
             ),
         ):
             yield from group()

@@ -70,12 +70,19 @@ _FAILS: Mapping[object, Sizes] = {
         call.shape("key")[-2],
         call.shape("value")[-2],
     ],
-    **dict.fromkeys([_aten.amax.default, _aten.max.dim], _maximum),
+    **dict.fromkeys(
+        [
+            *(_aten.amax.default, _aten.max.dim, _aten.max.default),
+            *(_aten.amin.default, _aten.min.dim, _aten.min.default),
+        ],
+        _maximum,
+    ),
     **dict.fromkeys(
         [
             *(_aten.max_pool2d.default, _aten.max_pool2d_with_indices.default),
             *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
-            _aten._adaptive_avg_pool2d.default,
+            *(_aten._adaptive_avg_pool2d.default, _aten.adaptive_avg_pool1d.default),
+            *(_aten.avg_pool1d.default, _aten.max_pool1d.default),
         ],
         _of("self", 1),
     ),

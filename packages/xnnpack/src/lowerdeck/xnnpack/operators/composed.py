@@ -12,6 +12,7 @@ from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.maxima import largest_of_rows
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
@@ -82,21 +83,8 @@ def _log_softmax(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
     shape = tracked.shape
     rows, columns = (*shape[:-1], 1), int(shape[-1])
-    count = math.prod(int(size) for size in rows)
     value = emission.id_of(tracked)
-    image = emission.reshaped(value, (count, 1, columns, 1))
-    largest = emission.add(
-        NodeKind.MAX_POOLING_2D,
-        (count, 1, 1, 1),
-        pooling_height=1,
-        pooling_width=columns,
-        stride_height=1,
-        stride_width=1,
-        dilation_height=1,
-        dilation_width=1,
-        input_id=image,
-    )
-    largest = emission.reshaped(largest, rows)
+    largest = largest_of_rows(emission, value, shape)
     moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=value, input2_id=largest)
     total = emission.add(
         NodeKind.FULLY_CONNECTED,
@@ -155,10 +143,101 @@ def _roll_refusal(call: Call) -> str | None:
     return None
 
 
+def _glu(emission: Emission, call: Call) -> None:
+    tracked, axis = emission.of(call.args["self"]), call.axis()
+    shape, layout = shape_of(call.node), tracked.preferred
+    half = int(shape[axis])
+    first, second = (stretch(emission, tracked, axis, start, half) for start in (0, half))
+    gate = emission.add(NodeKind.SIGMOID, shape, layout, input_id=emission.id_of(second, layout))
+    value = emission.add(
+        NodeKind.MULTIPLY,
+        shape,
+        layout,
+        input1_id=emission.id_of(first, layout),
+        input2_id=gate,
+    )
+    emission.define_value(call.node, value, layout)
+
+
+def _glu_refusal(call: Call) -> str | None:
+    return None if is_fixed(call.shape("self")[call.axis()]) else "it cuts a symbolic size"
+
+
+def _repeat(emission: Emission, call: Call) -> None:
+    """Repeat along one dimension after the other: only arithmetic repeats, by broadcasting."""
+    tracked = emission.of(call.args["self"])
+    times = _times_repeated(call)
+    shape: tuple[Dim, ...] = (*(1,) * (len(times) - len(tracked.shape)), *tracked.shape)
+    value = emission.reshaped(emission.id_of(tracked), shape)
+    for axis, many in enumerate(times):
+        if many > 1:
+            value, shape = _repeated(emission, value, shape, axis, many, each=False)
+    emission.define_value(call.node, value)
+
+
+def _times_repeated(call: Call) -> list[int]:
+    times = list(call.args["repeats" if "repeats" in call.args else "dims"])
+    return [*[1] * (call.rank("self") - len(times)), *times]
+
+
+def _repeat_interleave(emission: Emission, call: Call) -> None:
+    tracked, many = emission.of(call.args["self"]), int(call.args["repeats"])
+    value, shape = emission.id_of(tracked), tracked.shape
+    if many > 1:
+        value, shape = _repeated(emission, value, shape, call.axis(), many, each=True)
+    emission.define(call.node, emission.tracked(shape, value))
+
+
+def _repeated(
+    emission: Emission, value: int, shape: Sequence[Dim], axis: int, many: int, *, each: bool
+) -> tuple[int, tuple[Dim, ...]]:
+    """Return a value of which one dimension is repeated, as a whole or each index of it."""
+    before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    apart = (before, size, 1, after) if each else (before, 1, size, after)
+    ones = [1, 1, many, 1] if each else [1, many, 1, 1]
+    wide = tuple(many if factor == many else one for one, factor in zip(apart, ones, strict=True))
+    value = emission.add(
+        NodeKind.MULTIPLY,
+        wide,
+        input1_id=emission.reshaped(value, apart),
+        input2_id=emission.constant_value(torch.ones(ones)),
+    )
+    result = (*shape[:axis], size * many, *shape[axis + 1 :])
+    return emission.reshaped(value, result), result
+
+
+def _repeat_refusal(call: Call) -> str | None:
+    if not all(isinstance(many, int) for many in _times_repeated(call)):
+        return "it repeats elements a symbolic number of times"
+    return _one_symbol(call)
+
+
+def _repeat_interleave_refusal(call: Call) -> str | None:
+    if not isinstance(call.args["repeats"], int):
+        return "it repeats elements a symbolic number of times"
+    if call.args["dim"] is None or not call.rank("self"):
+        return "it flattens what it repeats"
+    return _one_symbol(call)
+
+
+def _one_symbol(call: Call) -> str | None:
+    if sum(not is_fixed(size) for size in call.shape("self")) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    return None
+
+
 _LOG_SOFTMAX = Operator(_log_softmax, _log_softmax_refusal, wide=True)
 COMPOSED: Table = {
     _aten.addcmul.default: Operator(_addcmul, _addcmul_refusal, clamps=True),
     _aten._log_softmax.default: _LOG_SOFTMAX,
     _aten.log_softmax.int: _LOG_SOFTMAX,
+    _aten.glu.default: Operator(_glu, _glu_refusal),
+    **dict.fromkeys(
+        [_aten.repeat.default, _aten.tile.default],
+        Operator(_repeat, _repeat_refusal, computes=False),
+    ),
+    _aten.repeat_interleave.self_int: Operator(
+        _repeat_interleave, _repeat_interleave_refusal, computes=False
+    ),
     _aten.roll.default: Operator(_roll, _roll_refusal, computes=False),
 }

@@ -9,12 +9,19 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
+from lowerdeck.xnnpack.emit.arguments import Call, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
+from lowerdeck.xnnpack.operators.images import (
+    define_image,
+    image_of,
+    image_sizes,
+    line_refusal,
+    of_height_and_width,
+)
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
     output_scales,
@@ -54,13 +61,10 @@ class Convolution:
     def of(cls, call: Call) -> Convolution:
         """Return the settings of a call; over one dimension they are those of width."""
         args = call.args
-        one = call.rank("weight") == 3
+        rank = call.rank("weight")
 
         def two(name: str, other: int) -> tuple[int, int]:
-            if name not in args:
-                return other, other
-            values = pair(args[name])
-            return (other, values[1]) if one else values
+            return of_height_and_width(args.get(name, other), rank, other)
 
         dilation = two("dilation", 1)
         if isinstance(args["padding"], str):
@@ -121,7 +125,8 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     affine = following_batch_norm(call.node, emission)
     last, limits = following_clamp(call.node if affine is None else affine.last)
     filters, bias = _filters(weight, bias, settings, affine)
-    value, shape = _image(emission, call, last)
+    value, _ = image_of(emission, emission.of(call.args["input"]))
+    shape = image_sizes(shape_of(last))
     if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
         value = _scaled_pixels(emission, value, shape, filters, bias, limits)
     else:
@@ -136,9 +141,9 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
             bias_id=NONE
             if bias is None
             else emission.constant_value(bias, packed=True, encoding=encoding),
-            **_fields(settings, weight),
+            **fields_of(settings, weight.shape),
         )
-    _define(emission, last, value, shape)
+    define_image(emission, last, value)
 
 
 def _filter_encoding(
@@ -157,24 +162,6 @@ def _filter_encoding(
         return FLOAT
     largest = max(float(one.abs().max()) for one in (filters, bias) if one is not None)
     return HALF if largest <= _LARGEST_HALF else FLOAT
-
-
-def _image(emission: Emission, call: Call, last: Node) -> tuple[int, tuple[Dim, ...]]:
-    """Return the input as an image, and the sizes of the result as one."""
-    source, shape = emission.of(call.args["input"]), shape_of(last)
-    value = emission.id_of(source, Layout.CHANNELS_LAST)
-    if len(shape) == 3:
-        batch, channels, length = source.shape
-        value = emission.reshaped(value, (batch, 1, length, channels))
-        shape = (*shape[:2], 1, *shape[2:])
-    return value, shape
-
-
-def _define(emission: Emission, last: Node, value: int, shape: Sequence[Dim]) -> None:
-    if len(shape_of(last)) == 3:
-        batch, channels, _, length = shape
-        value = emission.reshaped(value, (batch, length, channels))
-    emission.define_value(last, value, Layout.CHANNELS_LAST)
 
 
 def _integer_filters(
@@ -196,18 +183,18 @@ def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: 
     encoding = emission.of(call.args["input"]).encoding
     filter_id, bias_id = store_static(emission, filters, bias, encoding)
     last, limits = following_clamp(call.node)
-    value, shape = _image(emission, call, last)
+    value, _ = image_of(emission, emission.of(call.args["input"]))
     value = emission.add(
         _kind(settings, filters.data),
-        shape,
+        image_sizes(shape_of(last)),
         Layout.CHANNELS_LAST,
         limits,
         input1_id=value,
         filter_id=filter_id,
         bias_id=bias_id,
-        **_fields(settings, data),
+        **fields_of(settings, data.shape),
     )
-    _define(emission, last, value, shape)
+    define_image(emission, last, value)
 
 
 def _emit_dynamic(
@@ -219,13 +206,11 @@ def _emit_dynamic(
     filter_id = store_channels(emission, filters)
     last, limits = following_clamp(call.node)
     with emission.stored(FLOAT, FLOAT):
-        value, shape = _image(emission, call, last)
-        given = tuple(emission.of(call.args["input"]).shape)
-        image = (*given[:2], 1, *given[2:]) if len(given) == 3 else given
+        value, image = image_of(emission, emission.of(call.args["input"]))
         value = emission.dynamic(value, image, Layout.CHANNELS_LAST, PER_IMAGE)
         value = emission.add(
             NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D,
-            shape,
+            image_sizes(shape_of(last)),
             Layout.CHANNELS_LAST,
             limits,
             input1_id=value,
@@ -233,9 +218,9 @@ def _emit_dynamic(
             bias_id=NONE
             if bias is None
             else emission.constant_value(bias, packed=True, encoding=FLOAT),
-            **_fields(settings, data),
+            **fields_of(settings, data.shape),
         )
-        _define(emission, last, value, shape)
+        define_image(emission, last, value)
 
 
 _POINT = Convolution(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
@@ -298,20 +283,26 @@ def _filters(
     return filters, moved.float()
 
 
-def _fields(settings: Convolution, weight: torch.Tensor) -> dict[str, Fields]:
+def fields_of(settings: Convolution, weight: Sequence[int]) -> dict[str, Fields]:
+    """Return the fields of a convolution's node.
+
+    Args:
+        settings: How it convolves.
+        weight: The sizes of its weight, as torch has them.
+    """
     top, right, bottom, left = settings.padding
     groups = settings.groups
     if settings.transposed:
-        channels_in, channels_out = weight.shape[0] // groups, weight.shape[1]
+        channels_in, channels_out = weight[0] // groups, weight[1]
     else:
-        channels_in, channels_out = weight.shape[1], weight.shape[0] // groups
+        channels_in, channels_out = weight[1], weight[0] // groups
     return {
         "padding_top": top,
         "padding_right": right,
         "padding_bottom": bottom,
         "padding_left": left,
-        "kernel_height": weight.shape[2],
-        "kernel_width": weight.shape[3],
+        "kernel_height": weight[2],
+        "kernel_width": weight[3],
         "subsampling_height": settings.stride[0],
         "subsampling_width": settings.stride[1],
         "dilation_height": settings.dilation[0],
@@ -330,8 +321,9 @@ def _refusal(call: Call) -> str | None:
     ranks = call.rank("input"), call.rank("weight")
     if ranks not in ((4, 4), (3, 3)):
         return f"an input of {ranks[0]} dimensions; with a batch, 3 or 4 are needed"
-    if ranks == (3, 3) and sum(not is_fixed(size) for size in call.shape("input")) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
+    reason = line_refusal(call, "input") if ranks == (3, 3) else None
+    if reason is not None:
+        return reason
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
         return "negative padding"
     return None

@@ -11,8 +11,14 @@ from torch.fx import Node
 from lowerdeck.xnnpack.emit.arguments import Call
 from lowerdeck.xnnpack.emit.emission import MOST_RESCALED, Emission, Range, Tracked
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
-from lowerdeck.xnnpack.payload.encoding import int8
+from lowerdeck.xnnpack.operators.contract import (
+    FloatNeededError,
+    Integers,
+    Operator,
+    Scales,
+    Table,
+)
+from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
@@ -84,16 +90,31 @@ def _silu(x: Elementwise, _: Call) -> int:
 
 def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     source, result = scales.inputs[0], scales.result
-    # Half a step of the sigmoid, times an input whose result is no end of the range, must be less
-    # than a step of the result. Inputs above 255 steps of it are such an end, those below are not.
-    if -(-128 - source.zero_point) * source.scale > 255 * result.scale:
+    # Half a step of the sigmoid, 1/512, times an input whose result is no end of the range, must
+    # be less than a step of the result: the two then round to neighbours at most. Inputs above
+    # 255 steps of it are such an end, those below are not.
+    if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its input goes further down than its result goes up"
     return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, _UNIT), result))
 
 
 def _hardsigmoid(x: Elementwise, _: Call) -> int:
-    scaled = x.binary(NodeKind.MULTIPLY, x.input, 1 / 6)
+    if not x.emission.writes.is_int8:
+        scaled = x.binary(NodeKind.MULTIPLY, x.input, 1 / 6)
+    else:
+        with x.emission.stored(None, _HALF_UNIT):
+            scaled = x.binary(NodeKind.MULTIPLY, x.input, 1 / 6)
     return x.binary(NodeKind.ADD, scaled, 0.5, (0.0, 1.0))
+
+
+def _hardsigmoid_scale_refusal(call: Call, scales: Scales) -> str | None:
+    source, result = scales.inputs[0], scales.result
+    if result.scale < _HALF_UNIT.scale:
+        return "its result is finer than what it is computed of"
+    sixth, half = int8(1 / 6 / 127), int8(0.5 / 127)
+    return scale_refusal(
+        NodeKind.MULTIPLY, call, Scales((source, sixth), _HALF_UNIT)
+    ) or scale_refusal(NodeKind.ADD, call, Scales((_HALF_UNIT, half), result))
 
 
 def _leaky_relu(x: Elementwise, call: Call) -> int:
@@ -101,12 +122,62 @@ def _leaky_relu(x: Elementwise, call: Call) -> int:
 
 
 def _elu(x: Elementwise, call: Call) -> int:
-    return x.unary(NodeKind.ELU, x.input, alpha=float(call.args["alpha"]))
+    alpha, scale, within = _elu_numbers(call)
+    value = x.input if within == 1 else x.binary(NodeKind.MULTIPLY, x.input, within)
+    value = x.unary(NodeKind.ELU, value, alpha=alpha * within)
+    # What is positive was multiplied by the scale of the exponent, too.
+    return value if scale == within else x.binary(NodeKind.MULTIPLY, value, scale / within)
+
+
+def _elu_numbers(call: Call) -> tuple[float, float, float]:
+    """Return the factor of what is negative, that of all, and that of the exponent."""
+    args = call.args
+    if "selu" in str(call.node.target):
+        return 1.6732632423543772, 1.0507009873554805, 1.0
+    if "celu" in str(call.node.target):
+        return float(args["alpha"]), 1.0, 1 / float(args["alpha"])
+    return float(args["alpha"]), float(args["scale"]), float(args["input_scale"])
 
 
 def _elu_refusal(call: Call) -> str | None:
-    if call.args["scale"] != 1 or call.args["input_scale"] != 1:
-        return "XNNPACK's elu has no scales"
+    if call.args.get("alpha", 1) == 0 or not _elu_numbers(call)[2] > 0:
+        return "its exponent is not scaled by a positive number"
+    return None
+
+
+def _elu_int8_refusal(call: Call) -> str | None:
+    return None if _elu_numbers(call)[1:] == (1, 1) else "it takes several nodes"
+
+
+def _mish(x: Elementwise, _: Call) -> int:
+    # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2); from 20 on that is 1.
+    e = x.unary(NodeKind.EXP, x.binary(NodeKind.MINIMUM, x.input, 20.0))
+    n = x.binary(NodeKind.MULTIPLY, e, x.binary(NodeKind.ADD, e, 2.0))
+    share = x.binary(NodeKind.DIV, n, x.binary(NodeKind.ADD, n, 2.0))
+    return x.binary(NodeKind.MULTIPLY, x.input, share)
+
+
+def _softplus(x: Elementwise, call: Call) -> int:
+    """Add ``max(x, 0) + log(1 + t)`` with ``t = exp(-|x|)``, whose logarithm is a series."""
+    beta = float(call.args["beta"])
+    scaled = x.input if beta == 1 else x.binary(NodeKind.MULTIPLY, x.input, beta)
+    t = x.unary(NodeKind.EXP, x.unary(NodeKind.NEGATE, x.unary(NodeKind.ABS, scaled)))
+    # log(1 + t) = 2 (z + z^3/3 + z^5/5 ...) with z = t / (2 + t), at most a third: the logarithm
+    # of a sum with 1 would lose what is small.
+    z = x.binary(NodeKind.DIV, t, x.binary(NodeKind.ADD, t, 2.0))
+    square = x.unary(NodeKind.SQUARE, z)
+    series = x.binary(NodeKind.MULTIPLY, square, 1 / 13)
+    for odd in (11, 9, 7, 5, 3):
+        series = x.binary(NodeKind.ADD, series, 1 / odd)
+        series = x.binary(NodeKind.MULTIPLY, series, square)
+    logarithm = x.binary(NodeKind.MULTIPLY, x.binary(NodeKind.ADD, series, 1.0), z)
+    logarithm = x.binary(NodeKind.MULTIPLY, logarithm, 2 / beta)
+    return x.binary(NodeKind.ADD, logarithm, x.binary(NodeKind.MAXIMUM, x.input, 0.0))
+
+
+def _softplus_refusal(call: Call) -> str | None:
+    if not call.args["beta"] > 0 or not call.args["threshold"] >= _LINEAR:
+        return f"its factor is not positive, or it is made linear before {_LINEAR}"
     return None
 
 
@@ -153,8 +224,12 @@ def _is_square(node: Node) -> bool:
     return node.target is _aten.mul.Tensor and node.args[0] is node.args[1]
 
 
+_LINEAR = 17
+"""From here on a softplus is its input, in float32."""
 _UNIT = int8(1 / 256, -128)
 """How numbers from 0 to 1 are stored as integers."""
+_HALF_UNIT = int8(1 / 256)
+"""How numbers from -0.5 to 0.5 are stored: what is beyond becomes the ends."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor, _aten.add_.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Callable[[Elementwise, Call], int]] = {
@@ -193,11 +268,14 @@ def _prelu(emission: Emission, call: Call) -> None:
     data = emission.constant(call.args["weight"]) if slope.is_constant else None
     if data is None:
         slope_id = emission.id_of(slope)
-    elif data.numel() == 1 or rank < 2:
-        slope_id = emission.constant_value(data.reshape(1))
     else:
-        wide = data.reshape(1, -1, *(1,) * (rank - 2))
-        slope_id = emission.constant_value(wide.permute(layout.permutation(rank)))
+        encoding = _slope_encoding(emission, tracked, data)
+        if data.numel() == 1 or rank < 2:
+            data = data.reshape(1)
+        else:
+            wide = data.reshape(1, -1, *(1,) * (rank - 2))
+            data = wide.permute(layout.permutation(rank))
+        slope_id = emission.constant_value(data, encoding=encoding)
     value = emission.add(
         NodeKind.PRELU,
         tracked.shape,
@@ -206,6 +284,18 @@ def _prelu(emission: Emission, call: Call) -> None:
         input2_id=slope_id,
     )
     emission.define_value(call.node, value, layout)
+
+
+def _slope_encoding(emission: Emission, tracked: Tracked, slope: torch.Tensor) -> Encoding | None:
+    """Return how slopes are stored beside integers; None beside floats, as these are."""
+    if not emission.writes.is_int8:
+        return None
+    source, largest = tracked.encoding, float(slope.abs().max())
+    least = (source.zero_point + 128) * source.scale
+    # A single slope is the largest of 8 bits, exactly; of several, each is half a step off.
+    if slope.numel() > 1 and least * largest / 254 >= emission.writes.scale:
+        raise FloatNeededError("its slopes, in 8 bits, would make its result a step wrong")
+    return int8(largest / 127 if largest else 1.0)
 
 
 def _prelu_refusal(call: Call) -> str | None:
@@ -247,15 +337,33 @@ _KINDS = {
 _LEAKY_RELU = Operator(
     _composed(_leaky_relu), integers=Integers.CHOOSES, scale_refusal=_leaky_scale_refusal
 )
-_ELU = Operator(_composed(_elu), _elu_refusal, integers=Integers.CHOOSES)
+_ELU = Operator(
+    _composed(_elu),
+    _elu_refusal,
+    integers=Integers.CHOOSES,
+    int8_refusal=_elu_int8_refusal,
+)
 _SILU = Operator(_composed(_silu), integers=Integers.CHOOSES, scale_refusal=_silu_scale_refusal)
-_HARDSIGMOID = Operator(_composed(_hardsigmoid))
+_HARDSIGMOID = Operator(
+    _composed(_hardsigmoid),
+    integers=Integers.CHOOSES,
+    scale_refusal=_hardsigmoid_scale_refusal,
+)
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},
     # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
     _aten.sqrt.default: Operator(_composed(_sqrt), integers=Integers.CHOOSES, wide=True),
-    _aten.elu.default: _ELU,
-    _aten.elu_.default: _ELU,
+    **dict.fromkeys(
+        [
+            *(_aten.elu.default, _aten.elu_.default, _aten.celu.default, _aten.celu_.default),
+            *(_aten.selu.default, _aten.selu_.default),
+        ],
+        _ELU,
+    ),
+    _aten.softplus.default: Operator(_composed(_softplus), _softplus_refusal, wide=True),
+    **dict.fromkeys(
+        [_aten.mish.default, _aten.mish_.default], Operator(_composed(_mish), wide=True)
+    ),
     _aten.gelu.default: Operator(
         _composed(_gelu),
         integers=Integers.CHOOSES,
@@ -273,8 +381,10 @@ ELEMENTWISE: Table = {
         int8_refusal=_pow_int8_refusal,
         wide=True,
     ),
-    _aten.prelu.default: Operator(_prelu, _prelu_refusal),
-    _aten._prelu_kernel.default: Operator(_prelu, _prelu_refusal),
+    **dict.fromkeys(
+        [_aten.prelu.default, _aten._prelu_kernel.default],
+        Operator(_prelu, _prelu_refusal, integers=Integers.CHOOSES, packs=("weight",)),
+    ),
     _aten.reciprocal.default: Operator(_reciprocal),
     _aten.rsqrt.default: Operator(_composed(_rsqrt), wide=True),
     _aten.silu.default: _SILU,

@@ -14,8 +14,15 @@ from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
+from lowerdeck.xnnpack.operators.contract import (
+    FloatNeededError,
+    Integers,
+    Operator,
+    Scales,
+    Table,
+)
 from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
+from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
 from lowerdeck.xnnpack.payload.encoding import HALF, Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
 
@@ -181,12 +188,31 @@ def _product_refusal(call: Call) -> str | None:
     return None
 
 
-def _layer(emit: Emit, refusal: Refusal, *packs: str, weight: str = "") -> Operator:
+def _product_int8_refusal(call: Call) -> str | None:
+    right = _factors(call.node)[1]
+    if call.is_weight(right) and len(shape_of(right)) != 2:
+        return "its weight is no matrix"
+    return None
+
+
+def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
+    right = _factors(call.node)[1]
+    if call.is_weight(right):
+        return None
+    if scales.inputs[-1].zero_point != 0:
+        return "its second factor's zero point is not 0, the only one that XNNPACK multiplies"
+    product = scales.inputs[0].scale * scales.inputs[-1].scale
+    if product / scales.result.scale >= MOST_COARSE:
+        return f"its sums are {MOST_COARSE} or more times coarser than its result"
+    return None
+
+
+def _layer(emit: Emit, refusal: Refusal, *packs: str) -> Operator:
     return Operator(
         emit,
         refusal,
         integers=Integers.CHOOSES,
-        int8_refusal=_int8_refusal(weight or packs[0]),
+        int8_refusal=_int8_refusal(packs[0]),
         clamps=True,
         packs=packs,
     )
@@ -194,8 +220,8 @@ def _layer(emit: Emit, refusal: Refusal, *packs: str, weight: str = "") -> Opera
 
 def _int8_refusal(weight: str) -> Refusal:
     def refusal(call: Call) -> str | None:
-        """Return why a product of integers is computed in float."""
-        factor = call.args["mat2" if weight == "other" and "mat2" in call.args else weight]
+        """Return why a layer of integers is computed in float."""
+        factor = call.args[weight]
         if not call.is_weight(factor):
             return "its weight is not constant"
         return None if len(shape_of(factor)) == 2 else "its weight is no matrix"
@@ -203,7 +229,15 @@ def _int8_refusal(weight: str) -> Refusal:
     return refusal
 
 
-_PRODUCT = _layer(_product, _product_refusal, "other", "mat2")
+_PRODUCT = Operator(
+    _product,
+    _product_refusal,
+    integers=Integers.CHOOSES,
+    int8_refusal=_product_int8_refusal,
+    scale_refusal=_product_scale_refusal,
+    clamps=True,
+    packs=("other", "mat2"),
+)
 LINEAR: Table = {
     _aten.linear.default: _layer(_linear, _linear_refusal, "weight", "bias"),
     _aten.addmm.default: _layer(_addmm, _addmm_refusal, "mat2", "self"),

@@ -11,6 +11,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.operators.maxima import largest_of_rows
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _LARGEST = float(torch.finfo(torch.float32).max)
@@ -122,7 +123,7 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     if shape is not tracked.shape:
         mask = emission.reshaped(mask, shape)
     column = (*shape[:-1], 1)
-    most = _largest_of_rows(emission, mask, shape)
+    most = largest_of_rows(emission, mask, shape)
     if truths:
         # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
         moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=mask, input2_id=most)
@@ -137,26 +138,6 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     floor = _times(emission, _times(emission, kept, column, -_LARGEST), column, 2.0)
     added = emission.add(NodeKind.MAXIMUM, shape, input1_id=mask, input2_id=floor)
     return Mask(emission.tracked(shape, added), emission.tracked(column, kept))
-
-
-def _largest_of_rows(emission: Emission, value: int, shape: Sequence[Dim]) -> int:
-    width = int(shape[-1])
-    if width == 1:
-        return value
-    rows = math.prod(shape[:-1])
-    image = emission.reshaped(value, (rows, 1, width, 1))
-    most = emission.add(
-        NodeKind.MAX_POOLING_2D,
-        (rows, 1, 1, 1),
-        pooling_height=1,
-        pooling_width=width,
-        stride_height=1,
-        stride_width=1,
-        dilation_height=1,
-        dilation_width=1,
-        input_id=image,
-    )
-    return emission.reshaped(most, (*shape[:-1], 1))
 
 
 def _plus(

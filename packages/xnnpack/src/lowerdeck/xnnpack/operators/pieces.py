@@ -10,13 +10,17 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
+from lowerdeck.torch_base import describe_node
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
+from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
 _aten = torch.ops.aten
+_MOST_CHOSEN = 64
+"""Indices that may each become a slice; the runtime has no other way to choose."""
 
 
 def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
@@ -177,26 +181,55 @@ def _cat(emission: Emission, call: Call) -> None:
 def _join(
     emission: Emission, node: fx.Node, operands: Sequence[Tracked], axis: int, layout: Layout
 ) -> None:
-    shape = shape_of(node)
-    rank = len(shape)
-    queue = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
-    while len(queue) > 1:
-        group, queue = queue[:5], queue[5:]
-        size = sum(one[1] for one in group)
-        joined = (*shape[:axis], size, *shape[axis + 1 :])
-        inputs: dict[str, Fields] = {
-            f"input{number}_id": value for number, (value, _) in enumerate(group, start=1)
-        }
-        value = emission.add(
-            CONCATENATE_KINDS[len(group) - 2],
-            joined,
-            layout,
-            None,
-            axis=layout.position(axis, rank),
-            **inputs,
-        )
-        queue.insert(0, (value, size))
-    emission.define_value(node, queue[0][0], layout)
+    parts = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
+    emission.define_value(node, joined(emission, parts, shape_of(node), axis, layout), layout)
+
+
+def joined(
+    emission: Emission,
+    parts: Sequence[tuple[int, Dim]],
+    shape: Sequence[Dim],
+    axis: int,
+    layout: Layout,
+) -> int:
+    """Return values as one, one after the other along a dimension.
+
+    Args:
+        emission: Where to add.
+        parts: The values, and how much of the dimension each has.
+        shape: The sizes of the result.
+        axis: The dimension.
+        layout: The layout of all of them.
+    """
+    # Up to five at a time, and what comes of them: nothing is copied more than it must.
+    while len(parts) > 1:
+        groups = [parts[first : first + 5] for first in range(0, len(parts), 5)]
+        parts = [_joined(emission, group, shape, axis, layout) for group in groups]
+    return parts[0][0]
+
+
+def _joined(
+    emission: Emission,
+    parts: Sequence[tuple[int, Dim]],
+    shape: Sequence[Dim],
+    axis: int,
+    layout: Layout,
+) -> tuple[int, Dim]:
+    if len(parts) == 1:
+        return parts[0]
+    size = sum(one[1] for one in parts)
+    inputs: dict[str, Fields] = {
+        f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
+    }
+    value = emission.add(
+        CONCATENATE_KINDS[len(parts) - 2],
+        (*shape[:axis], size, *shape[axis + 1 :]),
+        layout,
+        None,
+        axis=layout.position(axis, len(shape)),
+        **inputs,
+    )
+    return value, size
 
 
 def _cat_refusal(call: Call) -> str | None:
@@ -205,6 +238,97 @@ def _cat_refusal(call: Call) -> str | None:
         return "it joins nothing"
     if len({len(shape_of(one)) for one in tensors}) != 1:
         return "its inputs differ in rank"
+    return None
+
+
+def _choose(emission: Emission, call: Call) -> None:
+    """Join the stretches of a dimension whose indices follow each other."""
+    tracked, axis = emission.of(call.args["self"]), _chosen_axis(call)
+    size = int(tracked.shape[axis])
+    indices = [int(one) for one in emission.constant(_indices(call))]
+    if any(not -size <= one < size for one in indices):
+        raise UnsupportedNodeError(
+            f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
+        )
+    emission.define(call.node, _chosen(emission, tracked, axis, [one % size for one in indices]))
+
+
+def _chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[int]) -> Tracked:
+    """Return a tensor of some indices of a dimension, those that follow each other at once."""
+    size, layout = int(tracked.shape[axis]), tracked.preferred
+    first = [
+        number
+        for number, one in enumerate(indices)
+        if not number or one != indices[number - 1] + 1
+    ]
+    runs = list(zip(first, [*first[1:], len(indices)], strict=True))
+    parts = [
+        (
+            emission.id_of(
+                tracked
+                if stop - start == size
+                else stretch(emission, tracked, axis, indices[start], stop - start),
+                layout,
+            ),
+            stop - start,
+        )
+        for start, stop in runs
+    ]
+    shape = (*tracked.shape[:axis], len(indices), *tracked.shape[axis + 1 :])
+    return emission.tracked(shape, joined(emission, parts, shape, axis, layout), layout)
+
+
+def _flip(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    for axis in _flipped(call):
+        size = int(tracked.shape[axis])
+        tracked = _chosen(emission, tracked, axis, range(size)[::-1])
+    emission.define(call.node, tracked)
+
+
+def _flipped(call: Call) -> list[int]:
+    """Return the dimensions that are turned round, of those that have more than one index."""
+    shape = call.shape("self")
+    axes = [int(axis) % len(shape) for axis in call.args["dims"]] if shape else []
+    return [axis for axis in axes if not is_one(shape[axis])]
+
+
+def _flip_refusal(call: Call) -> str | None:
+    sizes = [call.shape("self")[axis] for axis in _flipped(call)]
+    if not all(isinstance(size, int) and size <= _MOST_CHOSEN for size in sizes):
+        return f"it turns more than {_MOST_CHOSEN} indices round, each of which takes a node"
+    return None
+
+
+def _indices(call: Call) -> fx.Node:
+    """Return the node that holds the indices, of which there is one where a call is taken."""
+    if "index" in call.args:
+        node: fx.Node = call.args["index"]
+        return node
+    found: fx.Node = next(one for one in call.args["indices"] if one is not None)
+    return found
+
+
+def _chosen_axis(call: Call) -> int:
+    if "index" in call.args:
+        return call.axis()
+    return next(axis for axis, one in enumerate(call.args["indices"]) if one is not None)
+
+
+def _choose_refusal(call: Call) -> str | None:
+    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    tensors = [one for one in given if one is not None]
+    if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
+        return "it chooses along several dimensions"
+    value = tensors[0].meta["val"]
+    if tensors[0].name not in call.constants:
+        return "its indices are known only at run time"
+    if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
+        return "its indices are no list of numbers"
+    if value.shape[0] > _MOST_CHOSEN:
+        return f"it chooses more than {_MOST_CHOSEN} indices, each of which takes a node"
+    if not call.rank("self") or not is_fixed(call.shape("self")[_chosen_axis(call)]):
+        return "it cuts a symbolic size"
     return None
 
 
@@ -266,11 +390,14 @@ _SPLIT = Operator(_split, _split_refusal, computes=False, integers=Integers.KEEP
 _SELECT = Operator(_select, _select_refusal, computes=False, integers=Integers.KEEPS)
 _SLICE = Operator(_slice, _slice_refusal, computes=False, integers=Integers.KEEPS)
 _UNBIND = Operator(_unbind, _unbind_refusal, computes=False, integers=Integers.KEEPS)
+_CHOOSE = Operator(_choose, _choose_refusal, computes=False, integers=Integers.KEEPS)
 _PAD = Operator(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
 PIECES: Table = {
     _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
     _aten.stack.default: Operator(_stack, _stack_refusal, integers=Integers.JOINS),
     **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
+    **dict.fromkeys([_aten.index_select.default, _aten.index.Tensor], _CHOOSE),
+    _aten.flip.default: Operator(_flip, _flip_refusal, computes=False, integers=Integers.KEEPS),
     **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
     **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),
     **dict.fromkeys(

@@ -7,13 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
+from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
+)
+from lowerdeck.xnnpack.operators.images import (
+    define_image,
+    image_of,
+    image_sizes,
+    line_refusal,
+    of_height_and_width,
 )
 from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
@@ -22,6 +29,9 @@ from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, KEEP_DIMS, NodeKind
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
 _Pair = tuple[int, int]
+_OF_LINES = frozenset(
+    {_aten.max_pool1d.default, _aten.avg_pool1d.default, _aten.adaptive_avg_pool1d.default}
+)
 
 
 def _pool(
@@ -59,24 +69,24 @@ def _pool(
 def _max_pool(emission: Emission, call: Call) -> None:
     args = call.args
     result = first_result(call.node)
-    kernel, padding, dilation = (
-        pair(args[name]) for name in ("kernel_size", "padding", "dilation")
-    )
-    stride = pair(args["stride"] or kernel)
-    tracked, shape = emission.of(args["self"]), shape_of(result)
+    tracked = emission.of(args["self"])
+    rank = len(tracked.shape)
+    kernel, stride = _windows(call)
+    padding = of_height_and_width(args["padding"], rank, 0)
+    dilation = of_height_and_width(args["dilation"], rank, 1)
+    last, limits = following_clamp(result)
+    value, sizes = image_of(emission, tracked)
+    shape = image_sizes(shape_of(result))
     ends = list(padding)
     if args["ceil_mode"]:
         # The last window may reach beyond the padding: pad by what it needs.
         for axis in (0, 1):
             reach = (int(shape[2 + axis]) - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1)
-            ends[axis] = max(
-                padding[axis], reach + 1 - int(tracked.shape[2 + axis]) - padding[axis]
-            )
-    last, limits = following_clamp(result)
+            ends[axis] = max(padding[axis], reach + 1 - int(sizes[2 + axis]) - padding[axis])
     value = _pool(
         emission,
         NodeKind.MAX_POOLING_2D,
-        emission.id_of(tracked, _LAST),
+        value,
         shape,
         kernel=kernel,
         stride=stride,
@@ -84,7 +94,14 @@ def _max_pool(emission: Emission, call: Call) -> None:
         dilation=dilation,
         limits=limits,
     )
-    emission.define_value(last, value, _LAST)
+    define_image(emission, last, value)
+
+
+def _windows(call: Call) -> tuple[_Pair, _Pair]:
+    """Return the kernel and the stride of a pool, over height and width."""
+    args, rank = call.args, call.rank("self")
+    kernel = of_height_and_width(args["kernel_size"], rank, 1)
+    return kernel, of_height_and_width(args["stride"] or args["kernel_size"], rank, 1)
 
 
 def _max_pool_refusal(call: Call) -> str | None:
@@ -93,24 +110,26 @@ def _max_pool_refusal(call: Call) -> str | None:
         return reason
     if call.args["ceil_mode"] and not all(is_fixed(size) for size in call.shape("self")[2:]):
         return "ceil_mode over a symbolic size"
-    return _needs_images(call)
+    return _images_refusal(call)
 
 
-def _needs_images(call: Call, name: str = "self") -> str | None:
+def _images_refusal(call: Call, name: str = "self") -> str | None:
+    if call.node.target in _OF_LINES:
+        return line_refusal(call, name)
     return None if call.rank(name) == 4 else "its input needs 4 dimensions"
 
 
 def _avg_pool(emission: Emission, call: Call) -> None:
     args = call.args
-    kernel, padding = pair(args["kernel_size"]), pair(args["padding"])
-    stride = pair(args["stride"] or kernel)
-    tracked = emission.of(args["self"])
-    shape = shape_of(call.node)
-    value = emission.id_of(tracked, _LAST)
+    kernel, stride = _windows(call)
+    padding = of_height_and_width(args["padding"], call.rank("self"), 0)
+    divisor = args.get("divisor_override") or kernel[0] * kernel[1]
+    value, sizes = image_of(emission, emission.of(args["self"]))
+    shape = image_sizes(shape_of(call.node))
     sides = (padding[0], padding[1], padding[0], padding[1])
-    if any(padding) and (args["count_include_pad"] or args["divisor_override"]):
+    if any(padding) and (args["count_include_pad"] or args.get("divisor_override")):
         # The runtime divides by the number of true elements: make the padding true.
-        value = _padded(emission, value, tracked.shape, padding)
+        value = _padded(emission, value, sizes, padding)
         sides = (0, 0, 0, 0)
     value = _pool(
         *(emission, NodeKind.AVG_POOLING_2D, value, shape),
@@ -118,16 +137,15 @@ def _avg_pool(emission: Emission, call: Call) -> None:
         stride=stride,
         padding=sides,
     )
-    if args["divisor_override"]:
-        factor = kernel[0] * kernel[1] / args["divisor_override"]
+    if divisor != kernel[0] * kernel[1]:
         value = emission.add(
             NodeKind.MULTIPLY,
             shape,
             _LAST,
             input1_id=value,
-            input2_id=emission.id_of(emission.scalar(factor)),
+            input2_id=emission.id_of(emission.scalar(kernel[0] * kernel[1] / divisor)),
         )
-    emission.define_value(call.node, value, _LAST)
+    define_image(emission, call.node, value)
 
 
 def _padded(emission: Emission, value: int, shape: Sequence[Dim], padding: _Pair) -> int:
@@ -146,35 +164,47 @@ def _padded(emission: Emission, value: int, shape: Sequence[Dim], padding: _Pair
 def _avg_pool_refusal(call: Call) -> str | None:
     if call.args["ceil_mode"]:
         return "ceil_mode, whose last windows divide by another number"
-    return _needs_images(call)
+    return _images_refusal(call)
 
 
 def _adaptive_pool(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
-    shape = shape_of(call.node)
-    value = emission.id_of(tracked, _LAST)
-    sizes = pair(call.args["output_size"])
+    sizes = _adapted(call)
     if sizes == (1, 1):
+        value, _ = image_of(emission, tracked)
+        shape = image_sizes(shape_of(call.node))
         value = emission.add(
             NodeKind.GLOBAL_AVG_POOLING_2D, shape, _LAST, input_id=value, flags=KEEP_DIMS
         )
-    else:
-        kernel = (int(tracked.shape[2]) // sizes[0], int(tracked.shape[3]) // sizes[1])
-        value = _pool(
-            *(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel
-        )
-    emission.define_value(call.node, value, _LAST)
+        define_image(emission, call.node, value)
+        return
+    kernel = _adapted_kernel(call)
+    value, _ = image_of(emission, tracked)
+    shape = image_sizes(shape_of(call.node))
+    value = _pool(*(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel)
+    define_image(emission, call.node, value)
+
+
+def _adapted(call: Call) -> _Pair:
+    return of_height_and_width(call.args["output_size"], call.rank("self"), 1)
+
+
+def _adapted_kernel(call: Call) -> _Pair:
+    sizes, (height, width) = _adapted(call), image_sizes(call.shape("self"))[2:]
+    return int(height) // sizes[0], int(width) // sizes[1]
 
 
 def _adaptive_pool_refusal(call: Call) -> str | None:
-    shape = call.shape("self")
-    sizes = pair(call.args["output_size"])
-    if len(shape) == 4 and sizes != (1, 1):
-        if not all(isinstance(size, int) for size in (*shape[2:], *sizes)):
+    reason = _images_refusal(call)
+    if reason is not None:
+        return reason
+    spatial, sizes = image_sizes(call.shape("self"))[2:], _adapted(call)
+    if sizes != (1, 1):
+        if not all(isinstance(size, int) for size in (*spatial, *sizes)):
             return "its sizes are symbolic"
-        if any(size % wanted for size, wanted in zip(shape[2:], sizes, strict=True)):
+        if any(size % wanted for size, wanted in zip(spatial, sizes, strict=True)):
             return "its windows are not all of one size"
-    return _needs_images(call)
+    return None
 
 
 def _resize(emission: Emission, call: Call) -> None:
@@ -205,11 +235,11 @@ def _resize_refusal(call: Call) -> str | None:
         # torch then steps by the factor it was given, the runtime by the ratio of the sizes
         if factor is not None and factor * size != wanted:
             return f"a size of {size} times {factor} is no whole number"
-    return _needs_images(call, name)
+    return _images_refusal(call, name)
 
 
 def _adaptive_int8_refusal(call: Call) -> str | None:
-    if pair(call.args["output_size"]) != (1, 1):
+    if _adapted(call) != (1, 1):
         return "XNNPACK averages integers over whole images only"
     return None
 
@@ -222,6 +252,7 @@ def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
 
 
 _MAX_POOL = Operator(_max_pool, _max_pool_refusal, integers=Integers.KEEPS, clamps=True)
+_AVG_POOL = Operator(_avg_pool, _avg_pool_refusal)
 _ADAPTIVE = Operator(
     _adaptive_pool,
     _adaptive_pool_refusal,
@@ -234,7 +265,10 @@ _RESIZE = Operator(
 POOLING: Table = {
     _aten.max_pool2d.default: _MAX_POOL,
     _aten.max_pool2d_with_indices.default: _MAX_POOL,
-    _aten.avg_pool2d.default: Operator(_avg_pool, _avg_pool_refusal),
+    _aten.max_pool1d.default: _MAX_POOL,
+    _aten.avg_pool1d.default: _AVG_POOL,
+    _aten.avg_pool2d.default: _AVG_POOL,
+    _aten.adaptive_avg_pool1d.default: _ADAPTIVE,
     _aten.adaptive_avg_pool2d.default: _ADAPTIVE,
     _aten._adaptive_avg_pool2d.default: _ADAPTIVE,
     _aten.upsample_bilinear2d.vec: _RESIZE,

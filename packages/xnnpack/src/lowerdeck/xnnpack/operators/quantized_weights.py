@@ -13,7 +13,7 @@ from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 from lowerdeck.xnnpack.payload.schema import NONE
 
-_MOST_RESCALED = 256
+MOST_COARSE = 256
 """From this ratio of input times filter to result on, the runtime refuses the layer."""
 _INT32 = 2**31 - 1
 
@@ -55,10 +55,8 @@ def store_static(
         FloatNeededError: The runtime cannot rescale sums to the result, or hold the bias.
     """
     products = filters.scales.double() * source.scale
-    if bool((products / emission.writes.scale >= _MOST_RESCALED).any()):
-        raise FloatNeededError(
-            f"its sums are {_MOST_RESCALED} or more times coarser than its result"
-        )
+    if bool((products / emission.writes.scale >= MOST_COARSE).any()):
+        raise FloatNeededError(f"its sums are {MOST_COARSE} or more times coarser than its result")
     single = filters.scales.numel() == 1 and filters.bits == 8
     sums = None
     if bias is not None:

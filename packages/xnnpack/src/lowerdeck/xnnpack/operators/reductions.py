@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
 from lowerdeck.xnnpack.emit.emission import Emission, Tracked
@@ -13,6 +15,7 @@ from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
+from lowerdeck.xnnpack.operators.maxima import largest_of_rows
 from lowerdeck.xnnpack.operators.normalization import row_mean
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NodeKind
@@ -47,10 +50,20 @@ def _sum(emission: Emission, call: Call) -> None:
 
 def _mean_of(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
     """Return the mean of a tensor over the dimensions that a call names."""
-    shape, layout = shape_of(call.node), _pooling_layout(call, tracked)
+    return _mean_over(emission, tracked, _axes(call), keep=bool(call.args.get("keepdim")))
+
+
+def _mean_over(
+    emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool
+) -> Tracked:
+    shape = _reduced(tracked.shape, axes, keep=keep)
+    layout = _pooling_layout(axes, tracked)
     if layout is None:
-        return emission.tracked(shape, _row_mean_of(emission, call, tracked))
-    keep = bool(call.args.get("keepdim"))
+        layout = _stretch_layout(emission, tracked, axes, keep=keep)
+        if layout is not None:
+            return _mean_of_stretch(emission, tracked, axes, layout, keep=keep)
+        flat, kept = _as_rows(emission, tracked, axes)
+        return emission.tracked(shape, emission.reshaped(row_mean(emission, flat, kept), shape))
     value = emission.add(
         NodeKind.GLOBAL_AVG_POOLING_2D,
         shape,
@@ -61,28 +74,121 @@ def _mean_of(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
     return emission.tracked(shape, value, layout if keep else Layout.PLAIN)
 
 
-def _pooling_layout(call: Call, tracked: Tracked) -> Layout | None:
-    """Return the layout in which a call averages height and width, None where it does not."""
+def _stretch_layout(
+    emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool
+) -> Layout | None:
+    """Return the layout in which dimensions follow each other, and should be averaged at once.
+
+    Along the last one a linear layer does it as well, but not on integers.
+    """
+    rank = len(tracked.shape)
+    for layout in (tracked.preferred, *Layout):
+        if _are_at_once(axes, layout, rank, keep=keep):
+            last = max(layout.position(axis, rank) for axis in axes) == rank - 1
+            return layout if emission.writes.is_int8 or not last else None
+    return None
+
+
+def _are_at_once(axes: Sequence[int], layout: Layout, rank: int, *, keep: bool) -> bool:
+    """Return whether dimensions are neighbours, and what is left without them has an order."""
+    places = sorted(layout.position(axis, rank) for axis in axes)
+    ordered = layout is Layout.PLAIN or keep or 0 not in axes
+    return ordered and places == list(range(places[0], places[0] + len(places)))
+
+
+def _mean_of_stretch(
+    emission: Emission, tracked: Tracked, axes: Sequence[int], layout: Layout, *, keep: bool
+) -> Tracked:
+    """Take dimensions that follow each other in memory for the width of images."""
+    sizes = layout.arrange(tracked.shape)
+    places = sorted(layout.position(axis, len(sizes)) for axis in axes)
+    before, after = sizes[: places[0]], sizes[places[-1] + 1 :]
+    count = math.prod(sizes[places[0] : places[-1] + 1])
+    image = (math.prod(before), 1, count, math.prod(after))
+    value = emission.add(
+        NodeKind.GLOBAL_AVG_POOLING_2D,
+        (image[0], 1, 1, image[3]),
+        input_id=emission.reshaped(emission.id_of(tracked, layout), image),
+        flags=KEEP_DIMS,
+    )
+    shape = _reduced(tracked.shape, axes, keep=keep)
+    # Without their channels, or with nothing beside them, sizes lie as torch counts them.
+    stays = len(shape) > 2 and (keep or 1 not in axes)
+    result = layout if stays else Layout.PLAIN
+    return emission.tracked(shape, emission.reshaped(value, result.arrange(shape)), result)
+
+
+def _reduced(shape: Sequence[Dim], axes: Sequence[int], *, keep: bool) -> tuple[Dim, ...]:
+    """Return the sizes of a tensor without some dimensions, or with 1 in their places."""
+    sizes = [1 if axis in axes else size for axis, size in enumerate(shape)]
+    return tuple(size for axis, size in enumerate(sizes) if keep or axis not in axes)
+
+
+def _pooling_layout(axes: Sequence[int], tracked: Tracked) -> Layout | None:
+    """Return the layout in which height and width are averaged, None where others are."""
     if len(tracked.shape) != 4:
         return None
-    axes = _axes(call)
-    if axes == [2, 3]:
+    if list(axes) == [2, 3]:
         return Layout.CHANNELS_LAST
     # In the plain layout these two lie where images have their height and width.
-    return Layout.PLAIN if axes == [1, 2] and tracked.preferred is Layout.PLAIN else None
+    plain = tracked.preferred is Layout.PLAIN
+    return Layout.PLAIN if list(axes) == [1, 2] and plain else None
 
 
-def _row_mean_of(emission: Emission, call: Call, tracked: Tracked) -> int:
-    """Bring the averaged dimensions to the end, as one, and average along it."""
-    axes = _axes(call)
+def _as_rows(
+    emission: Emission, tracked: Tracked, axes: Sequence[int]
+) -> tuple[int, tuple[Dim, ...]]:
+    """Return a tensor with some dimensions at the end, as one, and its sizes then."""
     kept = [axis for axis in range(len(tracked.shape)) if axis not in axes]
     order = [*kept, *axes]
     moved = [tracked.shape[axis] for axis in order]
     value = emission.permuted(emission.id_of(tracked), order, moved)
-    flat = (*moved[: len(kept)], _count(call))
-    if len(axes) > 1:
-        value = emission.reshaped(value, flat)
-    return emission.reshaped(row_mean(emission, value, flat), shape_of(call.node))
+    flat = (*moved[: len(kept)], math.prod(moved[len(kept) :]))
+    return (emission.reshaped(value, flat) if len(axes) > 1 else value), flat
+
+
+def _variance(emission: Emission, call: Call) -> None:
+    """Add the mean of squared distances from the mean, or its root."""
+    tracked, axes = emission.of(call.args["self"]), _axes(call)
+    mean = _mean_over(emission, tracked, axes, keep=True)
+    shape = tracked.shape
+    layout = emission.common_layout(tracked, mean, rank=len(shape))
+    centred = emission.add(
+        NodeKind.SUBTRACT,
+        shape,
+        layout,
+        input1_id=emission.id_of(tracked, layout),
+        input2_id=emission.id_of(mean, layout),
+    )
+    squares = emission.add(NodeKind.SQUARE, shape, layout, input_id=centred)
+    found = _mean_of(emission, call, emission.tracked(shape, squares, layout))
+    layout = found.preferred
+    value = emission.id_of(found, layout)
+    factor = _count(call) / (_count(call) - _correction(call))
+    if factor != 1:
+        other = emission.id_of(emission.scalar(factor))
+        value = emission.add(
+            NodeKind.MULTIPLY, found.shape, layout, input1_id=value, input2_id=other
+        )
+    if call.node.target in _DEVIATIONS:
+        value = emission.add(NodeKind.SQUARE_ROOT, found.shape, layout, input_id=value)
+    emission.define_value(call.node, value, layout)
+
+
+def _correction(call: Call) -> float:
+    given = call.args.get("correction", call.args.get("unbiased"))
+    return 1.0 if given is None else float(given)
+
+
+def _variance_refusal(call: Call) -> str | None:
+    reason = _refusal(call)
+    if reason is not None:
+        return reason
+    if not all(is_fixed(call.shape("self")[axis]) for axis in _axes(call)):
+        return "it reduces a symbolic size"
+    if not isinstance(call.args.get("correction"), (int, float, type(None))):
+        return "its correction is no plain number"
+    return None if _count(call) > _correction(call) else "it divides by 0, or by less"
 
 
 def _count(call: Call) -> int:
@@ -110,7 +216,7 @@ def _vector_norm(emission: Emission, call: Call) -> None:
 
 
 def _refusal(call: Call) -> str | None:
-    if call.args["dtype"] not in (None, torch.float32, call.args["self"].meta["val"].dtype):
+    if call.args.get("dtype") not in (None, torch.float32, call.args["self"].meta["val"].dtype):
         return "it changes the dtype"
     shape = call.shape("self")
     if not shape:
@@ -135,12 +241,24 @@ def _vector_norm_refusal(call: Call) -> str | None:
 
 
 def _maximum(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
+    tracked, result = emission.of(call.args["self"]), first_result(call.node)
+    if _is_over_images(call):
+        emission.define(result, _image_maximum(emission, call, tracked, shape_of(result)))
+        return
+    value, rows = _as_rows(emission, tracked, _axes(call))
+    value = largest_of_rows(emission, value, rows)
+    emission.define_value(result, emission.reshaped(value, shape_of(result)))
+
+
+def _is_over_images(call: Call) -> bool:
+    return call.rank("self") == 4 and set(_axes(call)) <= {2, 3}
+
+
+def _image_maximum(
+    emission: Emission, call: Call, tracked: Tracked, shape: Sequence[Dim]
+) -> Tracked:
     axes = _axes(call)
     kernel = [int(tracked.shape[axis]) if axis in axes else 1 for axis in (2, 3)]
-    keep = bool(call.args["keepdim"])
-    result = first_result(call.node)
-    shape = shape_of(result)
     pooled = [1 if axis in axes else size for axis, size in enumerate(tracked.shape)]
     value = emission.add(
         NodeKind.MAX_POOLING_2D,
@@ -155,35 +273,57 @@ def _maximum(emission: Emission, call: Call) -> None:
         input_id=emission.id_of(tracked, Layout.CHANNELS_LAST),
     )
     whole = emission.tracked(pooled, value, Layout.CHANNELS_LAST)
-    if keep:
-        emission.define(result, whole)
-        return
-    emission.define_value(result, emission.reshaped(emission.id_of(whole), shape))
+    if call.args.get("keepdim"):
+        return whole
+    return emission.tracked(shape, emission.reshaped(emission.id_of(whole), shape))
 
 
 def _maximum_refusal(call: Call) -> str | None:
     shape = call.shape("self")
-    if len(shape) != 4 or not set(_axes(call)) <= {2, 3}:
-        return "only maxima over the height and width of images are known"
+    if not shape:
+        return "it has no dimension"
     if not all(is_fixed(shape[axis]) for axis in _axes(call)):
         return "it reduces a symbolic size"
-    if not call.args["keepdim"] and sum(not is_fixed(size) for size in shape) > 1:
+    many = sum(not is_fixed(size) for size in shape) > 1
+    if many and not (_is_over_images(call) and call.args.get("keepdim")):
         return "more than one symbolic size, which a reshape cannot carry"
     return first_result_refusal(call)
 
 
+def _minimum(emission: Emission, call: Call) -> None:
+    """Add the largest of the negated numbers, negated."""
+    tracked, result = emission.of(call.args["self"]), first_result(call.node)
+    layout = tracked.preferred
+    value = emission.add(
+        NodeKind.NEGATE, tracked.shape, layout, input_id=emission.id_of(tracked, layout)
+    )
+    negated = emission.tracked(tracked.shape, value, layout)
+    value, rows = _as_rows(emission, negated, _axes(call))
+    most = emission.reshaped(largest_of_rows(emission, value, rows), shape_of(result))
+    emission.define_value(result, emission.add(NodeKind.NEGATE, shape_of(result), input_id=most))
+
+
 def _mean_int8_refusal(call: Call) -> str | None:
-    if call.rank("self") != 4 or _axes(call) != [2, 3]:
-        return "XNNPACK averages integers over whole images only"
+    axes, rank, keep = _axes(call), call.rank("self"), bool(call.args.get("keepdim"))
+    if not any(_are_at_once(axes, layout, rank, keep=keep) for layout in Layout):
+        return "XNNPACK averages integers over neighbouring dimensions only"
     return None
 
 
 _MAXIMUM = Operator(_maximum, _maximum_refusal, integers=Integers.KEEPS)
+_MINIMUM = Operator(_minimum, _maximum_refusal)
+_DEVIATIONS = {_aten.std.correction, _aten.std.dim, _aten.std.default}
+_VARIANCES = {_aten.var.correction, _aten.var.dim, _aten.var.default}
 _MEANS = {_aten.mean.dim, _aten.mean.default}
 REDUCTIONS: Table = {
     _aten.linalg_vector_norm.default: Operator(_vector_norm, _vector_norm_refusal, wide=True),
     _aten.amax.default: _MAXIMUM,
     _aten.max.dim: _MAXIMUM,
+    _aten.max.default: _MAXIMUM,
+    **dict.fromkeys([_aten.amin.default, _aten.min.dim, _aten.min.default], _MINIMUM),
+    **dict.fromkeys(
+        [*_VARIANCES, *_DEVIATIONS], Operator(_variance, _variance_refusal, wide=True)
+    ),
     **dict.fromkeys(
         _MEANS,
         Operator(

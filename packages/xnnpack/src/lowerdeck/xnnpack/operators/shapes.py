@@ -98,12 +98,29 @@ def _permute_emitter(
     return emit
 
 
-def _swapped(call: Call) -> list[int]:
+def _swapped(call: Call, *names: str) -> list[int]:
     order = list(range(call.rank("self")))
     if order:
-        first, second = (int(call.args[name]) for name in ("dim0", "dim1"))
+        first, second = (int(call.args[name]) for name in names or ("dim0", "dim1"))
         order[first], order[second] = order[second], order[first]
     return order
+
+
+def _turned_matrices(call: Call) -> list[int]:
+    order = list(range(call.rank("self")))
+    return [*order[:-2], order[-1], order[-2]]
+
+
+def _moved(call: Call) -> list[int]:
+    """Return the order of ``movedim``: what is named goes where it is told, the rest follows."""
+    rank = call.rank("self")
+    sources, targets = (
+        [axis % rank for axis in ([given] if isinstance(given, int) else given)]
+        for given in (call.args["source"], call.args["destination"])
+    )
+    others = iter([axis for axis in range(rank) if axis not in sources])
+    places = dict(zip(targets, sources, strict=True))
+    return [places[axis] if axis in places else next(others) for axis in range(rank)]
 
 
 def _expand(emission: Emission, call: Call) -> None:
@@ -148,6 +165,15 @@ _PERMUTE = Operator(
 _TRANSPOSE = Operator(_permute_emitter(_swapped), computes=False, integers=Integers.KEEPS)
 _REVERSE = Operator(
     _permute_emitter(lambda call: range(call.rank("self"))[::-1]),
+    computes=False,
+    integers=Integers.KEEPS,
+)
+_TURN_MATRICES = Operator(
+    _permute_emitter(_turned_matrices), computes=False, integers=Integers.KEEPS
+)
+_MOVE = Operator(_permute_emitter(_moved), computes=False, integers=Integers.KEEPS)
+_SWAP_AXES = Operator(
+    _permute_emitter(lambda call: _swapped(call, "axis0", "axis1")),
     computes=False,
     integers=Integers.KEEPS,
 )
@@ -198,7 +224,11 @@ SHAPES: Table = {
     ),
     **dict.fromkeys([_aten.permute.default, _aten.permute_copy.default], _PERMUTE),
     **dict.fromkeys([_aten.transpose.int, _aten.transpose_copy.int], _TRANSPOSE),
-    **dict.fromkeys([_aten.t.default, _aten.t_copy.default], _REVERSE),
+    **dict.fromkeys([_aten.t.default, _aten.t_copy.default, _aten.numpy_T.default], _REVERSE),
+    **dict.fromkeys([_aten.mT.default, _aten.mH.default, _aten.adjoint.default], _TURN_MATRICES),
+    **dict.fromkeys([_aten.movedim.int, _aten.movedim.intlist], _MOVE),
+    _aten.swapaxes.default: _SWAP_AXES,
+    _aten.swapdims.default: _TRANSPOSE,
     **dict.fromkeys(
         [_aten.expand.default, _aten.expand_copy.default, _aten.expand_as.default], _EXPAND
     ),

@@ -47,11 +47,8 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
         halves: Whether float16 is computed in float16.
     """
     base = HALF if halves and not entry.wide and _is_half(call.node) else FLOAT
-    apart = [call.args.get(name) for name in (*entry.packs, *entry.truths)]
     tensors = [
-        one
-        for one in call.node.all_input_nodes
-        if fake(one) is not None and not any(one is other for other in apart)
+        one for one in call.node.all_input_nodes if _is_operand(call, entry, one, encoding_of)
     ]
     inputs = [encoding_of(one) for one in tensors]
     known = [one for one in inputs if one is not None]
@@ -61,6 +58,17 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
     if reason is None:
         return _integers(call, entry, known, base)
     return Storage(base, base, reason)
+
+
+def _is_operand(call: Call, entry: Operator, node: Node, encoding_of: EncodingOf) -> bool:
+    """Return whether a node is a tensor that must be stored as the call's others are."""
+    if fake(node) is None or any(node is call.args.get(name) for name in entry.truths):
+        return False
+    if not any(node is call.args.get(name) for name in entry.packs):
+        return True
+    # What is computed may be the second factor of a product, too.
+    encoding = encoding_of(node)
+    return encoding is not None and encoding.is_int8 and not call.is_weight(node)
 
 
 def _is_half(node: Node) -> bool:

@@ -52,6 +52,25 @@ def _prelu(match: Match) -> Arguments | None:
 _POSITIVE = Piece((_aten.gt.Scalar,), X, 0)
 _PRELU = Piece((_aten.where.self,), _POSITIVE, X, Piece(MUL, W, X, commutes=True))
 
+
+def _celu(match: Match) -> Arguments | None:
+    alpha = match.found["alpha"]
+    return (match.found["x"], alpha) if alpha > 0 else None
+
+
+_CELU = Piece(
+    (_aten.where.self,),
+    _POSITIVE,
+    X,
+    Piece(MUL, Piece((_aten.expm1.default,), Piece(DIV, X, Amount("alpha"))), Amount("alpha")),
+)
+_SOFTPLUS = Piece(
+    (_aten.where.self,),
+    Piece((_aten.gt.Scalar,), X, 20),
+    X,
+    Piece((_aten.log1p.default,), Piece((_aten.exp.default,), X)),
+)
+_TANH = Piece((_aten.tanh.default,), Either(_SOFTPLUS, Piece((_aten.softplus.default,), X)))
 _SIGMOID = Piece((_aten.sigmoid.default,), X)
 FUNCTIONS = (
     Whole(_aten.silu.default, Piece((_aten.mul.Tensor,), X, _SIGMOID, commutes=True), _of_x),
@@ -59,6 +78,9 @@ FUNCTIONS = (
     Whole(_aten.hardswish.default, Piece(MUL, X, _SIXTH, commutes=True), _of_x),
     Whole(_aten.hardsigmoid.default, _SIXTH, _of_x),
     Whole(_aten._prelu_kernel.default, _PRELU, _prelu),
+    Whole(_aten.celu.default, _CELU, _celu),
+    Whole(_aten.mish.default, Piece((_aten.mul.Tensor,), X, _TANH, commutes=True), _of_x),
+    Whole(_aten.softplus.default, _SOFTPLUS, _of_x),
 )
 
 

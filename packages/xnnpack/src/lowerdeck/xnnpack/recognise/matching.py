@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch.fx import Node
@@ -35,7 +35,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A plain number."""
+    """A plain number; the same one wherever its name stands in a pattern."""
 
     name: str
 
@@ -172,7 +172,7 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
         if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
             yield match.with_found(pattern.name, value)
     elif isinstance(pattern, Amount):
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if _is_number(value) and match.found.get(pattern.name, float(value)) == value:
             yield match.with_found(pattern.name, float(value))
     elif isinstance(pattern, Piece):
         if isinstance(value, Node):
@@ -181,6 +181,10 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
                 yield from _matches(pattern, value.args[0], match.with_piece(value))
     elif _is_equal(pattern, value):
         yield match
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_equal(pattern: object, value: object) -> bool:
