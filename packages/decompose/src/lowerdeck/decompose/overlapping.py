@@ -40,10 +40,8 @@ class _Use:
         """Return whether what is written here is to be seen by another use, or lost by its write.
 
         Args:
-            other: Another use in the same call.
+            other: Another use of the same memory in the same call.
         """
-        if self.value.memory is not other.value.memory:
-            return False
         if self.step is None and other.step is None:
             # What one kernel reads it was given: only writes come one after the other.
             at_risk = other.writes
@@ -69,12 +67,15 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
     """
     if not schema_of(node.target).is_mutable:
         return
-    uses = list(_uses(node, args, kwargs))
-    written = [use for use in uses if use.writes]
-    if len(uses) < 2 or not written:
-        return
-    for one, other in product(written, uses):
-        if one is not other and one.spoils(other):
+    # Lists have thousands of tensors, nearly all of them alone in their memory.
+    by_memory: dict[int, list[_Use]] = {}
+    for use in _uses(node, args, kwargs):
+        by_memory.setdefault(id(use.value.memory), []).append(use)
+    for uses in by_memory.values():
+        if len(uses) < 2:
+            continue
+        written = [use for use in uses if use.writes]
+        if any(one is not other and one.spoils(other) for one, other in product(written, uses)):
             raise DecomposeError(
                 f"{node.name!r} ({node.target}) writes tensors one after the other that overlap "
                 "in memory, which a program of values cannot tell: write them one by one"
