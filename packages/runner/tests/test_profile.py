@@ -41,6 +41,9 @@ class TwoSteps:
     def execute(self, handle: None, inputs: Sequence[Any]) -> list[Any]:
         return [(inputs[0] + 1) * 2]
 
+    def event_names(self, handle: None) -> dict[int | str, str]:
+        return {1: "Multiply"}
+
     def execute_logged(
         self, handle: None, inputs: Sequence[Any], log: DelegateLog
     ) -> Sequence[torch.Tensor]:
@@ -69,6 +72,10 @@ def test_events_tell_what_ran_and_what_it_gave(method: Any) -> None:
         "TwoSteps[0]/1",
         "TwoSteps[0]",
     ]
+    assert [event.label for event in profile.events] == ["", "", "Multiply", ""]
+    assert "TwoSteps[0]/1 Multiply" in profile.table()
+    assert "TwoSteps[0]/Multiply" in profile.table(by_name=True)
+    assert '"label": "Multiply"' in profile.chrome_trace()
     values = [event.values[0].tolist() for event in profile.events]
     assert values == [[0.0, 2.0], [1.0, 3.0], [2.0, 6.0], [2.0, 6.0]]
     assert profile.result[0].tolist() == [2.0, 6.0]

@@ -101,6 +101,17 @@ def test_summaries_say_what_is_computed_in_float_and_why() -> None:
     assert "computed in float: aten." in str(summary)
 
 
+def test_summaries_say_which_weights_no_observer_saw() -> None:
+    for scale in (1.0, 0.02):
+        weight = IntegerWeight(5, 16, axis=None, scale=scale)
+        net = Function(lambda x, w: OUT(F.linear(IN(x), w())), weight)
+        partitioner = XnnpackPartitioner()
+        summary = delegation_summary(lower(net, (torch.randn(3, 16),), partitioner))
+        found = [one for one in summary.remarks if one.heading == "quantised without a look"]
+        assert len(found) == (scale == 1)
+        assert all("call what prepare_pt2e returned" in one.why for one in found)
+
+
 def test_a_region_between_integers_stays_integers() -> None:
     weight = IntegerWeight(4, 3, 3, 3)
 

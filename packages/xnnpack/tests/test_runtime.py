@@ -124,6 +124,8 @@ def test_each_node_is_logged_under_its_identifier(lowered: LoweredBackendModule)
     RUNTIME.execute_logged(handle, [torch.randn(2, 3, 6, 5)], log)
     assert seen == list(range(len(handle.graph.nodes)))
     assert set(lowered.meta["debug_handle_map"]) <= set(seen)
+    names = RUNTIME.event_names(handle)
+    assert [names[one] for one in seen] == [node.operator.label for node in handle.graph.nodes]
 
 
 def test_images_are_logged_as_torch_counts_their_dimensions() -> None:

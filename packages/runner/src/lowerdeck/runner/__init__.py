@@ -8,6 +8,7 @@ from lowerdeck.runner.delegates import (
     CountsInputs,
     DelegateLog,
     LogsEvents,
+    NamesEvents,
 )
 from lowerdeck.runner.errors import (
     BusyError,
@@ -32,6 +33,7 @@ __all__ = [
     "BackendRuntime",
     "CountsInputs",
     "LogsEvents",
+    "NamesEvents",
     "DelegateLog",
     # Watching
     "Profile",

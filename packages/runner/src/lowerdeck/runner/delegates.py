@@ -101,6 +101,19 @@ class LogsEvents(Protocol):
 
 
 @runtime_checkable
+class NamesEvents(Protocol):
+    """A runtime that can tell what the parts of its delegates compute."""
+
+    def event_names(self, handle: Any) -> Mapping[int | str, str]:
+        """Return what each debug identifier stands for, such as ``"Conv2d"``.
+
+        Args:
+            handle: What ``init`` returned.
+        """
+        ...
+
+
+@runtime_checkable
 class LoggedStep(Protocol):
     """A step of a method that can log what happens inside it."""
 
@@ -250,6 +263,13 @@ class DelegateStep:
                 "wrong, let the runtime half tell how many it takes: input_count(handle))"
             ) from error
         self._store(produced)
+
+    def event_names(self) -> Mapping[int | str, str]:
+        """Return what the debug identifiers of the delegate stand for, as far as it is told."""
+        runtime = self._delegate.runtime
+        if isinstance(runtime, NamesEvents):
+            return runtime.event_names(self._delegate.handle)
+        return {}
 
     def logged(self, log: DelegateLog) -> None:
         """Run the delegate, with what happens inside going to ``log`` if its runtime tells it.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.debug_info import Place, SourceFinder, merged
-from lowerdeck.runner.delegates import LoggedStep
+from lowerdeck.runner.delegates import DelegateStep, LoggedStep
 from lowerdeck.runner.instructions.machine import BoundChain, Step, StepInTwoParts
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
@@ -32,6 +32,7 @@ class Event:
         place: Where it comes from in the user's code.
         values: Copies of what it wrote; empty if values were not asked for.
         identifier: Debug identifier within a delegate, None for an instruction.
+        label: What a part of a delegate computes, such as ``Conv2d``, where its runtime tells it.
     """
 
     chain: int
@@ -42,6 +43,7 @@ class Event:
     place: Place = field(default_factory=Place)
     values: tuple[Any, ...] = ()
     identifier: int | str | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Profile:
                     str(event.instruction) if event.identifier is None else "",
                     f"{event.duration_ns / 1e3:.1f}",
                     self._share(event.duration_ns),
-                    event.name,
+                    f"{event.name} {event.label}".rstrip(),
                     ", ".join(_shape(value) for value in event.values),
                     event.place.module_path,
                     event.place.source_line,
@@ -108,6 +110,7 @@ class Profile:
                     "node": event.place.node,
                     "module": event.place.module_path,
                     "source": event.place.source_line,
+                    "label": event.label,
                     "shapes": [_shape(value) for value in event.values],
                 },
             }
@@ -126,7 +129,9 @@ class Profile:
     def _by_name(self, limit: int | None) -> str:
         totals: dict[str, list[int]] = {}
         for event in self.events:
-            totals.setdefault(event.name, []).append(event.duration_ns)
+            delegate = event.name.rpartition("/")[0]
+            name = f"{delegate}/{event.label}" if event.label else event.name
+            totals.setdefault(name, []).append(event.duration_ns)
         rows = [("calls", "us", "%", "operator")]
         for name, times in sorted(totals.items(), key=lambda item: -sum(item[1]))[:limit]:
             spent = sum(times)
@@ -191,6 +196,8 @@ class Recorder:
         return written if self._keep_values else ()
 
     def _logging(self, step: LoggedStep, chain: int, index: int, name: str) -> Step:
+        names = step.event_names() if isinstance(step, DelegateStep) else {}
+
         def log(
             identifier: int | str,
             start_ns: int,
@@ -209,6 +216,7 @@ class Recorder:
                     place,
                     values,
                     identifier,
+                    names.get(identifier, ""),
                 )
             )
 

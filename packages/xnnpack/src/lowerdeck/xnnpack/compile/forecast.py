@@ -14,12 +14,39 @@ from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,
     QUANTIZATION,
     QUANTIZE,
+    is_weight,
     name_of,
     static_encoding,
 )
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import entry_of
 from lowerdeck.xnnpack.payload.encoding import FLOAT, Encoding
+
+UNSEEN = "quantised without a look"
+
+
+def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[str, str]:
+    """Return which weights were quantised before an observer saw them.
+
+    Such an observer says 1.0, which no weight that was looked at has but by chance: nearly all
+    numbers become 0.
+
+    Args:
+        nodes: Those that XNNPACK takes.
+        constants: Names of the placeholders that no run changes.
+
+    Returns:
+        What to do, by the names of the nodes that dequantise the weights.
+    """
+    return {
+        node.name: "its weight has the scale 1.0, as of an observer that saw nothing: call what "
+        "prepare_pt2e returned, with any inputs if quantised dynamically, before convert_pt2e"
+        for node in nodes
+        if name_of(node) == DEQUANTIZE
+        and is_weight(node, constants)
+        and arguments_of(node)["scale"] == 1
+        and arguments_of(node)["zero_point"] == 0
+    }
 
 
 def computed_in_float(
@@ -40,7 +67,7 @@ def computed_in_float(
     # Asked of all nodes in order: asking each for all that it depends on would be quadratic.
     weights: set[Node] = set()
 
-    def is_weight(node: Node) -> bool:
+    def is_known(node: Node) -> bool:
         sources = node.all_input_nodes
         return bool(sources) and all(
             source in weights or (source.op == "placeholder" and source.name in constants)
@@ -52,7 +79,7 @@ def computed_in_float(
         return None if is_constant else stored.get(node, FLOAT)
 
     for node in nodes:
-        if is_weight(node):
+        if is_known(node):
             weights.add(node)
         if name_of(node) in (QUANTIZE, DEQUANTIZE):
             stored[node] = static_encoding(node)

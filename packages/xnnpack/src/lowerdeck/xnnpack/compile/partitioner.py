@@ -19,7 +19,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
-from lowerdeck.xnnpack.compile.forecast import computed_in_float
+from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
 from lowerdeck.xnnpack.operators.known import ASSERTION, known_nodes
@@ -54,8 +54,8 @@ class XnnpackPartitioner(Partitioner):
         in_float: For each node of the last program that reads quantised tensors but computes
             floats inside a delegate: why. What only the weights tell (scales too far apart, zero
             points) is logged by ``lowerdeck.xnnpack`` instead.
-        remarks: For summaries, which show them: ``in_float``, and what the runtime fails on if a
-            dynamic size is 0.
+        remarks: For summaries, which show them: ``in_float``, weights that PT2E quantised before
+            their observers saw anything, and what the runtime fails on if a dynamic size is 0.
 
     Raises:
         XnnpackError: No such precision.
@@ -98,6 +98,7 @@ class XnnpackPartitioner(Partitioner):
         self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
         self.remarks = {
             "computed in float": self.in_float,
+            UNSEEN: unseen_weights(taken, constants),
             HEADING: failing_sizes(taken, exported_program.range_constraints),
         }
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []

@@ -127,6 +127,10 @@ class XnnpackRuntime:
         """Return how many inputs a payload takes."""
         return handle.input_count
 
+    def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
+        """Return what each debug identifier of a payload computes, such as ``"Conv2d"``."""
+        return {node.debug_handle: node.operator.label for node in handle.graph.nodes}
+
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.
 
