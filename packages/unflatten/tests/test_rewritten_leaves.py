@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from unflatten_comparison import FORMS, compare, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import UnflattenError, unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 if TYPE_CHECKING:
 
@@ -220,3 +220,34 @@ def test_a_result_that_decomposing_took_for_another_is_not_guessed(form: str) ->
     swapped.set_submodule("inner", eager.inner)
     with pytest.raises(UnflattenError, match="no way to get them"):
         swapped(X)
+
+
+class _AddsInPlace(nn.Module):
+    """Changes its argument in place, or a new tensor of the same size."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what was changed."""
+        x = x * 1 if self.own else x
+        x.add_(1)
+        return x
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_table_tells_where_an_argument_would_not_be_changed(own: bool, decomposed: bool) -> None:
+    """A module that the table says can be called alone changes its argument as eager's does."""
+    eager = nn.Sequential(nn.Linear(2, 2), _AddsInPlace(own))
+    program = export_preserving(eager, (torch.ones(1, 2),))
+    module = unflatten(program.run_decompositions() if decomposed else program)
+    row = next(row for row in module.swappable() if row.path == "1")
+    assert row.replaceable
+    assert row.callable_alone == (own or not decomposed)
+    assert ("in place" in row.reason) != row.callable_alone
+    if row.callable_alone:
+        mine, theirs = torch.ones(1, 2), torch.ones(1, 2)
+        torch.testing.assert_close(module.get_submodule("1")(mine), eager[1](theirs))
+        torch.testing.assert_close(mine, theirs)

@@ -39,6 +39,7 @@ class CallSignature:
         updates: What the first outputs of the graph are to overwrite after it has run: the
             attribute path of some state, or None and the number of an argument's leaf.
         flat: Whether this is no signature of eager's: tensors are taken as they are used.
+        loses_writes: Whether eager's writes an argument in place, and this does not.
     """
 
     in_spec: pytree.TreeSpec
@@ -51,6 +52,7 @@ class CallSignature:
     carries: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
     flat: bool = False
+    loses_writes: bool = False
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

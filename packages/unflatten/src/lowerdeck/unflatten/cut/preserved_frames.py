@@ -33,6 +33,7 @@ from lowerdeck.unflatten.cut.rewritten_leaves import (
     Surroundings,
     warn_of_doubtful,
     with_current_leaves,
+    writes_argument,
 )
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, first_node, nodes_in
@@ -86,6 +87,8 @@ def find_preserved_calls(
         call = _without(found, own, None)
         around = Surroundings(inside, returned, stored, made.reads)
         call, unsure = with_current_leaves(call, around)
+        signature = replace(call.signature, loses_writes=writes_argument(call, around))
+        call = replace(call, signature=signature)
         made.preserved[frame] = _without(call, own, Absent())
         doubtful.extend(frame.path for _ in unsure)
     lost.update(_guard_uncalled(trace, made, signatures))

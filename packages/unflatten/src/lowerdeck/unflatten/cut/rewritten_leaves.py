@@ -89,6 +89,17 @@ def with_current_leaves(
     return replace(call, inputs=inputs, outputs=outputs), doubtful
 
 
+def writes_argument(call: PreservedCall, around: Surroundings) -> bool:
+    """Return whether eager writes an argument, where this program makes a new value."""
+    taken = {around.identity(leaf) for leaf in call.inputs if isinstance(leaf, Node)}
+    return any(
+        around.identity(source) in taken
+        for node in around.inside
+        if _is_written(node)
+        for source in _earlier_values(node)
+    )
+
+
 def warn_of_doubtful(names: Iterable[str]) -> None:
     """Warn that the arguments of the calls named so are not certain."""
     shown = ", ".join(dict.fromkeys(names))

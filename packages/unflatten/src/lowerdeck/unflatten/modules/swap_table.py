@@ -21,6 +21,10 @@ _FLAT = (
     "takes and returns flat values: the program does not tell its signature; export the model "
     "with export_preserving"
 )
+_LOSES_WRITES = (
+    "called alone it would not change its argument in place, as eager's does: decomposing made a "
+    "new value of that write. Unflatten the program before run_decompositions() to do that"
+)
 _UNCALLED = (
     "is called nowhere in this program, or computes nothing: another module in its place has no "
     "effect; export_preserving tells which"
@@ -34,8 +38,9 @@ class Swap:
     Attributes:
         path: Its name.
         replaceable: Whether an eager module of the same signature may be put in its place.
-        callable_alone: Whether it computes everything from its arguments and its own state; then
-            another module may be put around it too.
+        callable_alone: Whether it computes everything from its arguments and its own state, and
+            does to its arguments what eager's does; then another module may be put around it too.
+            Values that it computes for other modules stand beside its result.
         reason: Why one of these is not so; "" where both are.
     """
 
@@ -121,5 +126,7 @@ def _rows(
         elif carried:
             why = f"reads {carried} values that other modules compute and that are no arguments"
             yield Swap(path, True, False, why)
+        elif any(signature.loses_writes for signature in known):
+            yield Swap(path, True, False, _LOSES_WRITES)
         else:
             yield Swap(path, True, True)
