@@ -62,11 +62,12 @@ def _deterministic(mode: str) -> Iterator[None]:
 @contextmanager
 def _unfilled() -> Iterator[None]:
     with _deterministic("error"):
-        deterministic.fill_uninitialized_memory = False
+        settings: Any = deterministic
+        settings.fill_uninitialized_memory = False
         try:
             yield
         finally:
-            deterministic.fill_uninitialized_memory = True
+            settings.fill_uninitialized_memory = True
 
 
 @contextmanager
@@ -83,7 +84,7 @@ class Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class WatchingCalls(TorchDispatchMode):
+class WatchingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 

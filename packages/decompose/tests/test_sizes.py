@@ -75,7 +75,7 @@ LINES: dict[str, Callable[[torch.Tensor], Any]] = {
     "permute": lambda x: x.permute(2, 0, 3, 1)[1:].contiguous(),
     "expand": lambda x: x[:1].expand(3, -1, -1, -1) + x[:, :1].expand_as(x).sum(0),
     "unbind": lambda x: x[:2].unbind(0)[1] * 2,
-    "split": lambda x: x[:, :, :4].split(2, 2)[1] * 2,
+    "split": lambda x: torch.split(x[:, :, :4], 2, 2)[1] * 2,
     "chunk": lambda x: x[..., :4].chunk(2, -1)[0] * 2,
     "flatten": lambda x: x[1:].flatten(1).softmax(-1),
     "movedim": lambda x: x.movedim(1, -1)[:, 1:].sum(-1),

@@ -33,8 +33,8 @@ PLAIN: dict[str, View] = {
 OF_DTYPE: dict[str, View] = {
     "integers": lambda x: x.view(torch.int32),
     "shorter integers": lambda x: x.view(torch.int16),
-    "pairs": lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))),
-    "imaginary": lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))).imag,
+    "pairs": lambda x: torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)),
+    "imaginary": lambda x: torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).imag,
 }
 EVERY = {**BY_STORAGE, **PLAIN, **OF_DTYPE}
 

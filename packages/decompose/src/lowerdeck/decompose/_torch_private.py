@@ -111,19 +111,19 @@ def ambient() -> tuple[Any, ...]:
 
     Modes are told by themselves: what one of the user does is known to nobody else.
     """
-    backends, c = torch.backends, torch._C
+    backends: Any = torch.backends
+    c: Any = torch._C
+    deterministic: Any = torch.utils.deterministic
+    functions: Any = _get_current_function_mode_stack
     devices = ("cpu", "cuda", *{c._get_privateuse1_backend_name()})
     return (
         torch.get_default_dtype(),
         c._get_default_device(),
-        *(
-            mode.device if isinstance(mode, DeviceContext) else mode
-            for mode in _get_current_function_mode_stack()
-        ),
+        *(mode.device if isinstance(mode, DeviceContext) else mode for mode in functions()),
         *_get_current_dispatch_mode_stack(),
         torch.is_inference_mode_enabled(),
         torch.get_deterministic_debug_mode(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        deterministic.fill_uninitialized_memory,
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
         torch.get_float32_matmul_precision(),
         backends.cuda.flash_sdp_enabled(),

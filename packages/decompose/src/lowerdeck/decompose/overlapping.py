@@ -65,7 +65,8 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
     Raises:
         DecomposeError: It writes what it writes or reads again.
     """
-    if not schema_of(node.target).is_mutable:
+    target: Any = node.target
+    if not schema_of(target).is_mutable:
         return
     # Lists have thousands of tensors, nearly all of them alone in their memory.
     by_memory: dict[int, list[_Use]] = {}
@@ -83,17 +84,18 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
 
 
 def _uses(node: Node, args: Any, kwargs: Any) -> Iterator[_Use]:
-    for index, argument in enumerate(schema_of(node.target).arguments):
-        source = node.args[index] if index < len(args) else node.kwargs.get(argument.name)
+    target: Any = node.target
+    for index, argument in enumerate(schema_of(target).arguments):
+        source: Any = node.args[index] if index < len(args) else node.kwargs.get(argument.name)
         given = args[index] if index < len(args) else kwargs.get(argument.name)
         alias = argument.alias_info
         writes = alias is not None and alias.is_write
         if isinstance(given, Value):
-            yield _Use(given, source.meta["val"], None, writes)  # type: ignore[union-attr]
+            yield _Use(given, source.meta["val"], None, writes)
         elif isinstance(given, (tuple, list)):
-            for step, (each, value) in enumerate(zip(source, given, strict=True)):  # type: ignore[arg-type]
+            for step, (each, value) in enumerate(zip(source, given, strict=True)):
                 if isinstance(value, Value):
-                    yield _Use(value, each.meta["val"], step, writes)  # type: ignore[union-attr]
+                    yield _Use(value, each.meta["val"], step, writes)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -102,17 +104,19 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two views of one memory share a byte, or may: that is told by hints."""
-    places = _where(one), _where(other)
-    if places[0] is None or places[1] is None:
+    this, that = _where(one), _where(other)
+    if this is None or that is None:
         return True
-    (first, sizes, strides), (second, *rest) = places
-    begin, end = first, _end(*places[0])
-    if not (max(begin, second) < min(end, _end(*places[1]))):
+    if max(this[0], that[0]) >= min(_end(*this), _end(*that)):
         return False
     with unset_fake_temporarily():
-        touched = torch.zeros(max(end, _end(*places[1])), dtype=torch.bool, device="cpu")
-        touched.as_strided(sizes, strides, first).fill_(True)
-        return bool(touched.as_strided(*rest, second).any())
+        touched = torch.zeros(max(_end(*this), _end(*that)), dtype=torch.bool, device="cpu")
+        _view(touched, *this).fill_(True)
+        return bool(_view(touched, *that).any())
+
+
+def _view(touched: torch.Tensor, first: int, sizes: list[int], strides: list[int]) -> torch.Tensor:
+    return touched.as_strided(sizes, strides, first)
 
 
 _Place = tuple[int, list[int], list[int]]
