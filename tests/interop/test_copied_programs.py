@@ -116,10 +116,16 @@ def test_copies_give_eagers_numbers_on_every_way(model: str, copied: str) -> Non
         wanted = pytree.tree_leaves(copy.deepcopy(module)(*copy.deepcopy(inputs)))
     flat = pytree.tree_leaves(inputs)
     for way, bytes_of in WAYS.items():
-        outcome = official.run(bytes_of(COPIES[copied](exported)), [official.Call(flat)])
+        given = COPIES[copied](exported)
+        before = [node.name for node in given.graph.nodes]
+        outcome = official.run(bytes_of(given), [official.Call(flat)])
+        assert [node.name for node in given.graph.nodes] == before, way
         assert isinstance(outcome, official.Ran), f"{way}: {outcome}"
         for found, expected in zip(outcome.outputs[0], wanted, strict=True):
             torch.testing.assert_close(found, expected)
-    again = unflatten(COPIES[copied](exported))
+    given = COPIES[copied](exported)
+    before = [node.name for node in given.graph.nodes]
+    again = unflatten(given)
+    assert [node.name for node in given.graph.nodes] == before
     with torch.no_grad():
         torch.testing.assert_close(pytree.tree_leaves(again(*copy.deepcopy(inputs))), wanted)

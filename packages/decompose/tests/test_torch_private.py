@@ -51,6 +51,17 @@ def test_one_lock_is_held_while_anything_is_traced() -> None:
         pass
 
 
+def test_what_operators_go_by_besides_their_arguments_is_told() -> None:
+    before = private.ambient()
+    hash(before)
+    assert private.ambient() == before
+    with torch.device("meta"):
+        assert private.ambient() != before
+    with FakeTensorMode():
+        assert private.ambient() != before
+    assert private.ambient() == before
+
+
 def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
     told = private.as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
     assert told == (("x", [0]), {})

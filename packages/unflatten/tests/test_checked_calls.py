@@ -349,7 +349,7 @@ def test_constants_that_only_compare_equal_are_calls_of_their_own(
     numbers: tuple[float, ...],
 ) -> None:
     eager, x = Each(*numbers), torch.ones(1)
-    module = unflatten(export_preserving(eager, (x,)))
+    module: Any = unflatten(export_preserving(eager, (x,)))
     torch.testing.assert_close(module(x), eager(x), equal_nan=True)
     for t, expected in zip(numbers, eager(x), strict=True):
         # Two calls with NaN are two forms, since nothing equals it, which nothing tells apart.

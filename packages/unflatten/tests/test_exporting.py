@@ -457,7 +457,7 @@ class Hands(nn.Module):
 def test_no_keyword_of_a_module_is_taken_for_one_of_ours(name: str) -> None:
     eager, x = Hands(), torch.randn(3, 4)
     more = {name: torch.randn(3, 4)}
-    module = unflatten(export_preserving(eager, (x,), more))
+    module: Any = unflatten(export_preserving(eager, (x,), more))
     torch.testing.assert_close(module(x, **more), eager(x, **more))
     torch.testing.assert_close(module.further(x, **more), eager(x, **more))
     module.further = copy.deepcopy(eager.further)

@@ -223,10 +223,10 @@ class Makes(nn.Module):
     """Makes a tensor of a size that a number in its argument tells."""
 
     def forward(self, x: Tensor) -> Tensor:
-        size = x.argmax().item()
-        torch._check(size >= 0)
-        torch._check(size < 100)
-        return torch.ones(size, 4)  # type: ignore[call-overload,no-any-return]
+        size: Any = x.argmax().item()
+        torch._check(size >= 0)  # type: ignore[no-untyped-call]
+        torch._check(size < 100)  # type: ignore[no-untyped-call]
+        return torch.ones(size, 4)
 
 
 class Chooses(nn.Module):

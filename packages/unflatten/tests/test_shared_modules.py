@@ -232,7 +232,8 @@ class Counter(Model):
     def forward(self, x: Tensor) -> Tensor:
         """Count, and multiply."""
         self.n.add_(1)
-        return x * self.n
+        found: Tensor = x * self.n
+        return found
 
 
 class WritesShared(Chain):
@@ -240,9 +241,11 @@ class WritesShared(Chain):
 
     def forward(self, x: Tensor) -> Tensor:
         """Call the child by both names, and write what it holds by the first."""
-        result = self.second(self.first(x))
-        self.first.n.mul_(2)
-        return result * self.first.n
+        first: Any = self.first
+        result: Tensor = self.second(first(x))
+        first.n.mul_(2)
+        found: Tensor = result * first.n
+        return found
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -27,7 +27,7 @@ from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.write_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
-from lowerdeck.torch_base import collector_held, mend_program
+from lowerdeck.torch_base import collector_held, mended
 
 
 def emit(
@@ -66,8 +66,7 @@ def emit(
     settings = config if config is not None else EmitConfig()
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
-    for program in by_name.values():
-        mend_program(program)
+    by_name = {name: mended(program) for name, program in by_name.items()}
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
         with collector_held():

@@ -59,7 +59,7 @@ from lowerdeck.lowered_module.program.functional import (
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
-from lowerdeck.torch_base import MemoryMap, collector_held, mend_program, set_program_parts
+from lowerdeck.torch_base import MemoryMap, collector_held, mended, set_program_parts
 
 PartitionerLike = Callable[[ExportedProgram], Any]
 
@@ -280,7 +280,7 @@ def _lower_whole(
             f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
             "ExportedProgram: export the module first"
         )
-    mend_program(program)
+    program = mended(program)
     for_exir = wants_edge_backend(
         find_backend(backend_id, peers=any(map(is_peers, compile_specs)))
     )
@@ -410,7 +410,7 @@ def changed_as_in_exir(
     Raises:
         AliasingError: The program writes in place what cannot be said without.
     """
-    mend_program(program)
+    program = mended(program)
     if writes_anything(program):
         program = functional(program, "passes of ExecuTorch know no writes in place")
     return changed_in_edge_form(program, change)
@@ -430,7 +430,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
     """
     if not edge_dialect_is_loaded():
         return program
-    mend_program(program)
+    program = mended(program)
     if program.dialect != "EDGE" and writes_anything(program):
         program = functional(program, "programs of the Edge dialect know no writes in place")
     return named_edge_form(program)
@@ -445,7 +445,7 @@ def _partitioned(
     instead. ``others`` are the other methods of the same file.
     """
     require_partitioner(partitioner)
-    mend_program(program)
+    program = mended(program)
     if wants_edge(partitioner):
         if writes_anything(program):
             program = functional(program, "partitioners of ExecuTorch know no writes in place")

@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
-from lowerdeck.torch_base import collector_held, mend_program
+from lowerdeck.torch_base import collector_held, mended
 from lowerdeck.unflatten._torch_private import without_effect_tokens
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
@@ -100,8 +100,7 @@ def unflatten(
             f"{restore_types!r}."
         )
     with collector_held():
-        program = without_effect_tokens(module)
-        mend_program(program)
+        program = mended(without_effect_tokens(module))
         made, modules = _built(program, flat_args_adapter, inplace, preserve == "all")
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
