@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 from unflatten_comparison import compare  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
+from lowerdeck.unflatten import unflatten
 
 if TYPE_CHECKING:
 
@@ -220,51 +220,3 @@ def test_tied_modules_of_two_types_are_two(strict: bool) -> None:
     assert made.encoder.embed.type_name().endswith("Embedding")
     assert made.head.type_name().endswith("Linear")
     assert list(made.state_dict()) == list(eager.state_dict())
-
-
-class Counter(Model):
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("n", torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Count, and multiply."""
-        self.n.add_(1)
-        found: Tensor = x * self.n
-        return found
-
-
-class WritesShared(Chain):
-    """Writes the state of a child that has two names."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Call the child by both names, and write what it holds by the first."""
-        first: Any = self.first
-        result: Tensor = self.second(first(x))
-        first.n.mul_(2)
-        found: Tensor = result * first.n
-        return found
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("replaced", [("first",), ("second",), ("first", "second")])
-def test_written_by_a_name_that_no_program_tells(strict: bool, replaced: tuple[str, ...]) -> None:
-    """Another module by some of the names is refused; by all of them it is eager's."""
-    counter, x = Counter(), torch.ones(2)
-    eager = WritesShared(counter, counter)
-    module = unflatten(export_preserving(eager, (x,), strict=strict))
-    assert not any(row.replaceable for row in module.swappable() if row.path == "first")
-    compare(copy.deepcopy(eager), copy.deepcopy(module), (x,))
-    other, same = Counter(), Counter()
-    for name in replaced:
-        setattr(module, name, other)
-        setattr(eager, name, same)
-    if len(replaced) < 2:
-        with pytest.raises(UnflattenError, match=r"'first', 'second'.*no longer one module"):
-            module(x)
-        return
-    for _ in range(2):
-        torch.testing.assert_close(module(x), eager(x))
-    torch.testing.assert_close(other.n, same.n)

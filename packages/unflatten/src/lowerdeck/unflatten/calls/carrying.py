@@ -74,10 +74,6 @@ SOMETIMES_NOTHING = (
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
 )
-SEVERAL_NAMES = (
-    "has several names, and another module reads or writes what it holds by one that the program "
-    "does not tell. Put the other module there by all of its names."
-)
 UNSURE_MODE = (
     "runs under autocast, and the program does not tell whether it or its caller switches that "
     "on: another module might run in another precision. Export the model without switching "
@@ -113,21 +109,6 @@ def must_compute_nothing(module: object, name: str, why: str) -> None:
     """
     if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
-
-
-def must_be_one(modules: Sequence[object], names: Sequence[str]) -> None:
-    """Check that a module of several names was not replaced by some of them only.
-
-    Args:
-        modules: What is there by each name.
-        names: The names, as the caller knows them.
-
-    Raises:
-        UnflattenError: It was.
-    """
-    if any(module is not modules[0] for module in modules):
-        shown = ", ".join(map(repr, names))
-        raise UnflattenError(f"What {shown} name is no longer one module, which {SEVERAL_NAMES}")
 
 
 def must_hand_through(result: object, argument: object, name: str, where: str) -> None:
