@@ -114,3 +114,24 @@ def test_a_limit_of_a_kernel_is_kept() -> None:
     flat = [_one_tensor(64 * place, floats=2) for place in range(3)]
     with pytest.raises(FormatError, match=r"for aten::bmm\.out, which ends the process otherwise"):
         verify_pte(_call("aten::bmm.out", flat, [0, 1, 2, 2]))
+
+
+@pytest.mark.parametrize(
+    ("memory", "start", "told"),
+    [
+        (1, 66, r"found planned memory at 66, expected a multiple of 4, the size of an element"),
+        (0, 64, r"found memory_id 0, expected 1 to 1"),
+        (2, 64, r"found memory_id 2, expected 1 to 1"),
+        (1, 1020, r"found planned memory up to byte 1028 of the 1024 of id 1"),
+    ],
+)
+def test_memory_is_planned_where_there_is_some(memory: int, start: int, told: str) -> None:
+    def file(memory: int, start: int) -> bytes:
+        place = AllocationDetails.at(memory, start)
+        tensor = Tensor(ScalarType.FLOAT, sizes=[2], dim_order=[0], allocation_info=place)
+        values = [EValue(tensor), EValue(Bool(False))]
+        return _call("aten::copy_", values, [0, 0, 1, 0])
+
+    verify_pte(file(1, 1016))
+    with pytest.raises(FormatError, match=told):
+        verify_pte(file(memory, start))
