@@ -33,6 +33,7 @@ IMAGE, MATRIX, ROWS = (2, 4, 6, 6), (3, 5), (2, 3, 4)
 POOL = ([2, 2], [2, 2], [0, 0], [1, 1])
 STATISTICS = ((4,),) * 4
 ZEROS, ONES = [0, 0], [1, 1]
+RECURRENT = (True, 1, 0.0, False, False, False)
 # What each operator is called with: a tuple of sizes is a tensor, a list of them such a list.
 CALLS: dict[str, list[tuple[Any, ...]]] = {
     **{
@@ -43,8 +44,33 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
             *("elu_", "gelu", "hardsigmoid", "hardsigmoid_", "leaky_relu", "leaky_relu_"),
             *("reciprocal", "silu", "silu_", "relu", "relu_", "relu6", "relu6_", "hardtanh"),
             *("hardtanh_", "alias", "alias_copy", "clone", "contiguous", "detach", "detach_copy"),
-            *("_to_copy", "squeeze", "squeeze_copy", "mean", "sum", "amax"),
+            *("_to_copy", "squeeze", "squeeze_copy", "mean", "sum", "amax", "amin", "max", "min"),
+            *("celu", "celu_", "mish", "mish_", "selu", "selu_", "softplus", "glu", "mT", "std"),
+            "var",
         )
+    },
+    **{f"{name}.default": [(MATRIX,)] for name in ("mH", "adjoint", "numpy_T")},
+    **{f"{name}.default": [(ROWS, 0, 2)] for name in ("swapaxes", "swapdims")},
+    **{f"{name}.dim": [(ROWS, [1])] for name in ("std", "var")},
+    **{f"{name}.correction": [(ROWS, [1])] for name in ("std", "var")},
+    **{f"{name}.default": [(ROWS, [2, 1, 3])] for name in ("repeat", "tile")},
+    "repeat_interleave.self_int": [(ROWS, 2, 1)],
+    "flip.default": [(ROWS, [0, 2])],
+    "movedim.int": [(ROWS, 0, 2)],
+    "movedim.intlist": [(ROWS, [0, 1], [2, 0])],
+    "min.dim": [(ROWS, 1)],
+    "index_select.default": [(ROWS, 1, torch.tensor([2, 0, 2]))],
+    "index.Tensor": [(ROWS, [torch.tensor([1, 0, 1])])],
+    "adaptive_avg_pool1d.default": [(ROWS, [2])],
+    "avg_pool1d.default": [(ROWS, [2])],
+    "max_pool1d.default": [(ROWS, [2])],
+    "lstm.input": [
+        (ROWS, [(1, 3, 5), (1, 3, 5)], [(20, 4), (20, 5), (20,), (20,)], *RECURRENT),
+    ],
+    "gru.input": [(ROWS, (1, 3, 5), [(15, 4), (15, 5), (15,), (15,)], *RECURRENT)],
+    **{
+        f"rnn_{name}.input": [(ROWS, (1, 3, 5), [(5, 4), (5, 5), (5,), (5,)], *RECURRENT)]
+        for name in ("tanh", "relu")
     },
     **{f"{name}.default": [(ROWS, -0.5, 0.5)] for name in ("clamp", "clamp_")},
     **{f"{name}.default": [(ROWS, 0.1)] for name in ("clamp_min", "clamp_max")},
