@@ -207,6 +207,8 @@ def test_a_module_that_returns_its_argument_is_replaced(
         expected.load_state_dict(eager.state_dict())
         expected.first = Around(inner, change)  # type: ignore[assignment]
         torch.testing.assert_close(module(x), expected(x))
+        torch.testing.assert_close(torch.func.vjp(module, x)[0], expected(x))
+    assert module.to("meta")(x.to("meta")).shape == x.shape
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
+from lowerdeck.torch_base import storage_identity
 from lowerdeck.unflatten.errors import UnflattenError
 
 NOT_RECORDED = "lowerdeck_not_recorded"
@@ -129,7 +130,7 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
         return
     if isinstance(result, torch.Tensor) and isinstance(argument, torch.Tensor):
         # A wrapper may make a new object of the same memory, as recomputation does.
-        if not torch.compiler.is_compiling() and result.is_set_to(argument):
+        if not torch.compiler.is_dynamo_compiling() and _show_the_same(result, argument):
             return
     elif type(result) is type(argument) and result == argument:
         return
@@ -137,6 +138,22 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
         f"{name!r} returned as {where} something else than the argument that it returned when it "
         "was recorded, so that the program does not tell which of the two is read afterwards. "
         "Return that argument, or export the model with a module that computes it."
+    )
+
+
+def _show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    storage = storage_identity(one)
+    if storage is None:
+        try:
+            return one.is_set_to(other)  # what torch.func wraps has no storage of its own
+        except (NotImplementedError, RuntimeError):
+            return False  # told as another one
+    return (
+        storage == storage_identity(other)
+        and one.dtype is other.dtype
+        and one.storage_offset() == other.storage_offset()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
     )
 
 
