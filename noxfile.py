@@ -267,7 +267,7 @@ def alone(session: nox.Session, package: str) -> None:
     if package not in TORCH_FREE:
         _borrow_torch(session)
     session.install(*TEST_TOOLS, *DEV)
-    session.install(*_wheels(package, *siblings(package)))
+    session.install(*_wheels(package, *siblings(package)), *DEV)
     session.run("python", "-m", "pip", "check")
     check = str(ROOT / "tools/check_installed.py")
     with session.chdir(Path(session.create_tmp())):

@@ -58,8 +58,8 @@ def sizes_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Pla
 def exported(
     model: nn.Module, inputs: tuple[torch.Tensor, ...], places: Places
 ) -> ExportedProgram | None:
-    """Return a program of which one size may be 0 to 16, None where torch wants more."""
-    size = Dim("size", max=16)
+    """Return a program of which one size may be 0 to 32, None where torch wants more."""
+    size = Dim("size", max=32)
     shapes = tuple({axis: size for one, axis in places if one == k} for k in range(len(inputs)))
     try:
         return export(model, inputs, dynamic_shapes=(shapes,))

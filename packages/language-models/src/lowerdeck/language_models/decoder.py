@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -78,6 +79,9 @@ class CachedDecoder(nn.Module):
                 ) from error
         kind = FilledLayer if custom_kernel else PositionedLayer
         self.cache: StaticCache = _cache_of(model, context, kind)
+        # transformers 5.24 renamed the argument and warns of the old name.
+        known = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in known else "past_key_values"
         for index, layer in enumerate(self.cache.layers):
             self.register_buffer(f"key_cache_{index}", layer.keys, persistent=False)
             self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
@@ -91,11 +95,12 @@ class CachedDecoder(nn.Module):
         """
         for layer in self.cache.layers:
             layer.positions = positions
-        more = {"start_position": self._start(tokens, positions)} if self._custom else {}
+        more: dict[str, Any] = {self._cache_argument: self.cache}
+        if self._custom:
+            more["start_position"] = self._start(tokens, positions)
         found = self.model(
             input_ids=tokens,
             position_ids=positions.unsqueeze(0),
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
             **more,
