@@ -51,6 +51,36 @@ def test_each_package_stands_alone(package):
             assert re.fullmatch(r"lowerdeck-[a-z-]+>=0\.\d+\.\d+,<0\.\d+", requirement)
 
 
+def _module_of(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    parts = parts[parts.index("lowerdeck") :]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_a_folder_with_a_front_door_is_entered_through_it():
+    """A folder that lists names in its __init__ is entered there; see layers.md for the others."""
+    doors = {
+        _module_of(path)
+        for path in SOURCES
+        if path.name == "__init__.py" and "__all__ = " in path.read_text()
+    }
+    past = []
+    for path in SOURCES:
+        module = _module_of(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            # A function that imports what it needs late may go past a door that would load more.
+            if not isinstance(node, ast.ImportFrom) or node.module is None or node.col_offset:
+                continue
+            parts = node.module.split(".")
+            above = [".".join(parts[:k]) for k in range(1, len(parts))]
+            past += [
+                f"{module} imports {node.module} past {door}"
+                for door in above
+                if door in doors and not f"{module}.".startswith(f"{door}.")
+            ]
+    assert not past, "\n".join(past)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_front_door_lists_what_it_offers_and_resolves(package):
     door = ROOT / "packages" / package / "src/lowerdeck" / package.replace("-", "_")

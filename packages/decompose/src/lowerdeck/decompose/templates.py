@@ -16,8 +16,7 @@ from lowerdeck.decompose.facts import TensorFacts
 from lowerdeck.decompose.keys import Call, fill
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.template import Template
-from lowerdeck.decompose.untraced.identities import Before, recorded
-from lowerdeck.decompose.untraced.resized import Resized
+from lowerdeck.decompose.untraced import Before, Resized, recorded
 from lowerdeck.torch_base import FakeTensorMode
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]

@@ -25,7 +25,7 @@ from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.overlapping import check_writes
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
-from lowerdeck.decompose.untraced.identities import Before
+from lowerdeck.decompose.untraced import Before
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, schema_of
 

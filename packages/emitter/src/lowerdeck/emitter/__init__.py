@@ -13,8 +13,8 @@ from lowerdeck.emitter.errors import (
     UnsupportedError,
 )
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.memory.lifetimes import Lifetime
-from lowerdeck.emitter.memory.memory_plan import (
+from lowerdeck.emitter.memory import (
+    Lifetime,
     MemoryPlan,
     MemoryPlanner,
     Place,

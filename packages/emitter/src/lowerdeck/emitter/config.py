@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.memory.memory_plan import MemoryPlanner, one_memory
+from lowerdeck.emitter.memory import MemoryPlanner, one_memory
 from lowerdeck.torch_base import OpOverload
 
 

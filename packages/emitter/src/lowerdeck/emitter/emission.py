@@ -6,25 +6,33 @@ from collections.abc import Callable, Mapping
 
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter.backend.build_plan import PlanBuilder
-from lowerdeck.emitter.backend.constant_methods import constant_plan
-from lowerdeck.emitter.backend.debug_map import DebugTrace, stack_frames, unused_handles
-from lowerdeck.emitter.backend.external_weights import ChosenFiles, ExternalWeights, is_stem
-from lowerdeck.emitter.backend.linearize import linearize
+from lowerdeck.emitter.backend import (
+    ChosenFiles,
+    DebugTrace,
+    ExternalWeights,
+    PlanBuilder,
+    constant_plan,
+    is_stem,
+    linearize,
+    stack_frames,
+    unused_handles,
+)
 from lowerdeck.emitter.config import EmitConfig
-from lowerdeck.emitter.decompositions.table import decompose
+from lowerdeck.emitter.decompositions import decompose
 from lowerdeck.emitter.errors import EmitterError
-from lowerdeck.emitter.frontend.constants import ConstantPool
-from lowerdeck.emitter.frontend.containers import container_metadata
-from lowerdeck.emitter.frontend.delegate_constants import check_delegate_constants
-from lowerdeck.emitter.frontend.delegates import DelegatePool
-from lowerdeck.emitter.frontend.read_graph import read_method
-from lowerdeck.emitter.frontend.shared_names import SharedNames, SharedState
-from lowerdeck.emitter.frontend.state_sharing import find_states
-from lowerdeck.emitter.frontend.states import StatePool
-from lowerdeck.emitter.memory.memory_plan import plan_memory
-from lowerdeck.emitter.passes.pipeline import run_passes
-from lowerdeck.emitter.passes.write_in_place import write_in_place
+from lowerdeck.emitter.frontend import (
+    ConstantPool,
+    DelegatePool,
+    SharedNames,
+    SharedState,
+    StatePool,
+    check_delegate_constants,
+    container_metadata,
+    find_states,
+    read_method,
+)
+from lowerdeck.emitter.memory import plan_memory
+from lowerdeck.emitter.passes import run_passes, write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
 from lowerdeck.torch_base import collector_held, mended

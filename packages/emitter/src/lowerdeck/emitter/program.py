@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.emitter.backend.debug_map import DelegateSource, InstructionSource
-from lowerdeck.emitter.memory.memory_plan import MemoryPlan
+from lowerdeck.emitter.backend import DelegateSource, InstructionSource
+from lowerdeck.emitter.memory import MemoryPlan
 from lowerdeck.serializer import (
     NamedDataStore,
     Program,

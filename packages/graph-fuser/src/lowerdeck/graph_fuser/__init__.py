@@ -41,24 +41,25 @@ from lowerdeck.graph_fuser.errors import (
     RegionError,
 )
 from lowerdeck.graph_fuser.inline import inline_submodule
-from lowerdeck.graph_fuser.order.ordering import legalize_graph, topo_sort
-from lowerdeck.graph_fuser.outliner.boundary import InputOrder
-from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
-from lowerdeck.graph_fuser.outliner.outlined import Outline, OutlinedRegion
-from lowerdeck.graph_fuser.outliner.outlining import outline
-from lowerdeck.graph_fuser.outliner.partition import (
+from lowerdeck.graph_fuser.order import legalize_graph, topo_sort
+from lowerdeck.graph_fuser.outliner import (
+    DeferredGraph,
     FusedPartition,
+    InputOrder,
+    Outline,
+    OutlinedRegion,
+    OutlinePlan,
+    RegionGraph,
     create_submodule_from_nodes,
     fuse_partitions,
+    outline,
+    plan_outline,
     validate_partition,
 )
-from lowerdeck.graph_fuser.outliner.plan import OutlinePlan, plan_outline
-from lowerdeck.graph_fuser.outliner.region_graph import RegionGraph
-from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
-from lowerdeck.graph_fuser.proposer.propose import propose_partitions
+from lowerdeck.graph_fuser.proposer import LeftOut, Proposal, Reason, propose_partitions
 from lowerdeck.graph_fuser.regions import Region
-from lowerdeck.graph_fuser.torch_names.capability import CapabilityBasedPartitioner
-from lowerdeck.graph_fuser.torch_names.torch_names import (
+from lowerdeck.graph_fuser.torch_names import (
+    CapabilityBasedPartitioner,
     erase_nodes,
     fuse_as_graphmodule,
     fuse_by_partitions,

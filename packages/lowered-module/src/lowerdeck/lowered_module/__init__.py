@@ -31,7 +31,7 @@ from lowerdeck.lowered_module.authoring.rejects import (
 from lowerdeck.lowered_module.authoring.supported import SupportedOp
 from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
     AliasingError,
     AmbiguousBackendError,
@@ -61,7 +61,7 @@ from lowerdeck.lowered_module.lowering import (
     in_edge_operators,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess.progress import Progress
+from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators

@@ -24,22 +24,29 @@ from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitio
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
-from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.delegate import LoweredBackendModule, flatten_program
 from lowerdeck.lowered_module.errors import (
     AliasingError,
     LoweringError,
     PartitionerError,
     PartitionError,
 )
-from lowerdeck.lowered_module.partition.cut import Cut, CutProgram, cut_program
-from lowerdeck.lowered_module.partition.edits import first_edit
-from lowerdeck.lowered_module.partition.grouping import warn_of_lost_tags
-from lowerdeck.lowered_module.partition.splice import splice_delegates
-from lowerdeck.lowered_module.preprocess.cache import ResultCache
-from lowerdeck.lowered_module.preprocess.delegate import make_delegate
-from lowerdeck.lowered_module.preprocess.preprocess import preprocess_each, preprocess_methods
-from lowerdeck.lowered_module.preprocess.progress import Progress, shown
+from lowerdeck.lowered_module.partition import (
+    Cut,
+    CutProgram,
+    cut_program,
+    first_edit,
+    splice_delegates,
+    warn_of_lost_tags,
+)
+from lowerdeck.lowered_module.preprocess import (
+    Progress,
+    ResultCache,
+    make_delegate,
+    preprocess_each,
+    preprocess_methods,
+    shown,
+)
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
 from lowerdeck.lowered_module.program.edge_form import (

@@ -24,7 +24,7 @@ from lowerdeck.lowered_module.lowering import (
     require_partitioner,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess.progress import Progress
+from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.lowered_module.program.portable import fill, portable_state
 from lowerdeck.lowered_module.stages import Stages
 from lowerdeck.torch_base import OpOverload, graphs_of, schema_of

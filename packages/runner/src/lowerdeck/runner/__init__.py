@@ -1,7 +1,7 @@
 """Run, watch and compare .pte programs in Python."""
 
 from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
-from lowerdeck.runner.comparison.comparison import Comparison, Difference, compare
+from lowerdeck.runner.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, Place
 from lowerdeck.runner.delegates import (
     BackendRuntime,

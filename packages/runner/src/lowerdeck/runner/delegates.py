@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from lowerdeck.runner.errors import ExecutionError, ProgramError
-from lowerdeck.runner.operators.view_ops import resize
+from lowerdeck.runner.operators import resize
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.runner.values.tensors import TensorSpec
 from lowerdeck.serializer import CompileSpec, installed_entries

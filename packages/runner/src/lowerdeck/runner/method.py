@@ -10,10 +10,9 @@ import torch
 from lowerdeck.runner.debug_info import DebugMaps, SourceFinder
 from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import ExecutionError, InputError
-from lowerdeck.runner.instructions.machine import run_chains, run_observed
-from lowerdeck.runner.linking.linking import Linker
-from lowerdeck.runner.memory.plan_check import PlanCheck
-from lowerdeck.runner.memory.poison import Poison
+from lowerdeck.runner.instructions import run_chains, run_observed
+from lowerdeck.runner.linking import Linker
+from lowerdeck.runner.memory import PlanCheck, Poison
 from lowerdeck.runner.profile import Profile, Recorder
 from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena

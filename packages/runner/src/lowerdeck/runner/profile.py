@@ -14,7 +14,7 @@ import torch
 
 from lowerdeck.runner.debug_info import Place, SourceFinder, merged
 from lowerdeck.runner.delegates import DelegateStep, LoggedStep
-from lowerdeck.runner.instructions.machine import BoundChain, Step, StepInTwoParts
+from lowerdeck.runner.instructions import BoundChain, Step, StepInTwoParts
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
 

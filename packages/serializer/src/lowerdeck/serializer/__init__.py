@@ -3,15 +3,17 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lowerdeck.serializer.bundled.bundle import (
+from lowerdeck.serializer.bundled import (
     BundledProgram,
     BundledTensor,
     BundledValue,
     MethodTestCase,
     MethodTestSuite,
+    deserialize_bundle,
+    is_bundle,
+    serialize_bundle,
+    write_bundle,
 )
-from lowerdeck.serializer.bundled.bundle_read import deserialize_bundle, is_bundle
-from lowerdeck.serializer.bundled.bundle_write import serialize_bundle, write_bundle
 from lowerdeck.serializer.commands.answers import (
     CommandError,
     ExitStatus,
@@ -44,15 +46,19 @@ from lowerdeck.serializer.errors import (
 from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.flatbuffer.storage import FileRange
 from lowerdeck.serializer.installed import installed_entries
-from lowerdeck.serializer.ptd.external_read import PtdFile, deserialize_ptd, open_ptd
-from lowerdeck.serializer.ptd.external_write import (
+from lowerdeck.serializer.ptd import (
     ExternalData,
     ExternalEntry,
+    OpenModel,
+    PtdFile,
+    deserialize_ptd,
     external_data,
+    open_model,
+    open_ptd,
     serialize_ptd,
+    write_model,
     write_ptd,
 )
-from lowerdeck.serializer.ptd.model_files import OpenModel, open_model, write_model
 from lowerdeck.serializer.pte.enums import (
     DataLocation,
     DeviceType,
@@ -120,8 +126,7 @@ if TYPE_CHECKING:
         runtime_kernels,
     )
     from lowerdeck.serializer.report import html_diff, html_page, html_report
-    from lowerdeck.serializer.verify.hazards import Hazard
-    from lowerdeck.serializer.verify.verify import verify_pte
+    from lowerdeck.serializer.verify import Hazard, verify_pte
     from lowerdeck.serializer.xnnpack.graph import (
         XnnConstant,
         XnnGraph,

@@ -9,10 +9,13 @@ from lowerdeck.unflatten.errors import (
     UnsupportedProgramError,
 )
 from lowerdeck.unflatten.exporting import export_preserving
-from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
-from lowerdeck.unflatten.modules.interpreter_module import InterpreterModule
-from lowerdeck.unflatten.modules.swap_table import Swap, SwapTable
-from lowerdeck.unflatten.modules.unflattened_module import UnflattenedModule
+from lowerdeck.unflatten.modules import (
+    InterpreterModule,
+    InterpreterModuleDispatcher,
+    Swap,
+    SwapTable,
+    UnflattenedModule,
+)
 
 __all__ = [
     # Entry points

@@ -15,21 +15,21 @@ from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
-from lowerdeck.unflatten.cut.cutting import cut
-from lowerdeck.unflatten.cut.direct import direct_graph
-from lowerdeck.unflatten.cut.program_copy import ProgramCopier
-from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_graph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.modules.assembly import (
+from lowerdeck.unflatten.modules import (
+    NOT_REPLACEABLE,
+    Body,
+    BodyMaker,
+    ModuleFactory,
+    UnflattenedModule,
     build_hierarchy,
     install_state,
+    replace_children,
+    restore,
+    shadow_own_names,
     share,
 )
-from lowerdeck.unflatten.modules.bodies import BodyMaker
-from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children, restore
-from lowerdeck.unflatten.modules.generated_module import Body, shadow_own_names
-from lowerdeck.unflatten.modules.swap_table import NOT_REPLACEABLE
-from lowerdeck.unflatten.modules.unflattened_module import UnflattenedModule
 from lowerdeck.unflatten.trace.call_tree import release
 from lowerdeck.unflatten.trace.mutations import Mutations
 from lowerdeck.unflatten.trace.trace import Trace

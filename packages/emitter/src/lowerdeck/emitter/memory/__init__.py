@@ -1,1 +1,29 @@
 """Where values lie, and how long."""
+
+from lowerdeck.emitter.memory.lifetimes import Lifetime, Spans, spans
+from lowerdeck.emitter.memory.memory_plan import (
+    MemoryPlan,
+    MemoryPlanner,
+    Place,
+    PlannedBlock,
+    PlanRequest,
+    check_plan,
+    fast_and_large,
+    one_memory,
+    plan_memory,
+)
+
+__all__ = [
+    "Lifetime",
+    "MemoryPlan",
+    "MemoryPlanner",
+    "Place",
+    "PlanRequest",
+    "PlannedBlock",
+    "Spans",
+    "check_plan",
+    "fast_and_large",
+    "one_memory",
+    "plan_memory",
+    "spans",
+]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from lowerdeck.emitter.ir.instructions import Code, KernelStep, Step
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue, root_of
-from lowerdeck.emitter.memory.lifetimes import Spans, spans
+from lowerdeck.emitter.memory import Spans, spans
 
 
 def write_in_place(code: Code, table: KernelTable) -> None:

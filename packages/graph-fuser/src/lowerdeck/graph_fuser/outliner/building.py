@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import defer_code, lazy_graph_module
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.order.attributes import install
+from lowerdeck.graph_fuser.order import install
 from lowerdeck.graph_fuser.outliner.boundary import Boundary
 from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser.order.meta import value_meta
+from lowerdeck.graph_fuser.order import value_meta
 from lowerdeck.torch_base import add_node, copy_node
 
 

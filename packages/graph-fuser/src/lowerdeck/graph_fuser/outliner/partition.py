@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
-from lowerdeck.graph_fuser.order.ordering import ordered_tree
+from lowerdeck.graph_fuser.order import ordered_tree
 from lowerdeck.graph_fuser.outliner.boundary import InputOrder, find_boundary
 from lowerdeck.graph_fuser.outliner.outlined import Outline, OutlinedRegion
 from lowerdeck.graph_fuser.outliner.outlining import outline

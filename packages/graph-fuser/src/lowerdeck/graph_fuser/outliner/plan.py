@@ -8,8 +8,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.order.meta import call_meta
-from lowerdeck.graph_fuser.order.ordering import ordered_tree
+from lowerdeck.graph_fuser.order import call_meta, ordered_tree
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, InputOrder, find_boundary
 from lowerdeck.graph_fuser.outliner.checks import check_names, checked_order
 from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser._torch_private import share_codegen
-from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
+from lowerdeck.graph_fuser.order import call_meta, value_meta
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, Boundary
 from lowerdeck.graph_fuser.outliner.schedule import Schedule, body_order
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from lowerdeck.graph_fuser.errors import CycleError
-from lowerdeck.graph_fuser.order.ordering import is_legal
+from lowerdeck.graph_fuser.order import is_legal
 from lowerdeck.graph_fuser.outliner.anchors import anchored, stride
 from lowerdeck.graph_fuser.outliner.boundary import Boundary, Item
 from lowerdeck.graph_fuser.outliner.cycles import cycle_error, shortest_loop

@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.graph_fuser._torch_private import replace_hooks
-from lowerdeck.graph_fuser.order.ordering import relink
+from lowerdeck.graph_fuser.order import relink
 from lowerdeck.graph_fuser.outliner.boundary import Boundary
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.schedule import Schedule

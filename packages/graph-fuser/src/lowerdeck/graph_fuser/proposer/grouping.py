@@ -14,7 +14,7 @@ from lowerdeck.graph_fuser.errors import (
     OverlapError,
     RegionError,
 )
-from lowerdeck.graph_fuser.order.components import strong_components
+from lowerdeck.graph_fuser.order import strong_components
 from lowerdeck.graph_fuser.proposer.items import ItemGraph, item_graph
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Reason
 

@@ -10,8 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.order.elements import followers, is_getitem
-from lowerdeck.graph_fuser.order.ordering import legal_order
+from lowerdeck.graph_fuser.order import followers, is_getitem, legal_order
 from lowerdeck.graph_fuser.proposer.connecting import fewest_connected
 from lowerdeck.graph_fuser.proposer.grouping import (
     check_nodes,

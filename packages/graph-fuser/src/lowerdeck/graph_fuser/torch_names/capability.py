@@ -9,8 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from lowerdeck.graph_fuser.proposer.propose import propose_partitions
-from lowerdeck.graph_fuser.proposer.targets import qualified_name
+from lowerdeck.graph_fuser.proposer import propose_partitions, qualified_name
 from lowerdeck.graph_fuser.torch_names.torch_names import fuse_by_partitions
 
 _NON_COMPUTE = frozenset({"torch.ops.aten.view", "_operator.getitem"})

@@ -10,14 +10,14 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import ErasedNodeError, ForeignNodeError, NodeInUseError
-from lowerdeck.graph_fuser.order.attributes import install
-from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
-from lowerdeck.graph_fuser.order.ordering import legalize_graph, topo_sort
-from lowerdeck.graph_fuser.outliner.boundary import InputOrder
-from lowerdeck.graph_fuser.outliner.checks import check_free
-from lowerdeck.graph_fuser.outliner.outlining import extract
-from lowerdeck.graph_fuser.outliner.partition import fuse_partitions
-from lowerdeck.graph_fuser.outliner.splice import replace_inputs
+from lowerdeck.graph_fuser.order import call_meta, install, legalize_graph, topo_sort, value_meta
+from lowerdeck.graph_fuser.outliner import (
+    InputOrder,
+    check_free,
+    extract,
+    fuse_partitions,
+    replace_inputs,
+)
 from lowerdeck.graph_fuser.regions import Region
 from lowerdeck.torch_base import erase_nodes_now, mend_readers
 

@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
 from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT

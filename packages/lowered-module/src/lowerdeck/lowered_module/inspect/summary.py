@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from lowerdeck.lowered_module.authoring.rejects import operator_name, table
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS

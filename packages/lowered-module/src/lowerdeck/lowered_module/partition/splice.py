@@ -11,7 +11,7 @@ from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.partition.cut import CutProgram
 from lowerdeck.lowered_module.partition.grouping import strip_tags
 from lowerdeck.lowered_module.program.debug_handles import HANDLE

@@ -1,1 +1,15 @@
 """Partitions given to backends, here or elsewhere, and their results kept."""
+
+from lowerdeck.lowered_module.preprocess.cache import ResultCache
+from lowerdeck.lowered_module.preprocess.delegate import make_delegate
+from lowerdeck.lowered_module.preprocess.preprocess import preprocess_each, preprocess_methods
+from lowerdeck.lowered_module.preprocess.progress import Progress, shown
+
+__all__ = [
+    "Progress",
+    "ResultCache",
+    "make_delegate",
+    "preprocess_each",
+    "preprocess_methods",
+    "shown",
+]

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
-from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.delegate import CallingConvention, LoweredBackendModule
 from lowerdeck.lowered_module.errors import PreprocessError
-from lowerdeck.lowered_module.partition.cut import Cut
+from lowerdeck.lowered_module.partition import Cut
 from lowerdeck.lowered_module.program.prepared import give_own_state
 from lowerdeck.torch_base import source_frame
 

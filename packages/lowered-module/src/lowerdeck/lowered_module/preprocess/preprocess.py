@@ -13,7 +13,7 @@ from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plai
 from lowerdeck.lowered_module.authoring.edge_dialect import to_torchs_operators
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PreprocessError
-from lowerdeck.lowered_module.partition.cut import Cut
+from lowerdeck.lowered_module.partition import Cut
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.content_key import content_key
 from lowerdeck.lowered_module.preprocess.delegate import check_result, failure

@@ -1,1 +1,5 @@
 """A program beside eager, operator by operator."""
+
+from lowerdeck.runner.comparison.comparison import Comparison, Difference, compare
+
+__all__ = ["Comparison", "Difference", "compare"]

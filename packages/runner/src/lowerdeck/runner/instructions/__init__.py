@@ -1,1 +1,22 @@
 """The instructions of a method, and the order in which they may run."""
+
+from lowerdeck.runner.instructions.flow import always_written, successors
+from lowerdeck.runner.instructions.machine import (
+    BoundChain,
+    Instruction,
+    Step,
+    StepInTwoParts,
+    run_chains,
+    run_observed,
+)
+
+__all__ = [
+    "BoundChain",
+    "Instruction",
+    "Step",
+    "StepInTwoParts",
+    "always_written",
+    "run_chains",
+    "run_observed",
+    "successors",
+]

@@ -8,11 +8,10 @@ import torch
 
 from lowerdeck.runner.delegates import Delegate, DelegateStep
 from lowerdeck.runner.errors import MissingKernelError, ProgramError
-from lowerdeck.runner.instructions.flow import always_written, successors
-from lowerdeck.runner.instructions.machine import BoundChain, Instruction, Step
+from lowerdeck.runner.instructions import BoundChain, Instruction, Step, always_written, successors
 from lowerdeck.runner.linking.binding import bind_kernel, effects
-from lowerdeck.runner.memory.aliases import is_unread_view
-from lowerdeck.runner.operators.kernels import VIEW, Kernel, ScalarKernel, find_kernel
+from lowerdeck.runner.memory import is_unread_view
+from lowerdeck.runner.operators import VIEW, Kernel, ScalarKernel, find_kernel
 from lowerdeck.runner.values.frame import Frame, Freed
 from lowerdeck.runner.values.tensors import Origin
 from lowerdeck.serializer import (

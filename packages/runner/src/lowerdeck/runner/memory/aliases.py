@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.instructions import BoundChain, Instruction
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 

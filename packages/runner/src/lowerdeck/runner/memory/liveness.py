@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.instructions import BoundChain, Instruction
 
 Bits = int
 """A set of groups, as the bits of an integer."""

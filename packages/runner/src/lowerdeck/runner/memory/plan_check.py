@@ -25,9 +25,9 @@ from itertools import pairwise
 from typing import NoReturn
 
 from lowerdeck.runner.errors import MemoryPlanError
-from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.instructions import BoundChain, Instruction
 from lowerdeck.runner.memory.owners import NOBODY, OwnerMap, Owners
-from lowerdeck.runner.operators.kernels import COPY_INDEX
+from lowerdeck.runner.operators import COPY_INDEX
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.serializer import MoveCall
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from lowerdeck.runner.instructions.machine import BoundChain, Step
+from lowerdeck.runner.instructions import BoundChain, Step
 from lowerdeck.runner.memory.aliases import find_aliases
 from lowerdeck.runner.memory.liveness import Bits, Groups, analyse, members
 from lowerdeck.runner.values.arena import POISON, Arena

@@ -28,7 +28,7 @@ from lowerdeck.serializer.flatbuffer.wire import (
     BUNDLED_VALUES,
     FILE_IDENTIFIER,
 )
-from lowerdeck.serializer.pte.decoding.decode_values import SCALAR_TYPES, member
+from lowerdeck.serializer.pte.decoding import SCALAR_TYPES, member
 from lowerdeck.serializer.pte.schema import Bool, Double, Int
 
 if TYPE_CHECKING:

@@ -16,10 +16,7 @@ from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.pte.read import PteFile, open_pte
 from lowerdeck.serializer.pte.schema import ContainerMetadata
-from lowerdeck.serializer.report.changes import method_changes, stored_changes
-from lowerdeck.serializer.report.documents import html_diff
-from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.report.pairing import pair_rows
+from lowerdeck.serializer.report import clip, html_diff, method_changes, pair_rows, stored_changes
 
 _MOST_LINES = 40
 

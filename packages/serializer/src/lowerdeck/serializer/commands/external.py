@@ -9,9 +9,8 @@ from typing import Any
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.flatbuffer.storage import storage_size
 from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER
-from lowerdeck.serializer.ptd.external_read import PtdFile
-from lowerdeck.serializer.ptd.external_write import ExternalEntry
-from lowerdeck.serializer.report.values import dtype_name
+from lowerdeck.serializer.ptd import ExternalEntry, PtdFile
+from lowerdeck.serializer.report import dtype_name
 
 SUMMARY_VERSION = 1
 _MOST_ROWS = 20

@@ -25,7 +25,7 @@ from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.read import PteFile, open_pte
-from lowerdeck.serializer.report.values import dtype_name
+from lowerdeck.serializer.report import dtype_name
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100

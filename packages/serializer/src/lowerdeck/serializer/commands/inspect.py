@@ -25,9 +25,9 @@ from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.flatbuffer.stream import write_pieces
-from lowerdeck.serializer.ptd.external_read import open_ptd
+from lowerdeck.serializer.ptd import open_ptd
 from lowerdeck.serializer.pte.read import open_pte
-from lowerdeck.serializer.report.documents import html_report
+from lowerdeck.serializer.report import html_report
 
 _BAR = 40
 _NAME = 20

@@ -17,7 +17,7 @@ from lowerdeck.serializer.pte.schema import (
     Tensor,
     TensorList,
 )
-from lowerdeck.serializer.verify.verify import verify_pte
+from lowerdeck.serializer.verify import verify_pte
 
 _ENTRY = (
     "include_all_overloads: false",

@@ -14,10 +14,7 @@ from lowerdeck.serializer.kernels.libraries import libraries_of
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.read import PteFile
-from lowerdeck.serializer.report.file_map import Section
-from lowerdeck.serializer.report.operators import contents_of
-from lowerdeck.serializer.report.placement import placement_of
-from lowerdeck.serializer.report.values import dtype_name, tensor_text
+from lowerdeck.serializer.report import Section, contents_of, dtype_name, placement_of, tensor_text
 
 SUMMARY_VERSION = 1
 

@@ -13,11 +13,9 @@ from lowerdeck.serializer.commands.answers import (
     say,
 )
 from lowerdeck.serializer.commands.external import is_external
-from lowerdeck.serializer.ptd.external_read import open_ptd
-from lowerdeck.serializer.ptd.model_files import open_model
+from lowerdeck.serializer.ptd import open_model, open_ptd
 from lowerdeck.serializer.pte.read import open_pte
-from lowerdeck.serializer.verify.hazards import Hazard
-from lowerdeck.serializer.verify.verify import verify_pte
+from lowerdeck.serializer.verify import Hazard, verify_pte
 
 _MOST_SHOWN = 20
 

@@ -28,7 +28,7 @@ from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
     ExternalEntry,
 )
-from lowerdeck.serializer.pte.decoding.decode_values import SCALAR_TYPES, member
+from lowerdeck.serializer.pte.decoding import SCALAR_TYPES, member
 from lowerdeck.serializer.pte.infer import segment_alignments
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.resolve import check_overlap

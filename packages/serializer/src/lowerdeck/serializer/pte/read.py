@@ -15,7 +15,7 @@ from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import open_container
-from lowerdeck.serializer.pte.decoding.decode import PlanTable, ProgramDecoder
+from lowerdeck.serializer.pte.decoding import PlanTable, ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.header import ExtendedHeader
 from lowerdeck.serializer.pte.infer import file_layout

@@ -14,7 +14,7 @@ from lowerdeck.serializer.flatbuffer.limits import MAX_OVERLAP
 from lowerdeck.serializer.flatbuffer.storage import trailing_zeros
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import Container
-from lowerdeck.serializer.pte.decoding.decode import ProgramDecoder
+from lowerdeck.serializer.pte.decoding import ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation, TensorDataLocation
 from lowerdeck.serializer.pte.infer import (
     SegmentAlignments,

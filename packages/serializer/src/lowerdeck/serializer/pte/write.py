@@ -11,7 +11,7 @@ from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
 from lowerdeck.serializer.flatbuffer.alignment import check_positive, common_alignment, round_up
 from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
-from lowerdeck.serializer.pte.encoding.encode import encode_program
+from lowerdeck.serializer.pte.encoding import encode_program
 from lowerdeck.serializer.pte.field_check import TypeCheck, check_program
 from lowerdeck.serializer.pte.header import (
     HEADER_LENGTH,

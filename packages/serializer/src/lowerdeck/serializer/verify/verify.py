@@ -20,7 +20,7 @@ from lowerdeck.serializer.flatbuffer.limits import (
 )
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.decoding.decode import PlanTable
+from lowerdeck.serializer.pte.decoding import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE

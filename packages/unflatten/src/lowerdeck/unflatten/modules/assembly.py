@@ -18,7 +18,7 @@ from lowerdeck.unflatten._torch_private import (
 )
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
-from lowerdeck.unflatten.code.call_targets import call_target
+from lowerdeck.unflatten.code import call_target
 from lowerdeck.unflatten.modules.bodies import BodyMaker
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher

@@ -12,9 +12,14 @@ from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
 from lowerdeck.unflatten.calls.checked_calls import Pattern, computes_any_size, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.recorded_leaves import recorded
-from lowerdeck.unflatten.code.code import Source, write_source
-from lowerdeck.unflatten.cut.preserved import Absent, FlatCall, SignatureApplier
-from lowerdeck.unflatten.cut.working_graph import WorkingGraph, attribute_modules
+from lowerdeck.unflatten.code import Source, write_source
+from lowerdeck.unflatten.cut import (
+    Absent,
+    FlatCall,
+    SignatureApplier,
+    WorkingGraph,
+    attribute_modules,
+)
 from lowerdeck.unflatten.modules.generated_module import Body
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.structure import region_structure

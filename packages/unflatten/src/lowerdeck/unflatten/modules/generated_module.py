@@ -24,8 +24,7 @@ from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature
-from lowerdeck.unflatten.code.call_targets import OWN_NAMES, form_name, lookup
-from lowerdeck.unflatten.code.code import Source, write_source
+from lowerdeck.unflatten.code import OWN_NAMES, Source, form_name, lookup, write_source
 from lowerdeck.unflatten.modules.graph_record import (
     GraphRecord,
     ModuleRecord,

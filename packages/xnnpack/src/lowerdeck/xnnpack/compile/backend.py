@@ -22,9 +22,7 @@ from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked, float_of
-from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, float_of, is_fixed, shape_of
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.operators.known import ASSERTION, SIZES_ONLY, known_nodes
@@ -41,7 +39,7 @@ from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
 from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import layout_of
-from lowerdeck.xnnpack.recognise.rewriting import Recognised, recognised
+from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
 _VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}

@@ -18,7 +18,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack._torch_private import can_be
-from lowerdeck.xnnpack.emit.arguments import Call, fake, is_one, shape_of
+from lowerdeck.xnnpack.emit import Call, fake, is_one, shape_of
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS

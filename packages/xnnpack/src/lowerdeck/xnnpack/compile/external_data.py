@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch.fx import Graph, Node
 
 from lowerdeck.serializer import NamedDataStoreOutput
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit import Emission
 from lowerdeck.xnnpack.payload.schema import NONE
 from lowerdeck.xnnpack.payload.schema import Graph as Payload
 from lowerdeck.xnnpack.payload.schema import Node as PayloadNode

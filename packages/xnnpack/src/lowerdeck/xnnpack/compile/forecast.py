@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit import Call
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,

@@ -31,7 +31,7 @@ from lowerdeck.xnnpack.operators.quantization import (
     name_of,
 )
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
-from lowerdeck.xnnpack.recognise.rewriting import Recognised, recognised
+from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 NAME = "XnnpackBackend"
 Reasons = dict[Node, str | None]

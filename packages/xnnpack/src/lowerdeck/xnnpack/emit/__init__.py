@@ -1,1 +1,28 @@
 """What an operator's emitter is given: the call, and the payload that grows."""
+
+from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one, pair, shape_of
+from lowerdeck.xnnpack.emit.emission import (
+    MOST_RESCALED,
+    Emission,
+    Fields,
+    Range,
+    Tracked,
+    float_of,
+)
+from lowerdeck.xnnpack.emit.quantized import Quantized
+
+__all__ = [
+    "MOST_RESCALED",
+    "Call",
+    "Emission",
+    "Fields",
+    "Quantized",
+    "Range",
+    "Tracked",
+    "fake",
+    "float_of",
+    "is_fixed",
+    "is_one",
+    "pair",
+    "shape_of",
+]

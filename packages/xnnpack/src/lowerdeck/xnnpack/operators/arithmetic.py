@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.emit.arguments import Call, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.schema import NodeKind

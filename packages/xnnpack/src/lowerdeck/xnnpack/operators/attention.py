@@ -7,8 +7,7 @@ import math
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
 from lowerdeck.xnnpack.payload.layout import Layout

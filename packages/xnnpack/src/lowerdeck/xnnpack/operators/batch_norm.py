@@ -8,8 +8,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit.arguments import Call
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit import Call, Emission
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (

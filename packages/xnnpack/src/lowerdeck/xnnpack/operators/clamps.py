@@ -8,8 +8,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit.arguments import Call, fake
-from lowerdeck.xnnpack.emit.emission import Emission, Range
+from lowerdeck.xnnpack.emit import Call, Emission, Range, fake
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.schema import NodeKind
 

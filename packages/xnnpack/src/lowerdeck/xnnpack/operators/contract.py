@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from lowerdeck.xnnpack.emit.arguments import Call
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit import Call, Emission
 from lowerdeck.xnnpack.payload.encoding import Encoding
 
 

@@ -9,9 +9,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Fields
-from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit import Call, Emission, Fields, Quantized, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table

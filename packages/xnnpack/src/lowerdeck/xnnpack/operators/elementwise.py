@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.emit.arguments import Call
-from lowerdeck.xnnpack.emit.emission import MOST_RESCALED, Emission, Range, Tracked
+from lowerdeck.xnnpack.emit import MOST_RESCALED, Call, Emission, Range, Tracked
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.contract import (
     FloatNeededError,

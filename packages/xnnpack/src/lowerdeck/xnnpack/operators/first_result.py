@@ -7,7 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit import Call
 
 
 def first_result(node: Node) -> Node:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, pair, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, pair, shape_of
 from lowerdeck.xnnpack.payload.layout import Layout
 
 

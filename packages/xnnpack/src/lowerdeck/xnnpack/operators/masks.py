@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one
 from lowerdeck.xnnpack.operators.maxima import largest_of_rows
 from lowerdeck.xnnpack.payload.schema import NodeKind
 

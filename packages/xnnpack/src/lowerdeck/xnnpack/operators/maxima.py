@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit import Emission
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
 

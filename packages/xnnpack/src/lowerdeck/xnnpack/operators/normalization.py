@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,

@@ -11,8 +11,7 @@ from torch import fx
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import describe_node
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, is_one, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.layout import Layout

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.operators.first_result import (

@@ -9,8 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of, describe_node
-from lowerdeck.xnnpack.emit.arguments import Call
-from lowerdeck.xnnpack.emit.emission import Emission, float_of
+from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.contract import Operator
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader

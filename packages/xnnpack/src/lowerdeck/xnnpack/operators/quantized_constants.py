@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of, describe_node
-from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit import Quantized
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.quantization import DEQUANTIZE, WEIGHTS, name_of
 

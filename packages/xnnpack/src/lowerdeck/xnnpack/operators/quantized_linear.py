@@ -6,9 +6,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
-from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit import Emission, Quantized, Tracked, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.operators.quantized_weights import (

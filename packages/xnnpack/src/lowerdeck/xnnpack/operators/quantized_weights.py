@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lowerdeck.serializer import XnnDatatype
-from lowerdeck.xnnpack.emit.emission import Emission
-from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit import Emission, Quantized
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 from lowerdeck.xnnpack.payload.schema import NONE

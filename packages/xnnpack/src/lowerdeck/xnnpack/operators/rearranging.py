@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Fields
+from lowerdeck.xnnpack.emit import Call, Emission, Fields, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS

@@ -9,8 +9,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.pieces import joined, stretch
 from lowerdeck.xnnpack.payload.encoding import HALF

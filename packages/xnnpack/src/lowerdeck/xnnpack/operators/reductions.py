@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission, Tracked
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,

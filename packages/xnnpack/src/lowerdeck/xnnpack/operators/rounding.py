@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit.arguments import shape_of
+from lowerdeck.xnnpack.emit import shape_of
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = [

@@ -8,8 +8,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one, shape_of
-from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit import Call, Emission, fake, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout

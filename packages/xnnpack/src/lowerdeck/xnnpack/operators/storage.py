@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit.arguments import Call, fake
+from lowerdeck.xnnpack.emit import Call, fake
 from lowerdeck.xnnpack.operators.clamps import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
 from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
-from lowerdeck.xnnpack.emit.arguments import Call
+from lowerdeck.xnnpack.emit import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.xnnpack.compile.partitioner import XnnpackPartitioner
+from lowerdeck.xnnpack.compile import XnnpackPartitioner
 
 _GROUP = 32
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it

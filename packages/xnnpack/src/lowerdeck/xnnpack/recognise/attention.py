@@ -9,7 +9,7 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit.arguments import is_fixed, shape_of
+from lowerdeck.xnnpack.emit import is_fixed, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Amount,
     Both,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit import is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Amount,
     Either,

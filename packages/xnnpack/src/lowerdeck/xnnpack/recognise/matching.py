@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
-from lowerdeck.xnnpack.emit.arguments import fake
+from lowerdeck.xnnpack.emit import fake
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of
-from lowerdeck.xnnpack.emit.arguments import shape_of
+from lowerdeck.xnnpack.emit import shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Either,
     Leaf,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit.arguments import is_one, shape_of
+from lowerdeck.xnnpack.emit import is_one, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Either,
     Leaf,
