@@ -134,6 +134,22 @@ def hides_aliases(target: object) -> bool:
     return schema_of(target).name.rpartition("::")[2] in _SILENT_ALIASES
 
 
+def returns_view(target: object) -> bool:
+    """Return whether an operator may return a view of an argument that it does not write.
+
+    Args:
+        target: What a node calls.
+
+    Example:
+        >>> returns_view(torch.ops.aten.view.default), returns_view(torch.ops.aten.add_.Tensor)
+        (True, False)
+    """
+    return isinstance(target, OpOverload) and any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in schema_of(target).returns
+    )
+
+
 def hides_writes(target: object) -> bool:
     """Return whether an operator may write arguments though its schema keeps silent.
 

@@ -27,15 +27,13 @@ from typing import NoReturn
 from lowerdeck.runner.errors import MemoryPlanError
 from lowerdeck.runner.instructions import BoundChain, Instruction
 from lowerdeck.runner.memory.owners import NOBODY, OwnerMap, Owners
+from lowerdeck.runner.memory.ranges import Range, overlap
 from lowerdeck.runner.operators import COPY_INDEX
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.serializer import MoveCall
 
 MAX_STEPS = 50_000_000
 """How many looks at a range of bytes a check may take: minutes, for a file made to take hours."""
-
-Range = tuple[int, int, int]
-"""Memory id, first byte, byte after the last."""
 
 _Location = tuple[int, int]
 """Number of a chain, index of an instruction; index -1 is before the first one."""
@@ -310,7 +308,7 @@ class PlanCheck:
         """Refuse results that lie on one another, or on inputs unless the kernel bears it."""
         written = sorted(self._ranges(item.writes, state))
         for (one, first), (other, second) in pairwise(written):
-            if first != second and _overlap(one, other):
+            if first != second and overlap(one, other):
                 self._fail(at, f"writes values {first} and {second} at once onto the same bytes")
         starts = [where for where, _ in written]
         for where, index in self._ranges(item.reads, state):
@@ -318,7 +316,7 @@ class PlanCheck:
             last = bisect_left(starts, (where[0], where[2], 0))
             for number in range(last - 1, -1, -1):
                 there, target = written[number]
-                if not _overlap(there, where):
+                if not overlap(there, where):
                     break
                 if item.name == COPY_INDEX and target == index:
                     continue
@@ -375,10 +373,6 @@ class PlanCheck:
 def _outermost_first(where: Range) -> Range:
     memory, start, end = where
     return memory, start, -end
-
-
-def _overlap(one: Range, other: Range) -> bool:
-    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
 
 
 def _followers(items: Sequence[Instruction]) -> dict[int, set[int]]:

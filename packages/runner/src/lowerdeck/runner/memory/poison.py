@@ -14,12 +14,10 @@ import torch
 from lowerdeck.runner.instructions import BoundChain, Step
 from lowerdeck.runner.memory.aliases import find_aliases
 from lowerdeck.runner.memory.liveness import Bits, Groups, analyse, members
+from lowerdeck.runner.memory.ranges import Range, overlap
 from lowerdeck.runner.values.arena import POISON, Arena
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
-
-Range = tuple[int, int, int]
-"""Memory id, first byte, byte after the last."""
 
 
 class Poison:
@@ -110,15 +108,11 @@ def _range(spec: TensorSpec) -> Range:
     return spec.memory_id, spec.offset, spec.offset + spec.nbytes
 
 
-def _overlap(one: Range, other: Range) -> bool:
-    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
-
-
 def _without(one: Range, others: Iterable[Range]) -> list[Range]:
     """Return what is left of ``one`` without ``others``."""
     memory, start, end = one
     left = []
-    for _, first, last in sorted(other for other in others if _overlap(one, other)):
+    for _, first, last in sorted(other for other in others if overlap(one, other)):
         if first > start:
             left.append((memory, start, first))
         start = max(start, last)

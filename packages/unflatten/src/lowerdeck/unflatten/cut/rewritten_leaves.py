@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, returns_view, schema_of
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
-from lowerdeck.unflatten.trace.mutations import is_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +154,9 @@ def _renewed_results(outputs: Iterable[Leaf], around: Surroundings) -> dict[Leaf
 def _earlier_values(node: Node) -> Iterator[Node]:
     """Yield what ``node`` was before it was written in place, and what that is a view of."""
     is_changed = False
-    while node.all_input_nodes and (_writes(node) or is_view(node.target)):
+    while node.all_input_nodes and (_writes(node) or returns_view(node.target)):
         # Writing all of a tensor can leave nothing but a view or a copy of what was written.
-        is_changed = is_changed or not (is_view(node.target) or node.target in _COPIES)
+        is_changed = is_changed or not (returns_view(node.target) or node.target in _COPIES)
         # First comes what the operator's variant in place writes; a choice keeps its last.
         is_choice = node.target is torch.ops.aten.where.self
         node = node.all_input_nodes[-1 if is_choice else 0]
@@ -170,7 +169,7 @@ _COPIES = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
 
 def _is_written(node: Node) -> bool:
     """Return whether ``node`` is what became of a value that was written in place, or a view."""
-    while is_view(node.target) and node.all_input_nodes and not _writes(node):
+    while returns_view(node.target) and node.all_input_nodes and not _writes(node):
         node = node.all_input_nodes[0]
     return _writes(node)
 
@@ -211,7 +210,7 @@ def _may_be(node: Node, leaf: Leaf) -> bool:
     if not isinstance(leaf, Node):
         return True
     layouts = [_layout(leaf)]
-    while is_view(leaf.target) and leaf.all_input_nodes:
+    while returns_view(leaf.target) and leaf.all_input_nodes:
         leaf = leaf.all_input_nodes[0]
         layouts.append(_layout(leaf))
     return _layout(node) in layouts

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, returns_view, schema_of
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item
 
@@ -67,14 +67,6 @@ class Mutations:
         self.final.clear()
 
 
-def is_view(target: object) -> bool:
-    """Return whether an operator may return a view of an argument that it does not write."""
-    return isinstance(target, OpOverload) and any(
-        result.alias_info is not None and not result.alias_info.is_write
-        for result in schema_of(target).returns
-    )
-
-
 def is_inplace(target: object) -> bool:
     """Return whether an operator writes its first argument and returns it."""
     if not isinstance(target, OpOverload):
@@ -95,7 +87,7 @@ def aliases_of(node: Node) -> set[Node]:
     found, queue = {node}, [node]
     while queue:
         for user in queue.pop().users:
-            if user not in found and is_view(user.target):
+            if user not in found and returns_view(user.target):
                 found.add(user)
                 queue.append(user)
     return found

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
+from lowerdeck.torch_base import OpOverload, arguments_of, returns_view, schema_of
 from lowerdeck.xnnpack.emit import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
@@ -147,16 +147,10 @@ def _mutation_refusal(node: Node) -> str | None:
     if (
         not isinstance(source, Node)
         or not isinstance(source.target, OpOverload)
-        or _returns_alias(source.target)
+        or returns_view(source.target)
         or source.target is torch.ops.aten.dropout.default
     ):
         return "it writes into what may belong to others"
     if len(source.users) > 1:
         return "it overwrites what others read"
     return None
-
-
-def _returns_alias(op: OpOverload) -> bool:
-    """Return whether a result can share memory with an argument that is only read."""
-    returned = schema_of(op).returns
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returned)
