@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 
 from lowerdeck.decompose import _torch_private as private
+from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.torch_base import FakeTensorMode, OpOverloadPacket, core_decompositions
 
 ATEN = torch.ops.aten
@@ -26,7 +27,7 @@ def _fakes(*shapes: tuple[int, ...]) -> tuple[FakeTensorMode, list[Any]]:
         return mode, [torch.empty(shape) for shape in shapes]
 
 
-def _targets(recording: private.Recording) -> list[Any]:
+def _targets(recording: Recording) -> list[Any]:
     return [node.target for node in recording.graph.nodes if node.op == "call_function"]
 
 
@@ -63,9 +64,9 @@ def test_what_operators_go_by_besides_their_arguments_is_told() -> None:
 
 
 def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
-    told = private.as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
+    told = as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
     assert told == (("x", [0]), {})
-    told = private.as_dispatched(
+    told = as_dispatched(
         ATEN._assert_tensor_metadata.default, ("x",), {"dtype": torch.int64, "layout": None}
     )
     assert told == (("x", None, None, torch.int64), {})
@@ -127,9 +128,7 @@ def test_a_node_is_a_source_of_others() -> None:
 def test_a_call_is_recorded_as_torch_retraces_it() -> None:
     mode, fakes = _fakes((2, 4), (3, 4), (3,))
     with private.tracing_lock:
-        found: private.Recording = private.record(
-            ATEN.linear.default, fakes, mode, core_decompositions()
-        )
+        found: Recording = private.record(ATEN.linear.default, fakes, mode, core_decompositions())
     assert _targets(found) == [ATEN.permute.default, ATEN.addmm.default]
     assert [node.op for node in found.inputs] == ["placeholder"] * 3
     assert isinstance(found.result, Node)
@@ -232,6 +231,29 @@ def test_operators_of_core_aten_call_no_others() -> None:
     assert len(core) > 150
     found = [op for op in core if any(key in str(k) for k in op.py_kernels for key in keys)]
     assert found == []
+
+
+def test_symbols_are_renamed_and_what_was_told_of_them_is_forgotten() -> None:
+    class Found(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nonzero(x)
+
+    program = export(Found(), (torch.ones(2),))
+    (node,) = program.graph.find_nodes(op="call_function", target=ATEN.nonzero.default)
+    found = node.meta["val"].shape[0]
+    environment = found.node.shape_env
+    known = private.raw_expression(found)
+    made = [environment.create_unbacked_symint() for _ in range(3)]
+    symbols = [private.raw_expression(each) for each in made]
+    environment.pending_fresh_unbacked_symbols.clear()
+    private.let_be(environment, symbols[0], known)
+    private.let_be(environment, symbols[1], known * 0 + 5)
+    with node.meta["val"].fake_mode:
+        private.rebind(environment, node, torch.empty(made[2], 1))
+    assert [str(each.node.expr) for each in made] == [str(known), "5", str(known)]
+    del environment.replacements[symbols[0]]
+    private.asked_anew(environment)
+    assert made[0].node.expr == symbols[0]
 
 
 def test_whether_one_of_several_views_is_made_anew_alone() -> None:

@@ -97,20 +97,21 @@ def test_a_rule_that_looks_at_numbers_is_no_template() -> None:
     assert not [key for key in cache._templates if key[1][0] is GELU]
 
 
-def test_a_rule_that_makes_unknown_sizes_is_no_template() -> None:
+def test_a_rule_that_makes_unknown_sizes_is_traced_for_each_call() -> None:
     def finding(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
         return x + torch.nonzero(x).sum()
 
     cache = DecompositionCache()
-    program, table = _exported(Layers(4, 1), 4), _table(finding)
-    told = explain(program, table, cache=cache)
-    assert told.reason is not None
-    assert "known only at run time" in told.reason
+    program, table = _exported(Layers(4, 3), 4), _table(finding)
+    assert explain(program, table, cache=cache).reason is None
     assert not [key for key in cache._templates if key[1][0] is GELU]
     # Tracing gives symbols the numbers that are free, and so other names.
     ours, theirs = decompose(program, table), program.run_decompositions(table)
     targets = [[node.target for node in each.graph.nodes] for each in (ours, theirs)]
     assert targets[0] == targets[1]
+    bound = [s for node in ours.graph.nodes for s in node.meta.get("unbacked_bindings", {})]
+    assert len({*bound}) == len(bound) == targets[0].count(torch.ops.aten.nonzero.default) == 3
+    assert {*bound} <= {*ours.range_constraints}
 
 
 _SCALE = torch.nn.Parameter(torch.tensor(2.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
 from threading import RLock
 from typing import Any
@@ -46,6 +45,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
     FakeTensor,
     FakeTensorMode,
@@ -54,7 +54,6 @@ from lowerdeck.torch_base import (
     OpOverload,
     detect_fake_mode,
     pytree,
-    schema_of,
     storage_identity,
     unset_fake_temporarily,
 )
@@ -64,9 +63,8 @@ __all__ = [
     "KEPT_COMPOSITES",
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
-    "Recording",
     "ambient",
-    "as_dispatched",
+    "asked_anew",
     "assemble",
     "base_name",
     "fake_mode_of",
@@ -75,9 +73,12 @@ __all__ = [
     "insert_assertions",
     "is_taken_apart",
     "is_preservable",
+    "let_be",
     "node_source",
     "overriding",
     "own_rule",
+    "raw_expression",
+    "rebind",
     "record",
     "replace_view",
     "retrace",
@@ -132,33 +133,6 @@ def ambient() -> tuple[Any, ...]:
         backends.cuda.cudnn_sdp_enabled(),
         backends.quantized.engine,
     )
-
-
-def as_dispatched(
-    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call as torch's dispatcher hands them on, without defaults."""
-    left = dict(kwargs)
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    needed = 0
-    for index, argument in enumerate(schema_of(operator).arguments):
-        given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
-        is_default = given is _MISSING or (
-            type(given) is type(argument.default_value) and given == argument.default_value
-        )
-        value = argument.default_value if given is _MISSING else given
-        if argument.kwarg_only:
-            if not is_default:
-                named[argument.name] = value
-            continue
-        positional.append(value)
-        if not is_default:
-            needed = len(positional)
-    return tuple(positional[:needed]), named
-
-
-_MISSING = object()
 
 
 def is_taken_apart(operator: OpOverload) -> bool:
@@ -252,37 +226,6 @@ def node_source(node: Node) -> fx_traceback.NodeSource:
     )
 
 
-@dataclass(slots=True)
-class Recording:
-    """What one call did.
-
-    Attributes:
-        graph: Placeholders for its tensors and symbols, and what was called on them; no output.
-        inputs: The placeholders.
-        result: What it returned, nodes of ``graph`` for tensors and symbols.
-        written: For each input that it wrote, the node with what the input is now.
-        returned: By position among the leaves of the result, the input that was returned itself.
-        shared: By position among the leaves, the inputs that share memory with it.
-        differentiable: Positions among the leaves of what requires gradients.
-        constants: Tensors that were made while tracing, by the target of their get_attr node.
-        unbacked: Whether symbols came up whose value is known only when the program runs.
-        tokens: Whether it has effects that torch orders by tokens.
-        reshaped: Whether it changed in place how an input shows its memory.
-    """
-
-    graph: Graph
-    inputs: list[Node]
-    result: Any
-    written: dict[int, Node]
-    returned: dict[int, int]
-    shared: dict[int, list[int]]
-    differentiable: set[int]
-    constants: dict[str, torch.Tensor]
-    unbacked: bool
-    tokens: bool
-    reshaped: bool
-
-
 def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
     """Return the meta that tracing gives a node which calls ``target``.
 
@@ -366,7 +309,7 @@ def record(
     rules: Mapping[OperatorBase, Callable[..., Any]],
     differentiable: Container[int] = (),
     contexts: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
-    unbacked: Node | None = None,
+    bind: Callable[[Graph, Any], bool] = lambda graph, result: False,  # noqa: ARG005
 ) -> Recording:
     """Return what ``function`` does on fake tensors, as torch's own retrace would record it.
 
@@ -378,8 +321,8 @@ def record(
         differentiable: Positions of tensors that require gradients although their fake tensors do
             not: views of such.
         contexts: What makes further contexts to be in.
-        unbacked: The node of the original program that knows by which symbols its sizes go that
-            are known only at run time.
+        bind: Is given the graph and what was returned; says by which symbols sizes go that are
+            known only at run time, and whether there are such.
     """
     tracer: Any = PythonKeyTracer()
     tracer.root = torch.nn.Module()
@@ -414,12 +357,8 @@ def record(
             if index in differentiable:
                 leaf.requires_grad_()
         result = function(*wrapped)
-        if unbacked is not None:
-            shapes = _loaded("torch.fx.experimental.symbolic_shapes")
-            shapes.rebind_unbacked(mode.shape_env, unbacked, result)
+        unbacked = bind(tracer.graph, result)
         outcome = _outcome(tracer, wrapped, result)
-    pending = mode.shape_env.pending_fresh_unbacked_symbols if mode.shape_env else ()
-    made = bool(pending) or any("unbacked_bindings" in n.meta for n in tracer.graph.nodes)
     constants = {
         str(node.target): getattr(tracer.root, str(node.target))
         for node in tracer.graph.find_nodes(op="get_attr")
@@ -429,8 +368,53 @@ def record(
         for index, leaf in enumerate(given)
     )
     return Recording(
-        tracer.graph, inputs, *outcome, constants, made, bool(functional._tokens), reshaped
+        tracer.graph, inputs, *outcome, constants, unbacked, bool(functional._tokens), reshaped
     )
+
+
+def rebind(environment: Any, source: Node, result: Any) -> None:
+    """Let the symbols that a node binds be what stands in their places in a result.
+
+    Args:
+        environment: Of both.
+        source: The node.
+        result: What it gives by now.
+    """
+    _loaded("torch.fx.experimental.symbolic_shapes").rebind_unbacked(environment, source, result)
+
+
+def raw_expression(number: Any) -> Any:
+    """Return the expression of a symbol as it was made, before anything was known of it.
+
+    Args:
+        number: The symbol.
+    """
+    return number.node._expr
+
+
+def let_be(environment: Any, symbol: Any, known: Any) -> None:
+    """Let an unbacked symbol be what the program knows it as from now on.
+
+    Args:
+        environment: Of both.
+        symbol: It.
+        known: Another, or an expression.
+    """
+    shapes = _loaded("torch.fx.experimental.symbolic_shapes")
+    if known.is_Symbol and shapes.free_unbacked_symbols(known):
+        environment._rename_unbacked_to(symbol, known)
+    else:
+        environment._eliminate_unbacked(symbol, known)
+
+
+def asked_anew(environment: Any) -> None:
+    """Let an environment forget what it has told of expressions, after symbols went.
+
+    Args:
+        environment: The environment.
+    """
+    environment._replacements_version_counter += 1
+    environment._update_version_counter()
 
 
 def _is_as_before(one: torch.Tensor, other: torch.Tensor) -> bool:

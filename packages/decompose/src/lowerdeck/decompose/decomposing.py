@@ -25,7 +25,8 @@ from lowerdeck.decompose.keeping import Keep
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
-from lowerdeck.decompose.signature import new_outputs
+from lowerdeck.decompose.signature import new_outputs, say_outputs
+from lowerdeck.decompose.symbols import symbols_kept
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
@@ -176,7 +177,7 @@ def _by_calls(
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
     templates = Templates(rules, mode, shared, writes=writes)
-    with tracing_lock, templates:
+    with tracing_lock, symbols_kept(mode), templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
         lifted = LiftedConstants(graph, specs, {**program.state_dict, **program.constants})
@@ -202,6 +203,7 @@ def _by_calls(
         made_module = LazyGraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
+            say_outputs(signature, graph.output_node())
         made_module.meta.update(graph_module.meta)
         signature.input_specs = lifted.added_to(specs)
         constants = {**program.constants, **lifted.tensors}

@@ -109,6 +109,19 @@ def new_outputs(
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
 
 
+def say_outputs(signature: ExportGraphSignature, output: Node) -> None:
+    """Let a signature tell, in place, what a graph returns by now: sizes are computed once.
+
+    Args:
+        signature: What told it.
+        output: The output node of the graph.
+    """
+    returned: Any = output.args[0]
+    for spec, node in zip(signature.output_specs, returned, strict=True):
+        if isinstance(node, Node):
+            spec.arg.name = node.name
+
+
 def _give_each_its_own(
     nodes: list[Any], kinds: list[OutputKind], clone: Callable[[Node], Node]
 ) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.fx import Node, map_arg
 
-from lowerdeck.decompose._torch_private import WRITING_CUSTOM, Recording, base_name
+from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
 from lowerdeck.decompose.keys import Slot
 from lowerdeck.decompose.memory import PARENT
+from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, pytree, schema_of
 
 _ATEN = torch.ops.aten
@@ -251,7 +252,7 @@ def _relative(facts: Any, parent: torch.Tensor) -> Any:
     return replace(facts, offset=facts.offset - start)
 
 
-_KEPT_META = ("original_aten", "tensor_meta")
+_KEPT_META = ("original_aten", "tensor_meta", "unbacked_bindings")
 
 
 def facts_of(value: Any) -> Any:

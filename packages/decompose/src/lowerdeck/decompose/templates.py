@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.fx import Node
@@ -15,6 +16,7 @@ from lowerdeck.decompose.errors import TemplateError, WholeProgramError
 from lowerdeck.decompose.facts import TensorFacts
 from lowerdeck.decompose.keys import Call, fill
 from lowerdeck.decompose.rules import Rules
+from lowerdeck.decompose.symbols import bind
 from lowerdeck.decompose.template import Template
 from lowerdeck.decompose.untraced import Before, Resized, recorded
 from lowerdeck.torch_base import FakeTensorMode
@@ -86,7 +88,7 @@ class Templates:
         self,
         call: Call,
         contexts: Contexts = (),
-        unbacked: Node | None = None,
+        source: Node | None = None,
         before: Before | None = None,
     ) -> Template:
         """Return the template of a call, traced if it is the first of its kind.
@@ -94,24 +96,26 @@ class Templates:
         Args:
             call: The call; what it calls is the first of its key.
             contexts: What makes the contexts that it runs in.
-            unbacked: The node that it stands for, where that gives sizes that are known only at
-                run time: then it is one of its kind.
+            source: The node that it stands for, where it is the call of that: sizes that are
+                known only at run time go by its symbols, and then it is one of its kind.
             before: The call in the original program, where that may tell what it gives.
 
         Raises:
             WholeProgramError: It has none.
         """
-        if unbacked is not None:
-            return self._trace(call, (call.key, unbacked), contexts, unbacked=unbacked)
+        if source is not None and "unbacked_bindings" in source.meta:
+            return self._trace(call, call.key, contexts, source=source)
         found = (
             self._look_up(call, call.key)
             or self._as_before(call, before)
             or self._like_another(call, before)
-            or self._trace(call, call.key, contexts, before=before)
+            or self._trace(call, call.key, contexts, source=source, before=before)
         )
         if found.by_offset and call.offsets:
             key = (call.key, call.offsets)
-            found = self._look_up(call, key) or self._trace(call, key, contexts, with_offset=True)
+            found = self._look_up(call, key) or self._trace(
+                call, key, contexts, with_offset=True, source=source
+            )
         return found
 
     def _look_up(self, call: Call, key: Any) -> Template | None:
@@ -147,7 +151,7 @@ class Templates:
         contexts: Contexts,
         *,
         with_offset: bool = False,
-        unbacked: Node | None = None,
+        source: Node | None = None,
         before: Before | None = None,
     ) -> Template:
         target: Any = call.key[0]
@@ -165,7 +169,7 @@ class Templates:
         if self.traces == 1:
             self._open.enter_context(overriding(self.rules.composites))
         try:
-            made = self._record(target, run, given, call, contexts, unbacked)
+            made, bound = self._record(target, run, given, call, contexts, source)
         except WholeProgramError:
             raise
         except Exception as error:
@@ -173,6 +177,9 @@ class Templates:
             raise TemplateError(
                 f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
             ) from error
+        if bound:
+            # Its sizes are those of this call alone.
+            return made
         self._resized.learn(call, before, made)
         return self._keep(call, key, made)
 
@@ -183,15 +190,17 @@ class Templates:
         given: Any,
         call: Call,
         contexts: Contexts,
-        unbacked: Node | None,
-    ) -> Template:
+        source: Node | None,
+    ) -> tuple[Template, bool]:
+        """Return a template, and whether it holds symbols that came up while it was traced."""
         whole = None
+        bound = partial(bind, self._mode, source)
         with overriding({} if target in self.rules.composites else own_rule(target)):
             recording = record(
-                run, given, self._mode, self.rules.others, call.differentiable, contexts, unbacked
+                run, given, self._mode, self.rules.others, call.differentiable, contexts, bound
             )
-            if recording.unbacked and unbacked is None:
+            if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self.writes and recording.shared:
-                whole = record(run, given, self._mode, {}, call.differentiable, contexts)
-        return Template.of(recording, whole)
+                whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
+        return Template.of(recording, whole), recording.unbacked

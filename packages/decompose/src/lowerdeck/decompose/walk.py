@@ -13,7 +13,6 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
     MAKES_VIEWS_ALONE,
-    as_dispatched,
     base_name,
     is_taken_apart,
     standing_for,
@@ -23,6 +22,7 @@ from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key, plain_nu
 from lowerdeck.decompose.keys import Slot, call_of, result_key
 from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.overlapping import check_writes
+from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
@@ -194,7 +194,6 @@ class Walk:
         args: Any,
         kwargs: Any,
         source: Node,
-        unbacked: Node | None = None,
         before: Before | None = None,
     ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
@@ -204,7 +203,6 @@ class Walk:
             args: Its arguments: trees of values, nodes and constants.
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
-            unbacked: The same, where it gives sizes that are known only at run time.
             before: The same, with what its inputs were, where it is this call.
 
         Raises:
@@ -218,7 +216,8 @@ class Walk:
             state = (*state, result_key(before.node.meta.get("val")))
             contexts = (*contexts, lambda: standing_for(before.node))
         call = call_of(target, args, kwargs, self.current, self.writer.facts, state)
-        template = self.templates.find(call, contexts, unbacked, alike)
+        same = None if before is None else before.node
+        template = self.templates.find(call, contexts, same, alike)
         became = self.writer.splice(template, call, self.heritage(source))
         self._write(target, template, call.inputs, became, source)
         return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
@@ -314,9 +313,7 @@ class Walk:
         if target is _ATEN.item.default:
             target = _ATEN._local_scalar_dense.default
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
-            bound = node if "unbacked_bindings" in node.meta else None
-            before = Before(node, {})
-            return self.call(node.target, args, kwargs, node, unbacked=bound, before=before)
+            return self.call(node.target, args, kwargs, node, before=Before(node, {}))
         return self.as_it_is(node, args, kwargs, target)
 
     def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:

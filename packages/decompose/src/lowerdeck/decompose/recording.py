@@ -1,0 +1,70 @@
+"""What tracing tells of one call, and how it says arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.torch_base import OpOverload, schema_of
+
+
+@dataclass(slots=True)
+class Recording:
+    """What one call did.
+
+    Attributes:
+        graph: Placeholders for its tensors and symbols, and what was called on them; no output.
+        inputs: The placeholders.
+        result: What it returned, nodes of ``graph`` for tensors and symbols.
+        written: For each input that it wrote, the node with what the input is now.
+        returned: By position among the leaves of the result, the input that was returned itself.
+        shared: By position among the leaves, the inputs that share memory with it.
+        differentiable: Positions among the leaves of what requires gradients.
+        constants: Tensors that were made while tracing, by the target of their get_attr node.
+        unbacked: Whether symbols came up whose value is known only when the program runs.
+        tokens: Whether it has effects that torch orders by tokens.
+        reshaped: Whether it changed in place how an input shows its memory.
+    """
+
+    graph: Graph
+    inputs: list[Node]
+    result: Any
+    written: dict[int, Node]
+    returned: dict[int, int]
+    shared: dict[int, list[int]]
+    differentiable: set[int]
+    constants: dict[str, torch.Tensor]
+    unbacked: bool
+    tokens: bool
+    reshaped: bool
+
+
+def as_dispatched(
+    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call as torch's dispatcher hands them on, without defaults."""
+    left = dict(kwargs)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    needed = 0
+    for index, argument in enumerate(schema_of(operator).arguments):
+        given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
+        is_default = given is _MISSING or (
+            type(given) is type(argument.default_value) and given == argument.default_value
+        )
+        value = argument.default_value if given is _MISSING else given
+        if argument.kwarg_only:
+            if not is_default:
+                named[argument.name] = value
+            continue
+        positional.append(value)
+        if not is_default:
+            needed = len(positional)
+    return tuple(positional[:needed]), named
+
+
+_MISSING = object()

@@ -1,0 +1,101 @@
+"""Symbols for sizes that only numbers tell, which come up anew whenever a call is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.decompose._torch_private import asked_anew, let_be, raw_expression, rebind
+from lowerdeck.decompose.facts import SYMBOLS
+from lowerdeck.torch_base import FakeTensorMode, pytree
+
+
+def bind(mode: FakeTensorMode, source: Node | None, graph: Graph, result: Any) -> bool:
+    """Let symbols that came up be those of the original program; return whether any came up.
+
+    A node binds only what no other did before: of two calls of ``where`` on one mask torch knows
+    that they give as much, so that the second binds nothing. What is traced by itself makes
+    symbols all the same. Those that the result does not tell stay as they are.
+
+    Args:
+        mode: The mode of the fake tensors.
+        source: The node of the original program that was traced; None if there is none.
+        graph: What it became; its nodes know what they bind.
+        result: What it returned.
+    """
+    environment: Any = mode.shape_env
+    if environment is None:
+        return False
+    binding = [node.meta["unbacked_bindings"] for node in graph.nodes if _binds(node)]
+    made = {*environment.pending_fresh_unbacked_symbols, *(s for each in binding for s in each)}
+    if not made or source is None:
+        return bool(made)
+    rebind(environment, source, result)
+    for new, old in zip(*map(_numbers, (result, source.meta.get("val"))), strict=False):
+        symbol = raw_expression(new) if isinstance(new, SYMBOLS) else None
+        if symbol not in made or symbol in environment.replacements:
+            continue
+        let_be(environment, symbol, _expression(old, symbol))
+        for each in binding:
+            each.pop(symbol, None)
+    return True
+
+
+def _expression(number: Any, like: Any) -> Any:
+    """Return the symbol that a size goes by in the original program, or what it is there."""
+    if not isinstance(number, SYMBOLS):
+        return like * 0 + number
+    known = number.node.expr
+    # What was found to be a number was a symbol before.
+    return known if known.is_Symbol else raw_expression(number)
+
+
+def _binds(node: Node) -> bool:
+    return bool(node.meta.get("unbacked_bindings"))
+
+
+def _numbers(tree: Any) -> list[Any]:
+    """Return the sizes of all tensors of a tree, and its numbers."""
+    leaves = pytree.tree_leaves(tree)
+    return [n for x in leaves for n in (x.shape if isinstance(x, torch.Tensor) else (x,))]
+
+
+@contextmanager
+def symbols_kept(mode: FakeTensorMode) -> Iterator[None]:
+    """Let an environment know no more symbols than before where what is done in it fails.
+
+    Args:
+        mode: Its fake tensors go by the environment.
+    """
+    environment: Any = mode.shape_env
+    before = set() if environment is None else {*environment.var_to_range}
+    try:
+        yield
+    except BaseException:
+        if environment is not None:
+            _forget(environment, {*environment.var_to_range} - before)
+        raise
+
+
+def _forget(environment: Any, symbols: set[Any]) -> None:
+    """Take symbols out of an environment; their names are not given again."""
+    if not symbols:
+        return
+    for held in vars(environment).values():
+        if isinstance(held, dict):
+            for key in [key for key in held if _names(key, symbols)]:
+                del held[key]
+        elif isinstance(held, (set, list)):
+            for each in [each for each in held if _names(each, symbols)]:
+                held.remove(each)
+    asked_anew(environment)
+
+
+def _names(held: Any, symbols: set[Any]) -> bool:
+    """Return whether what an environment holds is said in some of the symbols."""
+    expression = getattr(held, "expr", held)
+    return bool(symbols & getattr(expression, "free_symbols", set()))

@@ -1,0 +1,187 @@
+"""Sizes that only numbers tell, found by calls that bind them and by calls that bind none.
+
+torch remembers on a tensor how many of its elements are not zero: of two calls that find as many,
+only the first binds a symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from program_likeness import differences  # type: ignore[import-not-found]
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from lowerdeck.decompose import decompose, explain
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning"),
+]
+
+X = torch.tensor([[1.0, -2.0, 0.0, 3.0], [0.0, 5.0, -6.0, 0.0], [1.0, 0.0, 0.0, 2.0]])
+
+
+def _indexed(x: torch.Tensor) -> Any:
+    mask = x > 0
+    return x[torch.where(mask)], torch.where(mask), x[mask] + 1
+
+
+def _used(x: torch.Tensor) -> Any:
+    mask = x > 0
+    (i, j), (k, column) = torch.where(mask), torch.where(mask)
+    gathered = nn.functional.gelu(x[k, column])
+    return gathered, x[i] * x[k], torch.cat([x[i], x[k]]), x[:, j].sum(1)
+
+
+def _mask_written(x: torch.Tensor) -> Any:
+    mask = x > 0
+    first = torch.where(mask)
+    mask.logical_not_()
+    return first, torch.where(mask), torch.argwhere(mask)
+
+
+def _written_by_both(x: torch.Tensor) -> Any:
+    one, other = torch.where(x > 0), torch.where(x > 0)
+    y = x.clone()
+    y[one] = 1.0
+    y.index_put_(other, torch.tensor(2.0), accumulate=True)
+    return y, torch.stack(one, 1), torch.argwhere(x > 0)
+
+
+def _input_written(x: torch.Tensor) -> Any:
+    x[x > 0] = 0
+    x[torch.where(x)] = 9
+    return x.clone(), torch.argwhere(x), torch.where(x)
+
+
+def _masked(x: torch.Tensor) -> Any:
+    mask, y = x > 0, x.clone()
+    y[mask] = x[mask] * 2
+    y[mask] += 1
+    return y, x.masked_select(mask), torch.masked_select(x, mask) * 3
+
+
+def _of_rows(x: torch.Tensor) -> Any:
+    rows = x[:, 0] > 0
+    return x[rows].mean(0), x[rows, 1], x[rows].size(0), x[~rows].reshape(-1), x[rows].any()
+
+
+def _repeated(x: torch.Tensor) -> Any:
+    counts = x.abs().long()[:, 0] + 1
+    first = torch.repeat_interleave(counts), x.repeat_interleave(counts, 0)
+    return *first, torch.repeat_interleave(x, counts, dim=0), torch.repeat_interleave(counts)
+
+
+def _items(x: torch.Tensor) -> Any:
+    count: Any = x.sum().long().item()
+    torch._check(count >= 0)  # type: ignore[no-untyped-call]
+    torch._check(count < 100)  # type: ignore[no-untyped-call]
+    return torch.zeros(count), torch.nonzero(x).shape[0] + count, torch.argwhere(x).shape[0]
+
+
+def _branching(x: torch.Tensor) -> Any:
+    def positive(x: torch.Tensor) -> Any:
+        return torch.nonzero(x).sum(0), torch.where(x)[0].sum()
+
+    def negative(x: torch.Tensor) -> Any:
+        return torch.argwhere(x).sum(0) + 1, torch.where(x > 0)[0].sum()
+
+    return torch.cond(x.sum() > 0, positive, negative, (x,))
+
+
+LINES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "where twice": _indexed,
+    "where used": _used,
+    "mask written between": _mask_written,
+    "written by both": _written_by_both,
+    "input written": _input_written,
+    "masked": _masked,
+    "rows": _of_rows,
+    "repeated": _repeated,
+    "items": _items,
+    "argwhere and nonzero": lambda x: (torch.argwhere(x) + 1, torch.nonzero(x) * 2),
+    "nonzero and argwhere": lambda x: (torch.nonzero(x) * 2, torch.argwhere(x), torch.where(x)),
+    "argwhere of three": lambda x: [*map(torch.argwhere, (x, x, x + 1, x * 1))],
+    "as tuple": lambda x: (x.nonzero(as_tuple=True), x.nonzero(as_tuple=True), x.nonzero().t()),
+    "nonzero_static": lambda x: (torch.nonzero_static(x, size=3), torch.nonzero(x), x.argwhere()),
+    "unique": lambda x: (torch.unique(x), torch.unique(x, return_inverse=True), x.argwhere()),
+    "unique rows": lambda x: (torch.unique(x, dim=0), torch.unique(x, dim=0), torch.where(x)),
+    "bincount": lambda x: (x.abs().long().flatten().bincount(), torch.where(x), torch.where(x)),
+}
+
+
+class Line(nn.Module):
+    def __init__(self, line: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.line = line
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.line(x)
+
+
+def _exported(line: Callable[[torch.Tensor], Any], dims: Any = None) -> ExportedProgram:
+    return torch.export.export(Line(line), (X.clone(),), dynamic_shapes=dims)
+
+
+def _environment(program: ExportedProgram) -> ShapeEnv:
+    held: Any = program.graph.find_nodes(op="placeholder")[0].meta["val"]
+    environment: ShapeEnv = held.fake_mode.shape_env
+    return environment
+
+
+def _bound(program: ExportedProgram) -> list[str]:
+    nodes = program.graph.nodes
+    return [str(s) for node in nodes for s in node.meta.get("unbacked_bindings", {})]
+
+
+def _ran(program: ExportedProgram, x: torch.Tensor) -> list[Any]:
+    given = x.clone()
+    return [*pytree.tree_leaves(program.module()(given)), given]
+
+
+@pytest.mark.parametrize("dims", [None, ({0: Dim.AUTO},)], ids=["fixed", "varying"])
+@pytest.mark.parametrize("name", LINES)
+def test_what_torch_gives_comes_call_by_call(name: str, dims: Any) -> None:
+    ours, theirs = (_exported(LINES[name], dims) for _ in range(2))
+    assert explain(ours).reason is None
+    found, expected = decompose(ours), theirs.run_decompositions()
+    assert not differences(found, expected)
+    assert len({*_bound(found)}) == len(_bound(found)) == len(_bound(expected))
+    assert found.range_constraints == expected.range_constraints
+    for x in (X, X.flip(1)):
+        torch.testing.assert_close(_ran(found, x), _ran(theirs, x), equal_nan=True)
+
+
+def test_branches_go_by_the_symbols_of_the_program() -> None:
+    program = _exported(_branching)
+    found = decompose(program)
+    assert explain(program).reason is None
+    # torch gives them new ones, and lets more of such be in the ranges.
+    assert found.range_constraints == program.range_constraints
+    assert [node.target for node in found.graph.nodes] == [
+        node.target for node in program.run_decompositions().graph.nodes
+    ]
+    for x in (X, X.flip(1)):
+        torch.testing.assert_close(_ran(found, x), _ran(program, x))
+
+
+def _and_beyond(x: torch.Tensor) -> Any:
+    return _indexed(x), torch.vmap(torch.sin)(x)
+
+
+def test_what_goes_torchs_way_has_no_symbol_of_the_attempt() -> None:
+    ours, theirs = (_exported(_and_beyond, ({0: Dim.AUTO},)) for _ in range(2))
+    environment = _environment(ours)
+    before = {*environment.var_to_range}
+    assert "no operator" in str(explain(ours).reason)
+    assert {*environment.var_to_range} == before
+    assert not environment.unbacked_renamings
+    found, expected = decompose(ours), theirs.run_decompositions()
+    assert found.range_constraints == expected.range_constraints
+    assert not differences(found, expected)
