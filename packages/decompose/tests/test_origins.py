@@ -1,4 +1,4 @@
-"""What nodes know of where they come from,."""
+"""What nodes know of where they come from, and of what they give."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lowerdeck.decompose import decompose
+from lowerdeck.torch_base import OpOverload
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -60,3 +61,37 @@ def test_what_a_write_becomes_knows_by_what_it_was_written() -> None:
         )
         assert found
         assert sorted(map(str, found)) == sorted(map(str, expected))
+
+
+class Kept(nn.Module):
+    """Calls that stay as they are: by what is asked, by their sizes, and of higher order."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def positive(x: torch.Tensor) -> Any:
+            return nn.functional.gelu(x), x.sum(0)
+
+        def negative(x: torch.Tensor) -> Any:
+            return x.abs(), x.softmax(-1)[0]
+
+        y = nn.functional.silu(nn.functional.linear(x, x))
+        both = torch.cond(x.sum() > 0, positive, negative, (y.t(),))
+        return *both, x[x > 0], torch.nonzero(x), torch.unique(x, return_counts=True), y
+
+
+@pytest.mark.parametrize("keep", [(), (ATEN.linear.default, ATEN.silu.default)])
+def test_kept_calls_know_what_traced_ones_know(keep: Any) -> None:
+    program = torch.export.export(Kept(), (torch.randn(4, 4),))
+    table: Any = torch.export.default_decompositions()
+    for operator in keep:
+        table.pop(operator)
+    found, expected = decompose(program, keep=keep), program.run_decompositions(table)
+    pairs = zip(found.graph.nodes, expected.graph.nodes, strict=True)
+    for node, other in pairs:
+        assert node.target == other.target
+        # torch gives what is called of higher order the operator that was met before it.
+        fields = ("tensor_meta", *(("original_aten",) * isinstance(node.target, OpOverload)))
+        for field in fields:
+            if node.op == "call_function":
+                assert str(node.meta.get(field)) == str(other.meta.get(field)), (node, field)
+    (source,) = found.graph.output_node().meta["from_node"]
+    assert source.name == expected.graph.output_node().meta["from_node"][0].name == "output"

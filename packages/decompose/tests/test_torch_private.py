@@ -216,6 +216,7 @@ def test_what_tracing_tells_of_a_call_is_known() -> None:
     # torch copies the operator for each node.
     assert str(told.pop("original_aten")) == str(traced["original_aten"])
     assert {key: traced[key] for key in told} == told
+    assert traced["tensor_meta"] == private.tensor_meta(traced["val"])
 
 
 def test_operators_of_core_aten_call_no_others() -> None:

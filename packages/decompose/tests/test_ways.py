@@ -13,7 +13,14 @@ from torch import nn
 from torch._higher_order_ops.effects import _EffectType
 from torch.testing._internal.two_tensor import TwoTensor
 
-from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
+from lowerdeck.decompose import (
+    DecomposeError,
+    DecompositionCache,
+    Rules,
+    decompose,
+    explain,
+    take_apart,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -82,6 +89,29 @@ def test_a_rule_that_fails_is_told_and_is_torchs_to_raise() -> None:
     with pytest.raises(ZeroDivisionError, match="no such gelu"):
         decompose(program, table)
     assert not explain(program).failed
+
+
+_LIBRARY: Any = torch.library.Library("lowerdeck_decompose_ways", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("viewing(Tensor(a) x) -> Tensor(a)")
+_LIBRARY.define("adding_(Tensor(a!) x) -> Tensor(a!)")
+_LIBRARY.impl("viewing", lambda x: x.view(-1), "CompositeExplicitAutograd")
+_LIBRARY.impl("adding_", lambda x: x.add_(1), "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize("name", ["viewing", "adding_"])
+def test_a_custom_operator_that_returns_an_alias_is_refused_by_our_error(name: str) -> None:
+    class Calling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = getattr(torch.ops.lowerdeck_decompose_ways, name)(x * 2) + 1
+            return made
+
+    program = torch.export.export(Calling(), (torch.ones(2, 3),))
+    # torch makes no such operator functional either.
+    with pytest.raises(RuntimeError, match="alias annotations"):
+        program.run_decompositions()
+    for refusing in (decompose, lambda program: take_apart(program, Rules.of(None))):
+        with pytest.raises(DecomposeError, match=f"{name}.default cannot be traced .* alias ann"):
+            refusing(program)
 
 
 def test_a_rule_that_looks_at_numbers_is_no_template() -> None:

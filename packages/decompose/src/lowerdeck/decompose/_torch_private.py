@@ -84,6 +84,7 @@ __all__ = [
     "retrace",
     "split_table",
     "standing_for",
+    "tensor_meta",
     "traced_meta",
     "tracing_lock",
 ]
@@ -233,8 +234,16 @@ def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
         target: An operator.
         value: The fake tensor that it gives.
     """
-    metadata = _extract_tensor_metadata(value)
-    return {"val": value, "tensor_meta": metadata, "original_aten": target}
+    return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
+
+
+def tensor_meta(value: torch.Tensor) -> Any:
+    """Return what tracing tells of a tensor besides its value.
+
+    Args:
+        value: A fake tensor.
+    """
+    return _extract_tensor_metadata(value)
 
 
 def standing_for(node: Node) -> AbstractContextManager[Any]:

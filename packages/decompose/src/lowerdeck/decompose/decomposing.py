@@ -15,6 +15,7 @@ from lowerdeck.decompose._torch_private import (
     assemble,
     fake_mode_of,
     insert_assertions,
+    node_source,
     retrace,
     tracing_lock,
 )
@@ -80,14 +81,9 @@ def decompose(
     except DecomposeError:
         raise
     except Exception as error:
-        if isinstance(reason, TemplateError):
-            # What a call raises by itself is told best by what it raises.
+        if isinstance(reason, TemplateError) and reason.by_rule:
             raise
-        first = str(error).strip().partition("\n")[0]
-        raise DecomposeError(
-            f"the program cannot be taken apart call by call, because {reason}; nor can torch "
-            f"take it apart as a whole: {type(error).__name__}: {first}"
-        ) from error
+        raise _refused(reason, error) from error
 
 
 def take_apart(
@@ -111,10 +107,25 @@ def take_apart(
         said, writes = _explicit(exported_program)
         try:
             return _by_calls(said, rules, cache, writes=writes)[0]
-        except WholeProgramError:
-            pass
-    with tracing_lock:
-        return Parts(*retrace(explicit(said), rules.others, rules.composites))
+        except WholeProgramError as error:
+            reason = error
+    try:
+        with tracing_lock:
+            return Parts(*retrace(explicit(said), rules.others, rules.composites))
+    except DecomposeError:
+        raise
+    except Exception as error:
+        if isinstance(reason, TemplateError) and reason.by_rule:
+            raise
+        raise _refused(reason, error) from error
+
+
+def _refused(reason: WholeProgramError, error: Exception) -> DecomposeError:
+    first = str(error).strip().partition("\n")[0]
+    return DecomposeError(
+        f"the program cannot be taken apart call by call, because {reason}; nor can torch "
+        f"take it apart as a whole: {type(error).__name__}: {first}"
+    )
 
 
 def explain(
@@ -198,7 +209,7 @@ def _by_calls(
             lambda node: walk.clone(node, last),
         )
         made = graph.output(nodes)
-        made.meta.update(last.meta)
+        made.meta.update(last.meta, from_node=[node_source(last)])
         graph.eliminate_dead_code()
         made_module = LazyGraphModule(regions.root, graph)
         if walk.writer.is_dynamic:

@@ -19,7 +19,7 @@ from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.symbols import bind
 from lowerdeck.decompose.template import Template
 from lowerdeck.decompose.untraced import Before, Resized, recorded
-from lowerdeck.torch_base import FakeTensorMode
+from lowerdeck.torch_base import FakeTensorMode, OpOverload
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -175,7 +175,8 @@ class Templates:
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise TemplateError(
-                f"{target} cannot be traced by itself: {type(error).__name__}: {reason}"
+                f"{target} cannot be traced by itself: {type(error).__name__}: {reason}",
+                by_rule=not isinstance(target, OpOverload) or not self.rules.keeps(target),
             ) from error
         if bound:
             # Its sizes are those of this call alone.

@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source
+from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source, tensor_meta
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
 from lowerdeck.decompose.keys import Call
 from lowerdeck.decompose.template import Constant, Step, Template, is_static
-from lowerdeck.torch_base import FakeTensor, FakeTensorMode, add_node, reserve_name
+from lowerdeck.torch_base import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    add_node,
+    reserve_name,
+)
 
 
 class Heritage:
@@ -123,6 +129,10 @@ class Writer:
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
         node.meta = heritage.meta()
         node.meta["val"] = value
+        if isinstance(value, FakeTensor):
+            node.meta["tensor_meta"] = tensor_meta(value)
+        if isinstance(target, OpOverload):
+            node.meta["original_aten"] = target
         return node
 
     def splice(self, template: Template, call: Call, heritage: Heritage) -> Mapping[Node, Any]:
