@@ -23,13 +23,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/unflatten/tests"))
 
+import random_alone
 import torch
 from random_changes import Outcome, check_seed
 
 from tests.interop.forks import run_in_fork
 
 A_NIGHT = 2000
-SECONDS = 120
+SECONDS = 180
 _WAITS = 30
 WELL = frozenset({"same", "no export"})
 """Outcomes that are no fault of ours."""
@@ -47,7 +48,8 @@ def of_seed(seed: int) -> Record:
 
 def _findings(seed: int) -> Iterator[Record]:
     try:
-        yield asdict(check_seed(seed))
+        found = asdict(check_seed(seed))
+        yield {**found, "alone": dict(random_alone.check_seed(seed))}
     except Exception as error:
         told = "".join(traceback.format_exception(error, limit=-3))
         yield asdict(Outcome(seed, "", outcome="wrong", detail=told[-1500:]))
@@ -61,11 +63,13 @@ def summary(records: Iterable[Record]) -> str:
     changes = sum((Counter(row["changes"]) for row in rows), Counter())
     table = sum((Counter(row["refused"]) for row in rows if "plain" not in row["form"]), Counter())
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    alone = sum((Counter(row.get("alone")) for row in rows), Counter())
     odd = Counter(" ".join(row.get("odd") or ("none", "same")) for row in rows)
     lines = [
         f"{len(rows)} hierarchies: {told}; {changed} of them changed, in {changes.total()} places",
         ", ".join(f"{count} {kind}" for kind, count in changes.most_common()),
         ", ".join(f"{count} {what}" for what, count in sorted(odd.items()) if "none" not in what),
+        "alone: " + ", ".join(f"{count} {what}" for what, count in sorted(alone.items())),
         f"modules with signatures: {table['allowed']} of {table.total()} replaceable",
         *(f"{count:6} {why}" for why, count in table.most_common() if why != "allowed"),
     ]

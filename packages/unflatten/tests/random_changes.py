@@ -89,15 +89,15 @@ def check_seed(seed: int, cost: int = 20) -> Outcome:
 
 def _free(case: Case, table: SwapTable) -> list[str]:
     """Return the modules around which, and in whose place, other ones may be put."""
-    loose = _loose(case.model)
+    free = loose(case.model)
     return sorted(
         row.path
         for row in table
         if row.replaceable
         and row.callable_alone
-        and loose.get(row.path)
+        and free.get(row.path)
         and not isinstance(case.model.get_submodule(row.path), nn.Sequential)
-        and row.path not in _called_in_branches(case.model)
+        and row.path not in called_in_branches(case.model)
     )
 
 
@@ -128,11 +128,12 @@ def _chosen(
     case: Case, module: UnflattenedModule, table: SwapTable, made: Outcome, rng: random.Random
 ) -> dict[str, str]:
     """Return which modules are changed, and how: those within others first."""
-    loose = _loose(case.model)
+    free = loose(case.model)
     allowed = {row.path for row in table if row.replaceable or "plain" in made.form}
-    alone = {row.path for row in table if row.callable_alone}
+    # Forms that arguments do not tell are told by the caller, through what is around the module.
+    alone = {row.path for row in table if row.callable_alone or "of which" in row.reason}
     told = {name for name, one in module.named_modules() if hasattr(one, "graph") and name}
-    paths = sorted(allowed & told & loose.keys() - _called_in_branches(case.model))
+    paths = sorted(allowed & told & free.keys() - called_in_branches(case.model))
     found: dict[str, str] = {}
     for path in sorted(rng.sample(paths, min(len(paths), rng.randint(1, 5)))):
         # Of a Sequential the trees call children too, which a module around it has not.
@@ -142,7 +143,7 @@ def _chosen(
             kinds = (*WRAPPED, *HOOKED)
         if "plain" in made.form:
             kinds = ("logged", "hooked") if "logged" in kinds else ("hooked",)
-        elif loose[path] and not any(outer_of(path, other) for other in found):
+        elif free[path] and not any(outer_of(path, other) for other in found):
             kinds = (*kinds, *REPLACED, *REPLACED)
         if any(outer_of(other, path) and found[other] in REPLACED for other in found):
             continue
@@ -155,7 +156,7 @@ def outer_of(outer: str, inner: str) -> bool:
     return inner.startswith(outer + ".")
 
 
-def _loose(model: nn.Module) -> dict[str, bool]:
+def loose(model: nn.Module) -> dict[str, bool]:
     """Return the modules of one name, and whether they share nothing with others.
 
     Export does not tell of every module with several names that it is one.
@@ -206,7 +207,7 @@ def _looked_at(model: nn.Module) -> set[str]:
     }
 
 
-def _called_in_branches(model: nn.Module) -> set[str]:
+def called_in_branches(model: nn.Module) -> set[str]:
     """Return the modules that a branch calls: the graph of a branch has no modules."""
     found = set()
     for name, tree in model.named_modules():

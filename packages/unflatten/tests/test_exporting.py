@@ -85,8 +85,11 @@ def test_table_says_what_each_module_allows(program: torch.export.ExportedProgra
     table = unflatten(program).swappable()
     known = {row.path: row for row in table}
     assert [row.path for row in table if not row.replaceable] == ["kinds", "sized"]
-    assert known["kinds"].reason == "takes the text 'more', which export cannot record"
-    assert known["sized"].reason == "takes a number that varies, which export cannot record"
+    assert known["kinds"].reason.startswith("takes the text 'more', which export cannot")
+    assert known["sized"].reason == (
+        "takes a number that varies, which export cannot record; takes and returns flat values: "
+        "the program does not tell its signature"
+    )
     assert known["first.many.1"].callable_alone
     assert "first.never" not in known
     assert "first.many" not in known
@@ -320,7 +323,7 @@ def test_strict_export_finds_out_too_what_cannot_be_recorded() -> None:
 
     program = export_preserving(Texts().eval(), (X,), strict=True)
     known = {row.path: row for row in unflatten(program).swappable()}
-    assert known["kinds"].reason == "takes the text 'more', which export cannot record"
+    assert known["kinds"].reason.startswith("takes the text 'more', which export cannot")
     assert known["first"].replaceable
 
 

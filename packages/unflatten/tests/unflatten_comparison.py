@@ -97,13 +97,13 @@ def modules_of(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_modules(remove_duplicate=False)]
 
 
-def assert_equal(found: Any, expected: Any) -> None:
-    """Assert equal structure and equal leaves."""
+def assert_equal(found: Any, expected: Any, tolerance: float | None = None) -> None:
+    """Assert equal structure and equal leaves, within a tolerance if it is given."""
     leaves, spec = pytree.tree_flatten(found)
     expected_leaves, expected_spec = pytree.tree_flatten(expected)
     assert spec == expected_spec
     for leaf, expected_leaf in zip(leaves, expected_leaves, strict=True):
         if isinstance(expected_leaf, torch.Tensor):
-            torch.testing.assert_close(leaf, expected_leaf)
+            torch.testing.assert_close(leaf, expected_leaf, rtol=tolerance, atol=tolerance)
         else:
             assert leaf == expected_leaf

@@ -58,8 +58,9 @@ def unflatten(
             Otherwise the graphs of a functional program stay functional, and the outermost code
             writes at its end.
         preserve: With ``"all"`` every child can be called alone: as eager's if the program tells
-            its signature, otherwise with the tensors that it reads, in the order of their first
-            use. Sizes are computed from these.
+            its signature, otherwise with the values that it reads and does not own, in the order
+            of their first use: tensors, state of what is around it, and numbers that these do
+            not tell. It returns what others read of it, in the order in which it is computed.
         restore_types: Make each child an instance of its eager class too, where that class is
             loaded; given the eager module, also copy the plain attributes of its children.
         module_factory: Called with the name and the module of each child; what it returns takes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -26,8 +26,9 @@ def export_preserving(
 
     The modules of ``unflatten(program)`` are then called as eager's: each can be called alone,
     hooked, wrapped, and replaced by an eager module. A module that is called with what export
-    cannot record (a size that varies, text, an object of an unknown class) is exported without its
-    signature; ``swappable`` of the unflattened module says which and why.
+    cannot record (a size that varies, text, an object of an unknown class), or with whose
+    signature torch's export fails though it works without, is exported without its signature;
+    ``swappable`` of the unflattened module says which and why.
 
     Args:
         model: The model; as for ``torch.export.export``.
@@ -37,7 +38,8 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export; three where some signature cannot be recorded.
+        The program. It costs one export; three where some signature cannot be recorded, and some
+        for each module with whose signature torch's export fails.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -76,12 +78,55 @@ def export_preserving(
         # Which module it was is found by exporting without: torch's error does not say.
         # Strict export leaves out what hooks note.
         with _watched(model, paths) as found:
-            exported((), strict=False)
-        if not found:
-            raise
-    program = exported([path for path in paths if path not in found])
-    _note(program, found)
+            plain = exported((), strict=False)
+        if options.get("strict"):
+            plain = exported(())
+    program, more = _with_most(exported, _names_of_modules(model, found), plain)
+    _note(program, {**found, **more})
     return _without_unused_names(program, model)
+
+
+def _names_of_modules(model: torch.nn.Module, known: Container[str]) -> list[list[str]]:
+    """Return the names of each module but those of ``known``; export fails with some of them."""
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path and path not in known:
+            names.setdefault(id(module), []).append(path)
+    return list(names.values())
+
+
+def _with_most(
+    exported: Callable[[Sequence[str]], ExportedProgram],
+    modules: Sequence[list[str]],
+    program: ExportedProgram,
+) -> tuple[ExportedProgram, dict[str, str]]:
+    """Return the program with all signatures with which torch's export works, and why not others.
+
+    It fails in its own passes for some, and does not say for which: they are looked for by halves.
+
+    Args:
+        exported: Exports with signatures.
+        modules: The names of each module.
+        program: The program without signatures.
+    """
+    kept: list[str] = []
+    found: dict[str, str] = {}
+    waiting = [list(modules)] if modules else []
+    while waiting:
+        tried = waiting.pop()
+        names = [name for module in tried for name in module]
+        try:
+            program = exported([*kept, *names])
+        except Exception as error:
+            if len(tried) == 1:
+                why = f"has a signature with which torch.export fails ({type(error).__name__})"
+                found.update((name, why) for name in names)
+            else:
+                half = len(tried) // 2
+                waiting += [tried[half:], tried[:half]]
+        else:
+            kept += names
+    return program, found
 
 
 def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:

@@ -75,6 +75,10 @@ SOMETIMES_NOTHING = (
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
 )
+IN_PARTS = (
+    "is computed in several parts, between which other modules compute what it reads: no call "
+    "of it alone is in the program"
+)
 UNSURE_MODE = (
     "runs under autocast, and the program does not tell whether it or its caller switches that "
     "on: another module might run in another precision. Export the model without switching "
@@ -157,19 +161,33 @@ def _show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def take_carried(values: Sequence[Any], count: int) -> Sequence[Any]:
-    """Return ``values``, which must be ``count``.
+def take_carried(values: Sequence[Any] | None, taken: int, returned: int) -> Sequence[Any]:
+    """Return ``values``.
+
+    Args:
+        values: What the caller handed over; None where it is none that knows this module.
+        taken: How many there must be.
+        returned: How many values the caller gets beside the result.
 
     Raises:
-        UnflattenError: The module was called without them.
+        UnflattenError: The module was called alone.
     """
-    if len(values) != count:
+    if values is None or len(values) != taken:
+        why = reads_of_others(taken) if taken else read_by_others(returned)
         raise UnflattenError(
-            f"This module reads {count} values that other modules of the program compute and "
-            "that are no "
-            f"arguments; found {len(values)}. Call it as a part of the whole module."
+            f"This module {why}, and was called alone. Call it as a part of the whole module."
         )
     return values
+
+
+def reads_of_others(count: int) -> str:
+    """Return what a module does that is given values beside its arguments."""
+    return f"reads {count} values that other modules compute and that are no arguments"
+
+
+def read_by_others(count: int) -> str:
+    """Return what a module does of which others read values that are no results."""
+    return f"computes {count} values that other modules read without being given them"
 
 
 def _is_generated(module: object) -> bool:

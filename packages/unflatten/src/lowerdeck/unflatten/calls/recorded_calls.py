@@ -7,15 +7,20 @@ than a fixed one, it does not hold: the constants in it may come from these.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch.fx import Proxy
 
-from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.carrying import IN_PARTS, PRIVATE
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
-from lowerdeck.unflatten.errors import InputConstraintError, InputStructureError
+from lowerdeck.unflatten.errors import (
+    InputConstraintError,
+    InputStructureError,
+    UnflattenError,
+)
 
 RecordedCall = tuple[Recorded, ...]
 """What the leaves of one call's arguments were."""
@@ -43,6 +48,8 @@ def told_by_arguments(
     """
     first = module.__dict__[PRIVATE]
     bodies = (first, *first.others)
+    if any(body.is_part for body in bodies):
+        raise UnflattenError(f"A module was called that {IN_PARTS}.")
     leaves = [_leaves_of(body.signature, args, kwargs) for body in bodies]
     found = [
         number
@@ -66,6 +73,52 @@ def told_by_arguments(
         "recomputation of activations, or while something traces the module alone. Call one "
         "form, call_modules()[number] of the module, or export with export_preserving: constants "
         "among the arguments tell forms apart."
+    )
+
+
+def untold_forms(bodies: Sequence[Any]) -> list[int]:
+    """Return the numbers of the forms that arguments alone do not tell from each other.
+
+    Args:
+        bodies: What the forms run.
+    """
+    pairs = [
+        pair
+        for pair in combinations(range(len(bodies)), 2)
+        if _are_alike(*(bodies[number] for number in pair))
+    ]
+    return sorted({number for pair in pairs for number in pair})
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Return whether some arguments fit a call of either."""
+    return _structure(one) == _structure(other) and any(
+        len(call) == len(more) and all(map(_overlap, call, more))
+        for call in one.recorded
+        for more in other.recorded
+    )
+
+
+def _structure(body: Any) -> object:
+    signature: CallSignature | None = body.signature
+    if signature is None:
+        return len(body.recorded[0]) if body.recorded else 0
+    parts = [spec for part in signature.in_spec.children() for spec in part.children()]
+    return dict(zip(signature.names, parts, strict=True))
+
+
+def _overlap(one: Recorded, other: Recorded) -> bool:
+    if one is None or other is None:
+        return True
+    if not (isinstance(one, RecordedTensor) and isinstance(other, RecordedTensor)):
+        return one == other
+    return (
+        one.dtype is other.dtype
+        and len(one.shape) == len(other.shape)
+        and all(
+            None in sizes or sizes[0] == sizes[1]
+            for sizes in zip(one.shape, other.shape, strict=True)
+        )
     )
 
 
@@ -96,7 +149,10 @@ def _leaves_of(
         return list(args)
     keys = {variable: key for key, variable in signature.others}
     given = dict(zip(signature.names, args, strict=False))
-    given.update((name, kwargs[key]) for name, key in _keywords(signature, keys) if key in kwargs)
+    named = {name: kwargs[key] for name, key in _keywords(signature, keys) if key in kwargs}
+    if len(args) > len(signature.names) or len(named) < len(kwargs) or given.keys() & named:
+        return None
+    given.update(named)
     parts = [spec for part in signature.in_spec.children() for spec in part.children()]
     found: list[Any] = []
     for name, spec in zip(signature.names, parts, strict=True):

@@ -64,7 +64,7 @@ class CallSignature:
         """The text of the parameter list after ``self``."""
         if self.adapts:
             return ", *args, **kwargs"
-        carried = f", *, {CARRIED}=()" if self.carried else ""
+        carried = f", *, {CARRIED}=None" if self.carried or self.carries else ""
         hidden = {variable for _, variable in self.others}
         named = "".join(f", {name}" for name in self.names if name not in hidden)
         return named + carried + (f", **{_OTHERS}" if self.others else "")
@@ -96,9 +96,11 @@ class CallSignature:
             labels = argument_labels(self.in_spec, self.names)
             for name, spec, label in zip(self.names, specs, labels, strict=True):
                 yield from _take_apart(name, spec, label, feed, object_name)
-            if self.carried:
+            if self.carried or self.carries:
                 targets = "".join(f"{leaf}, " for leaf in feed)
-                yield f"{targets}= {object_name(take_carried)}({CARRIED}, {self.carried})"
+                counts = f"{self.carried}, {self.carries}"
+                taken = f"{object_name(take_carried)}({CARRIED}, {counts})"
+                yield f"{targets}= {taken}" if targets else taken
         if self.constraints is not None:
             check = object_name(self.constraints.check)
             fixed = object_name(self.constraints.check_fixed)

@@ -139,6 +139,9 @@ class Itself:
 def _object_key(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.fx.GraphModule):
         return ("graph module", *_graph_key(value))
+    if isinstance(value, _SPELLED):
+        # By its text: no NaN equals another one.
+        return (type(value), repr(value))
     try:
         hash(value)
     except TypeError:

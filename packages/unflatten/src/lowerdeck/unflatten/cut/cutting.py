@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from torch.fx import Node
@@ -217,16 +218,19 @@ def _part(
     working: WorkingGraph, frame: Frame, parent: Frame, number: int, nodes: set[Node]
 ) -> Frame:
     """Return the part of ``frame`` that holds ``nodes``; a part keeps no signature."""
-    part = Frame(frame.path, frame.index, parent, parent.depth + 1, frame.type_name, number)
+    part = replace(frame, parent=parent, depth=parent.depth + 1, part=number)
+    part.children = []
     part.nodes = [node for node in frame.nodes if node in nodes]
     for child in frame.children:
         held = nodes.intersection(_nodes(child))
         if held:
             part.children.append(_part(working, child, part, number, held))
     whole = len(nodes) == sum(1 for _ in _nodes(frame))
-    call = working.preserved.pop(frame, None) if whole else working.preserved.get(frame)
-    if whole and call is not None:
-        working.preserved[part] = call
+    if whole:
+        part.part = 0
+        call = working.preserved.pop(frame, None)
+        if call is not None:
+            working.preserved[part] = call
     return part
 
 

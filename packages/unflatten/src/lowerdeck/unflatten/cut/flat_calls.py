@@ -1,15 +1,14 @@
-"""Signatures of calls that export recorded none of: tensors in, tensors out."""
+"""Signatures of calls that export recorded none of: flat values in, flat values out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable
 
 import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.calls.signature import CallSignature, named_arguments
-from lowerdeck.unflatten.cut.own_sizes import ITEM
 from lowerdeck.unflatten.cut.preserved import PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame
@@ -33,29 +32,34 @@ def result_alone(frame: Frame) -> PreservedCall:
 
 
 def flat_call(frame: Frame) -> PreservedCall:
-    """Return the call that takes the tensors which ``frame`` reads, and returns what others read.
+    """Return the call that takes the tensors which ``frame`` reads, and returns those others read.
 
     Args:
-        frame: The call. It takes tensors in the order of their first use, and returns them in the
+        frame: The call. It takes values in the order of their first use, and returns them in the
             order in which they are computed.
     """
+    return _call(frame, _is_tensor)
+
+
+def with_other_values(frame: Frame) -> PreservedCall:
+    """Return the call that takes and returns what is no tensor too.
+
+    To be asked for once sizes are computed: only numbers that the tensors do not tell are left.
+    """
+    return _call(frame, lambda _: True)
+
+
+def _call(frame: Frame, is_passed: Callable[[Node], bool]) -> PreservedCall:
     inside = set(nodes_in(frame))
-    inputs = tuple(dict.fromkeys(_taken(sorted(inside), inside)))
+    order = sorted(inside)
+    read = dict.fromkeys(source for node in order for source in node.all_input_nodes)
+    inputs = tuple(node for node in read if node not in inside and is_passed(node))
     outputs = tuple(
         node
-        for node in sorted(inside)
-        if _is_tensor(node) and any(user not in inside for user in node.users)
+        for node in order
+        if is_passed(node) and any(user not in inside for user in node.users)
     )
     return PreservedCall(_signature(len(inputs), len(outputs)), inputs, outputs)
-
-
-def _taken(nodes: list[Node], inside: Collection[Node]) -> Iterator[Node]:
-    for node in nodes:
-        for source in node.all_input_nodes:
-            # A number is read out of its tensor again.
-            found = source.args[0] if source.target is ITEM else source
-            if source not in inside and isinstance(found, Node) and _is_tensor(found):
-                yield found
 
 
 def _is_tensor(node: Node) -> bool:

@@ -254,7 +254,7 @@ class SignatureApplier:
         here = dict(zip(cut.inputs, cut.call_node.args, strict=True))
         self._take(call, cut, more_in)
         self._return(call, cut, more_out)
-        _call(call, cut, more_in)
+        _call(call, cut, more_in, knows=bool(more_in or more_out))
         if more_out:
             cut.call_node.meta[CARRIES] = tuple(node.name for node in more_out)
         self._replaced.update(_unpack(call, cut, more_out, _read_later(cut, here)))
@@ -300,7 +300,7 @@ def _constant(leaf: Leaf) -> Any:
     return None if isinstance(leaf, Absent) else leaf
 
 
-def _call(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> None:
+def _call(call: PreservedCall, cut: FlatCall, more: Sequence[Node], *, knows: bool) -> None:
     node = cut.call_node
     here = dict(zip(cut.inputs, node.args, strict=True))
     leaves = iter(
@@ -309,7 +309,7 @@ def _call(call: PreservedCall, cut: FlatCall, more: Sequence[Node]) -> None:
     with node.graph.inserting_before(node):
         specs = call.signature.in_spec.children()
         args, kwargs = (_built(spec, leaves, node.graph) for spec in specs)
-    if more:
+    if knows:
         kwargs = {**kwargs, CARRIED: tuple(here[value] for value in more)}
     node.args, node.kwargs = tuple(args), kwargs
 

@@ -72,11 +72,12 @@ def find_preserved_calls(
     doubtful: list[str] = []
     lost: set[str] = set()
     for frame in made.tree.frames():
-        if frame.parent is None or frame.part or frame.path not in asked:
+        name = frame.recorded if frame.recorded in asked else frame.path
+        if frame.parent is None or frame.part or name not in asked:
             continue
         found = leaves.recorded(frame, signatures.get(frame.call_name))
         if found is None and frame in marked:
-            found = _marked_call(frame, asked[frame.path], marked[frame])
+            found = _marked_call(frame, asked[name], marked[frame])
         if found is None:
             lost.add(frame.path)
             forbid_replacing(made, frame, frame.parent, LOST_SIGNATURE)
@@ -201,11 +202,6 @@ class _Leaves:
     def __init__(self, trace: Trace, reads: StateReads, values: Mapping[Node, Any]) -> None:
         self.reads = reads
         self.by_name = {node.name: value for node, value in values.items()}
-        self.examples = {
-            node.name: node.meta.get("val")
-            for node, value in values.items()
-            if isinstance(value, StateRead)
-        }
         for item in trace.items:
             inner = item.inner.values.items() if item.inner is not None else ()
             for node, value in inner:
@@ -224,7 +220,5 @@ class _Leaves:
         for name, constant in leaf_names(specs):
             found = constant if name is None else self.by_name.get(name, constant)
             if isinstance(found, StateRead):
-                example = self.examples[found.placeholder]
                 found = self.reads.read(found.placeholder, frame, early=True)
-                found.meta["val"] = example
             yield found

@@ -25,6 +25,7 @@ from lowerdeck.unflatten.cut.flat_calls import (
     flat_call,
     frames_without_signature,
     result_alone,
+    with_other_values,
 )
 from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
 from lowerdeck.unflatten.cut.own_sizes import compute_own_sizes
@@ -109,6 +110,7 @@ class ProgramCopier:
         read_arguments_themselves(self.made)
         self.made.preserved.update((frame, flat_call(frame)) for frame in flat)
         compute_own_sizes(self.made)
+        self.made.preserved.update((frame, with_other_values(frame)) for frame in flat)
 
     def _copy_placeholders(self) -> None:
         for node in self.program.graph.nodes:

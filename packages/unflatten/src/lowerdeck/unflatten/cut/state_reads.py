@@ -37,6 +37,10 @@ class StateReads:
         self.paths: ModulePaths = trace.paths
         self.made: WorkingGraph = made
         self._reads: dict[tuple[Frame, str], Node] = {}
+        self._examples: dict[str, Any] = {
+            node.name: node.meta.get("val")
+            for node in trace.program.graph.find_nodes(op="placeholder")
+        }
 
     def value(self, found: Any, frame: Frame) -> Any:
         """Return what a call in ``frame`` uses for a value: for state a read of the attribute."""
@@ -63,6 +67,7 @@ class StateReads:
         read = self._reads.get(key)
         if read is None:
             read = self._insert(owner, path, owner is frame and not early)
+            read.meta["val"] = self._examples[placeholder]
             self._reads[key] = read
             self.made.reads[read] = placeholder
         return read

@@ -39,7 +39,9 @@ class Forms:
 
     def add(self, body: Body) -> int:
         """Return the number of the form equal to ``body``, which is added if there is none."""
-        number = self.by_key.setdefault(body.latest().key, len(self.found))
+        # Not even equal parts of a call are one form: alone, none of them is the call.
+        key = (body.latest().key, len(self.found) if body.is_part else None)
+        number = self.by_key.setdefault(key, len(self.found))
         if number == len(self.found):
             self.found.append(body)
         else:

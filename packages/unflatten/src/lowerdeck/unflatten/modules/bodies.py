@@ -79,7 +79,7 @@ class BodyMaker:
             signature = self._applier.apply(call, self._flat_call(frame))
         attributes = attribute_modules(graph, self.working.attributes)
         made = Body(graph, signature, attributes, frame.type_name)
-        made.recorded = (self._recorded(frame),)
+        made.recorded, made.is_part = (self._recorded(frame),), bool(frame.part)
         made.is_checked = not computes_any_size(frame.type_name, frame.nodes)
         return made
 
@@ -116,7 +116,7 @@ class BodyMaker:
             )
         graph_later = self.plan.defer(region, first.graph)
         made = Body(graph_later, type_name=frame.type_name, source=first.source)
-        made.recorded, made.is_checked = calls, is_checked
+        made.recorded, made.is_checked, made.is_part = calls, is_checked, bool(frame.part)
         return made
 
     def _names_graphs(self, frame: Frame) -> bool:

@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import MovesConstants, children_of
 from lowerdeck.unflatten.calls.carrying import Generated
+from lowerdeck.unflatten.errors import UnflattenError
 
 
 class Container(Generated, MovesConstants):
@@ -30,6 +31,17 @@ class Container(Generated, MovesConstants):
 
     def __iter__(self) -> Iterator[torch.nn.Module]:
         return self.children()
+
+    def forward(self, *_: object, **__: object) -> Any:
+        """Refuse the call: nothing is known of what this module computes.
+
+        Raises:
+            UnflattenError: Always.
+        """
+        raise UnflattenError(
+            "A module was called that the program calls nowhere: what it computes is not known. "
+            "Export a model that calls it, or put an eager module in its place."
+        )
 
     @property
     def graph(self) -> Any:

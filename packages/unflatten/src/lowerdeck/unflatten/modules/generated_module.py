@@ -54,6 +54,7 @@ class Body:
         is_checked: Whether calls with other arguments are refused.
         unchecked: Whether somebody asked for no checks.
         moved: What types of tensors became when the module was moved to other ones.
+        is_part: Whether this is a part of a call that others interrupt.
         keys: What tells each form from all other modules' forms, if the module has several.
         keys_of: The keys of the children that have several forms, by the name that code has for
             them.
@@ -72,6 +73,7 @@ class Body:
     is_checked: bool = False
     unchecked: bool = False
     moved: dict[torch.dtype, torch.dtype] = field(default_factory=dict)
+    is_part: bool = False
     keys: tuple[str, ...] = ()
     keys_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     view: GraphView | None = None
@@ -124,7 +126,7 @@ class Body:
         graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
-        checks = (self.is_checked, self.unchecked, self.moved)
+        checks = (self.is_checked, self.unchecked, self.moved, self.is_part)
         forms = (self.recorded, self.keys, self.keys_of, checks)
         return (graph, self.signature, held, others, names, forms)
 
@@ -141,7 +143,7 @@ def body_of(record: tuple[Any, ...]) -> Body:
     made = Body(graph.graph(), signature, held)
     made.type_name, made.shadowed, made.eager_type = names
     made.recorded, made.keys, made.keys_of, checks = forms
-    made.is_checked, made.unchecked, made.moved = checks
+    made.is_checked, made.unchecked, made.moved, made.is_part = checks
     made.others = [body_of(other) for other in others]
     return made
 

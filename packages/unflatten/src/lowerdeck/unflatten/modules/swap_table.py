@@ -9,21 +9,29 @@ from typing import Any, overload
 import torch
 
 from lowerdeck.unflatten._torch_private import children_of
-from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.carrying import (
+    IN_PARTS,
+    PRIVATE,
+    read_by_others,
+    reads_of_others,
+)
 from lowerdeck.unflatten.calls.python_names import on_one_line
+from lowerdeck.unflatten.calls.recorded_calls import untold_forms
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
 
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""
 
-_FLAT = (
-    "takes and returns flat values: the program does not tell its signature; export the model "
-    "with export_preserving"
-)
+_FLAT = "takes and returns flat values: the program does not tell its signature"
+_PRESERVE = "export the model with export_preserving"
 _LOSES_WRITES = (
     "called alone it would not change its argument in place, as eager's does: decomposing made a "
     "new value of that write. Unflatten the program before run_decompositions() to do that"
+)
+_UNTOLD = (
+    "take such arguments that these do not tell which is meant: called alone with them it is "
+    "refused; call one form, call_modules()[number] of the module"
 )
 _UNCALLED = (
     "is called nowhere in this program, or computes nothing: another module in its place has no "
@@ -39,8 +47,8 @@ class Swap:
         path: Its name.
         replaceable: Whether an eager module of the same signature may be put in its place.
         callable_alone: Whether it computes everything from its arguments and its own state, and
-            does to its arguments what eager's does; then another module may be put around it too.
-            Values that it computes for other modules stand beside its result.
+            does to its arguments what eager's does, and whether its arguments tell which form is
+            meant of a module of several.
         reason: Why one of these is not so; "" where both are.
     """
 
@@ -112,21 +120,39 @@ def _rows(
             yield Swap(path, replaceable=True, callable_alone=True)
             continue
         body: Body = module.__dict__[PRIVATE]
-        signatures = [form.signature for form in (body, *body.others)]
-        known = [signature for signature in signatures if signature is not None]
-        carries = max((signature.carries for signature in known), default=0)
-        carried = max((signature.carried for signature in known), default=0)
-        if path in forbidden:
-            yield Swap(path, False, not carried, forbidden[path])
-        elif len(known) < len(signatures) or any(signature.flat for signature in known):
-            yield Swap(path, False, not carried, _FLAT)
-        elif carries:
-            why = f"computes {carries} values that other modules read without being given them"
-            yield Swap(path, False, not carried, why)
-        elif carried:
-            why = f"reads {carried} values that other modules compute and that are no arguments"
-            yield Swap(path, True, False, why)
-        elif any(signature.loses_writes for signature in known):
-            yield Swap(path, True, False, _LOSES_WRITES)
-        else:
-            yield Swap(path, True, True)
+        bodies = (body, *body.others)
+        alone = _not_alone(bodies)
+        reasons = [*_not_replaceable(bodies, forbidden.get(path)), *((alone,) if alone else ())]
+        told = "; ".join(dict.fromkeys(reasons))
+        yield Swap(path, len(reasons) == bool(alone), alone is None, told)
+
+
+def _not_replaceable(bodies: Sequence[Body], forbidden: str | None) -> Iterator[str]:
+    """Yield why no other module may be put in the place of the one that runs ``bodies``."""
+    if forbidden is not None:
+        yield forbidden
+    if any(body.is_part for body in bodies):
+        yield IN_PARTS
+    elif any(body.signature is None or body.signature.flat for body in bodies):
+        yield _FLAT
+        if forbidden is None:
+            yield _PRESERVE
+    elif carries := _most(bodies, "carries"):
+        yield read_by_others(carries)
+
+
+def _not_alone(bodies: Sequence[Body]) -> str | None:
+    """Return why the module that runs ``bodies`` cannot be called alone."""
+    if any(body.is_part for body in bodies):
+        return IN_PARTS
+    carried, carries = _most(bodies, "carried"), _most(bodies, "carries")
+    if carried or carries:
+        return reads_of_others(carried) if carried else read_by_others(carries)
+    if any(body.signature is not None and body.signature.loses_writes for body in bodies):
+        return _LOSES_WRITES
+    untold = untold_forms(bodies)
+    return f"is called in {len(bodies)} forms, of which {untold} {_UNTOLD}" if untold else None
+
+
+def _most(bodies: Sequence[Body], count: str) -> int:
+    return max((getattr(body.signature, count, 0) for body in bodies), default=0)

@@ -103,15 +103,16 @@ class _Builder:
                     # The owner of this module is not on the stack, as where a module calls itself:
                     # its nodes stay with the caller, which makes the calls that it makes.
                     continue
-                frame = self._call(frame, inner, index, type_name)
+                frame = self._call(frame, inner, (path, index, type_name))
             found = self.known[steps] = frame
         return found
 
-    def _call(self, parent: Frame, path: str, index: int, type_name: str | None) -> Frame:
+    def _call(self, parent: Frame, path: str, step: Step) -> Frame:
+        recorded, index, type_name = step
         key = (parent, path, index)
         frame = self.calls.get(key)
         if frame is None:
-            frame = Frame(path, index, parent, parent.depth + 1, type_name)
+            frame = Frame(path, index, parent, parent.depth + 1, type_name, recorded)
             parent.children.append(frame)
             self.calls[key] = frame
         return frame

@@ -19,6 +19,7 @@ class Frame:
         parent: The call that made this one; None for the root.
         depth: Number of frames around this one.
         type_name: Qualified name of the eager module's type, or None.
+        recorded: The name under which the program records the module's call, where it is another.
         part: 0, or the number of the piece where one call had to be split.
         nodes: What is directly in the call, in order.
         children: The calls made by this one, in order.
@@ -29,6 +30,7 @@ class Frame:
     parent: Frame | None
     depth: int
     type_name: str | None = None
+    recorded: str = ""
     part: int = 0
     nodes: list[Node] = field(default_factory=list)
     children: list[Frame] = field(default_factory=list)
@@ -36,7 +38,8 @@ class Frame:
     @property
     def call_name(self) -> str:
         """The name that the module call graph gives to this call: ``path`` or ``path@index``."""
-        return f"{self.path}@{self.index}" if self.index else self.path
+        path = self.recorded or self.path
+        return f"{path}@{self.index}" if self.index else path
 
     @property
     def accessor(self) -> str:
