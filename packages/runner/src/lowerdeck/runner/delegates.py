@@ -113,6 +113,51 @@ class NamesEvents(Protocol):
         ...
 
 
+class Precision(Protocol):
+    """How exactly a part of a delegate can say what it computed.
+
+    What the part logs are real numbers all the same: integers are dequantised.
+    """
+
+    @property
+    def step(self) -> float | None:
+        """Return the distance of neighbouring numbers, None for floats and for what varies."""
+        ...
+
+    @property
+    def zero_point(self) -> int:
+        """Return the integer that stands for 0."""
+        ...
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Return the smallest integer and the largest."""
+        ...
+
+    @property
+    def at_run_time(self) -> bool:
+        """Return whether the step is found at each call, for parts of the tensor on their own."""
+        ...
+
+    @property
+    def relative(self) -> float:
+        """Return what the largest number may be off by, as a part of it; 0 for float32."""
+        ...
+
+
+@runtime_checkable
+class TellsPrecision(Protocol):
+    """A runtime whose delegates compute on less than float32, and that tells where."""
+
+    def event_precision(self, handle: Any) -> Mapping[int | str, Precision]:
+        """Return the precision behind each debug identifier, where it is not float32's.
+
+        Args:
+            handle: What ``init`` returned.
+        """
+        ...
+
+
 @runtime_checkable
 class LoggedStep(Protocol):
     """A step of a method that can log what happens inside it."""
@@ -269,6 +314,13 @@ class DelegateStep:
         runtime = self._delegate.runtime
         if isinstance(runtime, NamesEvents):
             return runtime.event_names(self._delegate.handle)
+        return {}
+
+    def event_precision(self) -> Mapping[int | str, Precision]:
+        """Return how exact the parts of the delegate are, where that is less than float32."""
+        runtime = self._delegate.runtime
+        if isinstance(runtime, TellsPrecision):
+            return runtime.event_precision(self._delegate.handle)
         return {}
 
     def logged(self, log: DelegateLog) -> None:

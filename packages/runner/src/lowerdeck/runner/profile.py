@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.debug_info import Place, SourceFinder, merged
-from lowerdeck.runner.delegates import DelegateStep, LoggedStep
+from lowerdeck.runner.delegates import DelegateStep, LoggedStep, Precision
 from lowerdeck.runner.instructions import BoundChain, Step, StepInTwoParts
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
@@ -33,6 +33,8 @@ class Event:
         values: Copies of what it wrote; empty if values were not asked for.
         identifier: Debug identifier within a delegate, None for an instruction.
         label: What a part of a delegate computes, such as ``Conv2d``, where its runtime tells it.
+        precision: How exactly a part of a delegate can say what it computed, where its runtime
+            tells that it is less than float32.
     """
 
     chain: int
@@ -44,6 +46,7 @@ class Event:
     values: tuple[Any, ...] = ()
     identifier: int | str | None = None
     label: str = ""
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,9 @@ class Recorder:
         return written if self._keep_values else ()
 
     def _logging(self, step: LoggedStep, chain: int, index: int, name: str) -> Step:
-        names = step.event_names() if isinstance(step, DelegateStep) else {}
+        delegate = step if isinstance(step, DelegateStep) else None
+        names = delegate.event_names() if delegate else {}
+        precision = delegate.event_precision() if delegate else {}
 
         def log(
             identifier: int | str,
@@ -217,6 +222,7 @@ class Recorder:
                     values,
                     identifier,
                     names.get(identifier, ""),
+                    precision.get(identifier),
                 )
             )
 

@@ -11,7 +11,9 @@ from torch.export import ExportedProgram
 
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.comparison.eager import EagerOp, record_calls, record_nodes
+from lowerdeck.runner.comparison.following import Following
 from lowerdeck.runner.comparison.pairing import Pair, by_node, by_order, same_kind, tensors_of
+from lowerdeck.runner.comparison.quanta import Expected, expected_of
 from lowerdeck.runner.debug_info import Place
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.profile import Event
@@ -30,6 +32,7 @@ class Difference:
         found: The program's value.
         expected: Eager's value.
         largest: The largest absolute difference; infinite where only one of the two is NaN.
+        label: What a part of a delegate computes, such as ``Conv2d``, where its runtime tells it.
     """
 
     instruction: int
@@ -39,11 +42,14 @@ class Difference:
     found: torch.Tensor
     expected: torch.Tensor
     largest: float
+    label: str = ""
 
     def __str__(self) -> str:
         where = "; ".join(filter(None, (self.place.module_path, self.place.source_line)))
         start = (
-            f"instruction {self.instruction} ({self.name})" if self.instruction >= 0 else self.name
+            f"instruction {self.instruction} ({self.name}{' ' + self.label if self.label else ''})"
+            if self.instruction >= 0
+            else self.name
         )
         return (
             f"{start} differs from eager's {self.eager_name or 'result'} by up to "
@@ -95,6 +101,10 @@ def compare(
     operator and shape, and what has no counterpart, such as a part of a decomposition, is only
     listed.
 
+    Delegates that compute on small integers may be a step apart from eager, and saturate where
+    eager does. With an exported program that is matched by node, each operator is held against
+    eager's on the program's own numbers, so that what was rounded before is not counted again.
+
     Args:
         program: The loaded program; its state, if it has any, moves on by one call.
         eager_model: A module or function, or the exported program that was emitted.
@@ -120,31 +130,42 @@ def compare(
     copies = [_copied(value) for value in inputs]
     kept = {name: _copied(value) for name, value in given.items()}
     profile = program.method(method).profile(*copies, **kept)
+    used: list[Event] = []
+    wanted: dict[str, list[Expected]] = {}
     if isinstance(eager_model, ExportedProgram):
         expected = eager_model.module()(*map(_copied, inputs), **given)
         ops = record_nodes(eager_model, list(map(_copied, inputs)), given)
         pairs = by_node(profile.events, ops)
         if not pairs:
             pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
+        elif any(event.precision is not None for event in profile.events):
+            following = Following(
+                eager_model,
+                profile.events,
+                pairs,
+                lambda found, right: _distance(found, right, rtol, atol) is None,
+            )
+            following.run(list(map(_copied, inputs)), given)
+            wanted, expected, used = following.expected, following.outputs, following.used
     else:
         expected, ops = record_calls(eager_model, list(map(_copied, inputs)), given)
         pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
     differences, compared = [], 0
     for event, op in pairs:
-        for found, given_by_eager in _values(event, op):
+        for found, right in _values(event, op, wanted.get(op.node)):
             compared += 1
-            value = _in_shape_of(found, given_by_eager)
-            largest = _distance(found, value, rtol, atol)
+            largest = _distance(found, right, rtol, atol)
             if largest is not None:
                 place = _place_of(event.place, op)
                 differences.append(
                     Difference(
-                        event.instruction, event.name, place, op.name, found, value, largest
+                        *(event.instruction, event.name, place, op.name, found),
+                        *(_in_shape_of(found, right.value), largest, event.label),
                     )
                 )
     compared += len(leaves(profile.result))
     differences += _outputs(profile.result, expected, rtol, atol)
-    matched = {id(event) for event, _ in pairs}
+    matched = {id(event) for event, _ in pairs} | set(map(id, used))
     unmatched = tuple(e for e in profile.events if id(e) not in matched and tensors_of(e.values))
     return Comparison(tuple(differences), compared, unmatched)
 
@@ -173,10 +194,7 @@ def _settled(
 
 
 def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
-    return all(
-        _distance(found, _in_shape_of(found, value), rtol, atol) is None
-        for found, value in _values(event, op)
-    )
+    return all(_distance(found, right, rtol, atol) is None for found, right in _values(event, op))
 
 
 # The emitter takes the mean off before these kernels, and adds it to the one that they return:
@@ -184,9 +202,13 @@ def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
 _CENTERED = ("native_layer_norm", "native_group_norm", "_native_batch_norm_legit")
 
 
-def _values(event: Event, op: EagerOp) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the results of an event, each beside eager's."""
-    values = list(zip(tensors_of(event.values), op.values, strict=False))
+def _values(
+    event: Event, op: EagerOp, wanted: Sequence[Expected] | None = None
+) -> list[tuple[torch.Tensor, Expected]]:
+    """Return the results of an event, each beside what eager says that it should be."""
+    if wanted is None:
+        wanted = [expected_of(event, value) for value in op.values]
+    values = list(zip(tensors_of(event.values), wanted, strict=False))
     if event.name.partition("::")[2].partition(".")[0] in _CENTERED:
         del values[1:2]
     return values
@@ -215,17 +237,16 @@ def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value.reshape(found.shape)
 
 
-def _distance(
-    found: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float
-) -> float | None:
+def _distance(found: torch.Tensor, right: Expected, rtol: float, atol: float) -> float | None:
     """Return the largest difference of two tensors if it is beyond the tolerance, else None."""
+    expected = _in_shape_of(found, right.value)
     if found.shape != expected.shape:
         return float("inf")
     if found.numel() == 0:
         return None
     wide = torch.complex128 if found.is_complex() else torch.float64
     one, other = found.to(wide), expected.to(wide)
-    if torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True):
+    if torch.allclose(one, other, rtol=rtol, atol=atol + right.slack, equal_nan=True):
         return None
     apart = (one - other).abs()
     return float(torch.where(apart.isnan(), float("inf"), apart).max())
@@ -238,7 +259,7 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
     differences = []
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         left, right = torch.as_tensor(one), torch.as_tensor(other)
-        largest = _distance(left, right.detach(), rtol, atol)
+        largest = _distance(left, Expected(right.detach()), rtol, atol)
         if largest is not None:
             differences.append(
                 Difference(-1, f"output {number}", Place(), "", left, right, largest)

@@ -132,7 +132,7 @@ class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _CONTROL_FLOW[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = operator_name(func) or str(func)
-        self.found.append(EagerOp(name, _copies(result), _user_line(), self._modules.current))
+        self.found.append(EagerOp(name, tensors_in(result), _user_line(), self._modules.current))
         return result
 
 
@@ -172,16 +172,20 @@ class _NodeRecorder(fx.Interpreter):
         if n.op == "call_function":
             name = operator_name(n.target) or str(n.target)
             handle = n.meta.get("debug_handle")
-            self.found.append(EagerOp(name, _copies(result), node=n.name, handle=handle))
+            self.found.append(EagerOp(name, tensors_in(result), node=n.name, handle=handle))
         return result
 
 
-def _copies(result: object) -> tuple[torch.Tensor, ...]:
-    """Return copies, as later operators may write in place."""
+def tensors_in(result: object) -> tuple[torch.Tensor, ...]:
+    """Return copies of the tensors in a result, as later operators may write in place.
+
+    Args:
+        result: What an operator returned.
+    """
     if isinstance(result, torch.Tensor):
         return (result.detach().clone(),)
     if isinstance(result, (tuple, list)):
-        return tuple(copy for item in result for copy in _copies(item))
+        return tuple(copy for item in result for copy in tensors_in(item))
     return ()
 
 

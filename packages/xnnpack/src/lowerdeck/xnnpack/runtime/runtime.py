@@ -32,6 +32,7 @@ from lowerdeck.xnnpack.runtime.numbers import (
     stored,
     stored_constant,
 )
+from lowerdeck.xnnpack.runtime.precision import Precision, precision_of
 
 _FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
 
@@ -130,6 +131,17 @@ class XnnpackRuntime:
     def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
         """Return what each debug identifier of a payload computes, such as ``"Conv2d"``."""
         return {node.debug_handle: node.operator.label for node in handle.graph.nodes}
+
+    def event_precision(self, handle: LoadedPayload) -> dict[int | str, Precision]:
+        """Return the precision of what each node computes, where it is less than float32's.
+
+        Args:
+            handle: What ``init`` returned.
+        """
+        found = {
+            node.debug_handle: precision_of(node, handle.values) for node in handle.graph.nodes
+        }
+        return {name: one for name, one in found.items() if one is not None}
 
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.

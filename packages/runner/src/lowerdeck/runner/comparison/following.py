@@ -1,0 +1,136 @@
+"""Eager on a program's own numbers: an operator is not blamed for what was rounded before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+
+from lowerdeck.runner._torch_private import flat_graph_inputs
+from lowerdeck.runner.comparison.eager import tensors_in
+from lowerdeck.runner.comparison.pairing import Pair, tensors_of
+from lowerdeck.runner.comparison.quanta import (
+    Expected,
+    expected_of,
+    grid_of,
+    name_of,
+    step_at_run_time,
+)
+from lowerdeck.runner.profile import Event
+
+Agrees = Callable[[torch.Tensor, Expected], bool]
+
+
+class Following:
+    """An exported program that goes on with what another program computed, wherever that is right.
+
+    Each operator is then computed of what the other one's was, and differs by its own fault only.
+    Numbers that were a half step apart before they were rounded are a step apart afterwards, and
+    several after the next layer: without this, the tolerance would have to allow for all of it.
+
+    Args:
+        program: The exported program.
+        events: What the other program did.
+        pairs: Which event gave what a node gives.
+        agrees: Tells whether a tensor is what was expected.
+
+    Attributes:
+        expected: For each node of a pair, what its event should have given.
+        outputs: What the exported program returns, its results in order.
+        used: Events that were taken for the rounding of some node.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        events: Sequence[Event],
+        pairs: Sequence[Pair],
+        agrees: Agrees,
+    ) -> None:
+        self.expected: dict[str, list[Expected]] = {}
+        self.outputs: list[Any] = []
+        self.used: list[Event] = []
+        self._program = program
+        self._given: Mapping[str, Event] = {op.node: event for event, op in pairs}
+        self._rounded = [e for e in events if e.precision is not None and e.precision.at_run_time]
+        self._agrees = agrees
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Run the exported program once.
+
+        Args:
+            args: Its inputs by position.
+            kwargs: Its inputs by name.
+        """
+        interpreter = _Interpreter(self._program.graph_module, self._result_of)
+        with torch.no_grad():
+            results = interpreter.run(*flat_graph_inputs(self._program, args, kwargs))
+        specs = self._program.graph_signature.output_specs
+        self.outputs = [
+            result
+            for spec, result in zip(specs, results, strict=True)
+            if spec.kind is OutputKind.USER_OUTPUT
+        ]
+
+    def _result_of(self, node: fx.Node, result: Any, is_new: bool) -> Any:
+        """Return what the nodes after ``node`` are to read."""
+        event = self._given.get(node.name)
+        if event is None:
+            if is_new and name_of(node).startswith("dequantize"):
+                return self._rounded_as(result)
+            return result
+        self.expected[node.name] = [
+            expected_of(event, value, node) for value in tensors_in(result)
+        ]
+        found = tensors_of(event.values)
+        # A view stays one: whoever writes into it writes into what it was made of.
+        if not is_new or len(found) != 1 or found[0].numel() != result.numel():
+            return result
+        taken = found[0].reshape(result.shape)
+        if not self._agrees(taken, self.expected[node.name][0]):
+            return result
+        grid = grid_of(event, node)
+        if grid is not None and not result.is_floating_point():
+            taken = grid.integers(taken)
+        return taken.to(result.dtype, copy=True)
+
+    def _rounded_as(self, result: torch.Tensor) -> torch.Tensor:
+        """Return the rounding of the same numbers that the other program did, if it did one.
+
+        Both choose the step by the numbers, eager's perhaps for the whole tensor and the other for
+        each row: nothing but the numbers tells which belongs to which.
+        """
+        slack = step_at_run_time(result) * (1 + 1e-4)
+        for event in self._rounded:
+            (found,) = tensors_of(event.values)
+            if found.numel() != result.numel():
+                continue
+            taken = found.reshape(result.shape)
+            if self._agrees(taken, Expected(result, slack)):
+                self.used.append(event)
+                return taken.to(result.dtype, copy=True)
+        return result
+
+
+class _Interpreter(fx.Interpreter):
+    def __init__(
+        self, module: fx.GraphModule, change: Callable[[fx.Node, Any, bool], Any]
+    ) -> None:
+        super().__init__(module)
+        self._change = change
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op != "call_function":
+            return result
+        memory = {one.untyped_storage().data_ptr() for one in self._tensors_read(n)}
+        is_new = type(result) is torch.Tensor and result.untyped_storage().data_ptr() not in memory
+        return self._change(n, result, is_new)
+
+    def _tensors_read(self, node: fx.Node) -> list[torch.Tensor]:
+        read = [self.env[one] for one in node.all_input_nodes]
+        return [one for one in read if type(one) is torch.Tensor]

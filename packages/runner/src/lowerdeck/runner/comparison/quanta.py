@@ -1,0 +1,124 @@
+"""What eager's numbers are where a program holds them as small integers, or as short floats."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from lowerdeck.runner._torch_private import operator_name
+from lowerdeck.runner.profile import Event
+
+_INTEGERS = frozenset({torch.int8, torch.uint8})
+_REAL = _INTEGERS | {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+"""Dtypes of eager's that stand for real numbers; truths and indices are what they are."""
+
+
+class Expected(NamedTuple):
+    """What an event should have given.
+
+    Attributes:
+        value: Eager's numbers, as near as the program can express them.
+        slack: How far from them is still right, beyond the tolerances.
+    """
+
+    value: torch.Tensor
+    slack: float = 0.0
+
+
+class Grid(NamedTuple):
+    """The numbers that integers with one scale can express.
+
+    Attributes:
+        step: The scale.
+        zero_point: The integer that stands for 0.
+        least: The smallest integer.
+        most: The largest.
+    """
+
+    step: float
+    zero_point: int
+    least: int
+    most: int
+
+    def real(self, integers: torch.Tensor) -> torch.Tensor:
+        """Return what integers stand for."""
+        return (integers.double() - self.zero_point) * self.step
+
+    def integers(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the integers nearest to numbers, in float64; the largest for NaN."""
+        wide = (numbers.double() / self.step).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return (wide.round() + self.zero_point).clamp(self.least, self.most)
+
+
+def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) -> Expected:
+    """Return what an event should have given where eager gave ``value``.
+
+    Whatever eager rounds afterwards, an event that gives integers has rounded already. Eager's
+    own scale and limits count where they are known: a program that has others is wrong.
+
+    Args:
+        event: What the program did.
+        value: What eager gave.
+        node: The node that gave it, if eager is an exported program.
+    """
+    precision = event.precision
+    if precision is None or value.dtype not in _REAL or not value.numel():
+        return Expected(value)
+    if precision.step is None:
+        return Expected(value, _largest(value) * precision.relative)
+    grid = grid_of(event, node)
+    assert grid is not None
+    real = grid.real(value if value.dtype in _INTEGERS else grid.integers(value))
+    # A hair more than a step, as the two are subtracted in floating point.
+    return Expected(real, grid.step * (1 + 1e-4) + _largest(real) * precision.relative)
+
+
+def grid_of(event: Event, node: fx.Node | None = None) -> Grid | None:
+    """Return the numbers that an event's result should be among, None for floats.
+
+    Args:
+        event: What the program did.
+        node: The node of eager that it corresponds to; one that quantises, or that is followed by
+            one, tells what the scale should be.
+    """
+    precision = event.precision
+    if precision is None or precision.step is None:
+        return None
+    own = Grid(precision.step, precision.zero_point, *precision.limits)
+    near = () if node is None else (node, *node.users)
+    known = [grid for one in near if (grid := _grid_of_node(one))]
+    # Two readers may round to two scales, each by an event of its own.
+    return min(known, key=lambda grid: abs(grid.step - own.step), default=own)
+
+
+def _grid_of_node(node: fx.Node) -> Grid | None:
+    if not name_of(node).startswith("quantize_per_tensor"):
+        return None
+    match node.args:
+        case [_, float() | int() as step, int(zero_point), int(least), int(most), *_]:
+            return Grid(float(step), zero_point, least, most)
+    return None
+
+
+def name_of(node: fx.Node) -> str:
+    """Return the bare name of what a node calls, such as ``quantize_per_tensor``."""
+    return (operator_name(node.target) or "").rpartition("::")[2]
+
+
+def step_at_run_time(numbers: torch.Tensor) -> float:
+    """Return the step of 8-bit integers whose scale is chosen by the numbers themselves.
+
+    Args:
+        numbers: A tensor, quantised as one; the steps of its rows on their own are no larger.
+    """
+    if not numbers.numel():
+        return 0.0
+    low, high = numbers.double().aminmax()
+    return float(high.clamp(min=0) - low.clamp(max=0)) / 255
+
+
+def _largest(value: torch.Tensor) -> float:
+    finite = value.double().abs().nan_to_num(nan=0.0, posinf=0.0)
+    return float(finite.max())
