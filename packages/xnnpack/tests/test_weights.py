@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from quantized_cases import (  # type: ignore[import-not-found]
     IN,
     OUT,
@@ -28,6 +33,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack.emit import scratch
 
 Tensor = torch.Tensor
 X = torch.randn(1, 3, 8, 8)
@@ -112,18 +118,37 @@ def test_methods_and_partitions_share_equal_weights() -> None:
 
 
 class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of new tensors that hold numbers."""
+    """Counts the bytes of new tensors that hold numbers, and those that lie in memory at once."""
 
     made = 0
+    peak = 0
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {_memory(arg) for arg in args if isinstance(arg, Tensor)}
-        if isinstance(result, Tensor) and _memory(result) not in {0, *given}:
-            self.made += result.numel() * result.element_size()
+        if not isinstance(result, Tensor) or func is torch.ops.aten.from_file.default:
+            return result
+        place = _memory(result)
+        if place not in {0, *given}:
+            self._sizes[place] = result.numel() * result.element_size()
+            self.made += self._sizes[place]
+        if place in self._sizes:
+            self._names[place] += 1
+            weakref.finalize(result, self._lost, place)
+            self.peak = max(self.peak, sum(self._sizes.values()))
         return result
+
+    def _lost(self, place: int) -> None:
+        self._names[place] -= 1
+        if not self._names[place]:
+            del self._sizes[place]
 
 
 def _memory(tensor: Tensor) -> int:
@@ -156,7 +181,113 @@ def test_weights_that_are_as_xnnpack_wants_them_are_not_copied(mode: str, tmp_pa
     weights = torch.load(tmp_path / "weights", mmap=True, weights_only=False)
     program = torch.export.export(Function(function, weights).eval(), (torch.ones(1, SIDE),))
     size = sum(t.numel() * t.element_size() for t in weights.state_dict().values())
-    with _Copies() as copies:  # type: ignore[no-untyped-call]
+    with _Copies() as copies:
         emitted = emit(to_backend(program, XnnpackPartitioner()))
     assert copies.made <= size / 20
     assert len(keys_by_file(emitted)[""]) >= 1
+
+
+def in_groups(x: Tensor, w: Any) -> Tensor:
+    return F.linear(by_row(x), w())
+
+
+def four_bits() -> nn.Module:
+    found: nn.Module = IntegerWeight(SIDE, SIDE, group=32, bits=4)
+    return found
+
+
+def layers(*of: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*of)
+
+
+ROW, IMAGE = torch.ones(1, SIDE), torch.ones(1, 96, 12, 12)
+OTHERWISE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, Any]]] = {
+    "groups of 4 bits": (lambda: Function(in_groups, four_bits()), ROW, {}),
+    "float16": (lambda: nn.Linear(SIDE, SIDE).half(), ROW.half(), {}),
+    "bfloat16": (lambda: nn.Linear(SIDE, SIDE).bfloat16(), ROW.bfloat16(), {}),
+    "float16 in float32": (
+        lambda: nn.Linear(SIDE, SIDE).half(),
+        ROW.half(),
+        {"precision": "fp32"},
+    ),
+    "float32 as float16": (lambda: nn.Linear(SIDE, SIDE), ROW, {"precision": "fp16"}),
+    "convolutions": (
+        lambda: layers(*(nn.Conv2d(96, 96, 3, padding=1, bias=False) for _ in range(16))),
+        IMAGE,
+        {},
+    ),
+    "convolutions of float16": (
+        lambda: layers(*(nn.Conv2d(96, 96, 3, padding=1) for _ in range(16))).half(),
+        IMAGE.half(),
+        {},
+    ),
+    "batch norms": (
+        lambda: layers(
+            *(
+                one
+                for _ in range(24)
+                for one in (nn.Conv2d(96, 96, 3, padding=1), nn.BatchNorm2d(96))
+            )
+        ),
+        IMAGE,
+        {},
+    ),
+}
+
+
+def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make what is little of gigabytes little of megabytes."""
+    monkeypatch.setattr(scratch, "IN_MEMORY", 1 << 16)
+    monkeypatch.setattr(scratch, "_PIECE", 1 << 14)
+
+
+@pytest.mark.skipif(not scratch._POSIX, reason="files keep their names while they are mapped")
+@pytest.mark.parametrize("mode", OTHERWISE)
+def test_weights_that_xnnpack_wants_otherwise_take_little_memory(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, x, options = OTHERWISE[mode]
+    torch.save(make().eval(), tmp_path / "weights")
+    model = torch.load(tmp_path / "weights", mmap=True, weights_only=False)
+    program = torch.export.export(model, (x,))
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    in_memory = emit(to_backend(program, XnnpackPartitioner(**options))).to_bytes()
+    _limited(monkeypatch)
+    (tmp_path / "files").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "files"))
+    with _Copies() as copies:
+        emitted = emit(to_backend(program, XnnpackPartitioner(**options)))
+    assert copies.peak <= size / 5
+    assert not list((tmp_path / "files").iterdir())
+    assert emitted.to_bytes() == in_memory
+
+
+def test_memory_is_taken_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(256, 256).bfloat16().eval()
+    program = torch.export.export(model, (torch.ones(1, 256, dtype=torch.bfloat16),))
+    in_memory = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
+    _limited(monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert emit(to_backend(program, XnnpackPartitioner())).to_bytes() == in_memory
+
+
+@given(st.lists(st.integers(0, 6), max_size=4), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_pieces_are_all_elements_in_order(sizes: list[int], random: Any) -> None:
+    order = list(range(len(sizes)))
+    random.shuffle(order)
+    tensor = torch.arange(torch.Size(sizes).numel()).reshape(sizes).permute(order)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scratch, "_PIECE", 8)
+        pieces = list(scratch.pieces_of(tensor))
+    assert all(piece.numel() <= 8 for piece in pieces)
+    assert torch.equal(torch.cat([*pieces, torch.empty(0, dtype=torch.int64)]), tensor.flatten())
+
+
+@pytest.mark.parametrize("number", [3.0, -5.0, float("inf"), -float("inf"), float("nan")])
+def test_the_largest_number_is_found_without_a_copy(number: float) -> None:
+    tensor = torch.tensor([1.0, number, -2.0])
+    found = scratch.largest(tensor)
+    torch.testing.assert_close(found, float(tensor.abs().max()), equal_nan=True)

@@ -126,6 +126,7 @@ def emit_partition(
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in constants:
             tensor = constants[node.name]
+            emission.scratch.know(tensor)
             emission.define(node, Tracked(tuple(tensor.shape), tensor))
     for position, node in enumerate(inputs):
         # Positions of arguments that are no tensors, such as sizes, have no value.
@@ -242,12 +243,19 @@ def _fold(emission: Emission, node: fx.Node) -> None:
         if node.target in SIZES_ONLY and not emission.of(one).is_constant:
             value = one.meta["val"]
             return torch.zeros((), dtype=value.dtype).expand(value.shape)
+        stored = emission.of(one).data
+        # What only moves numbers needs no copy of them in float32.
+        if moves and isinstance(stored, torch.Tensor):
+            return stored
         return emission.constant(one)
 
+    entry = entry_of(node)
+    moves = entry is not None and not entry.computes
     if name_of(node) == INNER_TENSOR:
         holder, name = node.args
-        tensor = getattr(emission.of(holder).data, str(name))  # type: ignore[arg-type]  # a node
-        emission.define(node, Tracked(tuple(tensor.shape), tensor.detach()))
+        tensor = getattr(emission.of(holder).data, str(name)).detach()  # type: ignore[arg-type]
+        emission.scratch.know(tensor)
+        emission.define(node, Tracked(tuple(tensor.shape), tensor))
         return
     quantized = _folded_integers(emission, node)
     if quantized is not None:

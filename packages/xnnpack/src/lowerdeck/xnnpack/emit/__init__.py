@@ -10,6 +10,7 @@ from lowerdeck.xnnpack.emit.emission import (
     float_of,
 )
 from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit.scratch import Scratch, largest
 
 __all__ = [
     "MOST_RESCALED",
@@ -18,11 +19,13 @@ __all__ = [
     "Fields",
     "Quantized",
     "Range",
+    "Scratch",
     "Tracked",
     "fake",
     "float_of",
     "is_fixed",
     "is_one",
+    "largest",
     "pair",
     "shape_of",
 ]

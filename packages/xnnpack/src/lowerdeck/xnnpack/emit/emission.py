@@ -17,6 +17,7 @@ from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit.scratch import Scratch
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, PER_IMAGE, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
@@ -88,6 +89,7 @@ class Emission:
         """Whether filters are stored as float16 beside inputs of float32."""
         self.graph: Graph = Graph()
         self.named_data: NamedDataStore = NamedDataStore()
+        self.scratch: Scratch = Scratch()
         self.sources: list[tuple[fx.Node, ...]] = []
         """The nodes that each node of the payload came from; its number is its debug handle."""
         self._tracked: dict[fx.Node, Tracked] = {}
@@ -282,7 +284,7 @@ class Emission:
         """Return the id of a constant value.
 
         Args:
-            tensor: The data as real numbers, its dimensions in the order of memory.
+            tensor: The data as real numbers of any float, its dimensions in the order of memory.
             packed: Whether a convolution or a linear layer packs it. The runtime may free what it
                 packed, so a constant that is used both ways is two values.
             encoding: How it is stored: as a float or, rounded, as an 8-bit integer; the results'
@@ -292,7 +294,7 @@ class Emission:
             The id; the same for the same bytes, shape and use.
         """
         chosen = encoding or (self._writes if self._writes in _PLAIN else FLOAT)
-        return self.stored_constant(_encoded(tensor, chosen), chosen, packed=packed)
+        return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
 
     def stored_constant(
         self,
@@ -326,7 +328,7 @@ class Emission:
 
     def _digest(self, stored: torch.Tensor) -> str:
         """Return the key of bytes that are in the named data from now on."""
-        data = bytes_of(stored)
+        data = bytes_of(self.scratch.kept(stored))
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._entries:
             self.named_data.add_named_data(digest, data, alignment=ALIGNMENT)
@@ -480,6 +482,18 @@ class Emission:
         if layout is Layout.CHANNELS_LAST:
             self.graph.channels_last.add(position)
 
+    def _encoded(self, tensor: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+        """Return real numbers as a tensor of the bytes that the runtime wants."""
+        if not encoding.is_int8:
+            return self.scratch.converted(tensor, _PLAIN[encoding])
+        scale = float_of(encoding.scale)
+
+        def rounded(piece: torch.Tensor) -> torch.Tensor:
+            integers = (piece.double() / scale).round() + encoding.zero_point
+            return integers.clamp(-128, 127)
+
+        return self.scratch.converted(tensor, torch.int8, rounded)
+
     def _append(self, dims: tuple[int, ...], encoding: Encoding) -> Value:
         value = Value(len(self.graph.values), dims, 0, NONE, 0, encoding)
         self.graph.values.append(value)
@@ -492,14 +506,6 @@ def _converts(source: Encoding, target: Encoding) -> bool:
         # Beyond this ratio the runtime's result is garbage, without a word.
         return source.scale / target.scale <= MOST_RESCALED
     return source == FLOAT or target == FLOAT
-
-
-def _encoded(tensor: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-    """Return real numbers as a tensor of the bytes that the runtime wants."""
-    if not encoding.is_int8:
-        return tensor.to(_PLAIN[encoding])
-    scaled = (tensor.double() / float_of(encoding.scale)).round() + encoding.zero_point
-    return scaled.clamp(-128, 127).to(torch.int8)
 
 
 def float_of(number: float) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, Quantized, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Fields, Quantized, largest, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
@@ -158,8 +158,8 @@ def _filter_encoding(
     halves = affine is None and isinstance(data, torch.Tensor) and data.dtype == torch.float16
     if not (halves or emission.half_weights):
         return FLOAT
-    largest = max(float(one.abs().max()) for one in (filters, bias) if one is not None)
-    return HALF if largest <= _LARGEST_HALF else FLOAT
+    most = max(largest(one) for one in (filters, bias) if one is not None)
+    return HALF if most <= _LARGEST_HALF else FLOAT
 
 
 def _integer_filters(

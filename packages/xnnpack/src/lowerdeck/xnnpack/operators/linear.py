@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import Call, Emission, Quantized, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, largest, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import (
@@ -108,8 +108,7 @@ def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encodin
         return HALF
     if filters is not None and (data is None or not emission.half_weights):
         return emission.writes
-    tensor = None if filters is None else emission.of(filters).tensor
-    fits = tensor is None or float(tensor.abs().max()) <= _LARGEST_HALF
+    fits = not isinstance(data, torch.Tensor) or largest(data) <= _LARGEST_HALF
     return HALF if fits and emission.half_weights else emission.writes
 
 
@@ -117,9 +116,11 @@ def _packed(
     emission: Emission, node: Node, *, flat: bool = False, encoding: Encoding | None = None
 ) -> int:
     tracked = emission.of(node)
-    tensor = tracked.tensor
-    if tensor is None:
+    data = tracked.data
+    if data is None:
         return emission.id_of(tracked)
+    # Halves stay what they are: they become what is wanted piece by piece.
+    tensor = data if isinstance(data, torch.Tensor) else emission.constant(node)
     tensor = tensor.reshape(-1) if flat else tensor
     return emission.constant_value(tensor, packed=True, encoding=encoding)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -116,19 +117,19 @@ def _of_blocks(
 
 
 def _check(node: Node, found: Quantized) -> None:
-    scales = found.scales.double()
     needed = found.data.numel() // found.group if found.group else found.scales.numel()
     if found.scales.numel() != needed or found.zero_points.numel() not in (needed, 1):
         raise QuantizationError(
             f"found {found.scales.numel()} scales and {found.zero_points.numel()} zero points in "
             f"{describe_node(node)}, expected {needed}"
         )
-    wrong = scales[~((scales >= _LEAST_SCALE) & torch.isfinite(scales))]
-    if wrong.numel():
-        raise QuantizationError(
-            f"found the scale {float(wrong[0])} in {describe_node(node)}, expected positive, "
-            "normal numbers"
-        )
+    # NaN is the least and the most where there is one.
+    for wrong in map(float, found.scales.aminmax()) if needed else ():
+        if not (wrong >= _LEAST_SCALE and math.isfinite(wrong)):
+            raise QuantizationError(
+                f"found the scale {wrong} in {describe_node(node)}, expected positive, normal "
+                "numbers"
+            )
 
 
 def permuted_constant(node: Node, source: Quantized) -> Quantized | None:

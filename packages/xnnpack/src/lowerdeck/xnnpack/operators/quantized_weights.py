@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lowerdeck.serializer import XnnDatatype
-from lowerdeck.xnnpack.emit import Emission, Quantized
+from lowerdeck.xnnpack.emit import Emission, Quantized, Scratch
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 from lowerdeck.xnnpack.payload.schema import NONE
@@ -63,9 +63,7 @@ def store_static(
         if bool((sums.abs() > _INT32).any()) or not bool(torch.isfinite(sums).all()):
             raise FloatNeededError("its bias is beyond the integers of its sums")
     filter_id = (
-        emission.stored_constant(
-            filters.data.contiguous(), int8(float(filters.scales)), packed=True
-        )
+        emission.stored_constant(filters.data, int8(float(filters.scales)), packed=True)
         if single
         else store_channels(emission, filters)
     )
@@ -93,7 +91,7 @@ def store_channels(emission: Emission, filters: Filters) -> int:
     four = filters.bits == 4 and filters.data.shape[-1] % 2 == 0
     kind = XnnDatatype.QCINT4 if four else XnnDatatype.QCINT8
     encoding = _per_channel(emission, kind, scales, filters.channel_dim)
-    stored = half_bytes(filters.data) if four else filters.data.contiguous()
+    stored = half_bytes(emission.scratch, filters.data) if four else filters.data
     return emission.stored_constant(stored, encoding, packed=True, dims=filters.data.shape)
 
 
@@ -106,7 +104,7 @@ def store_groups(emission: Emission, weight: Quantized) -> int:
         count=stored.numel(),
         group_size=weight.group,
     )
-    data = half_bytes(weight.data)
+    data = half_bytes(emission.scratch, weight.data)
     return emission.stored_constant(data, encoding, packed=True, dims=weight.data.shape)
 
 
@@ -117,10 +115,19 @@ def _per_channel(
     return Encoding(kind, scales=number, count=scales.numel(), channel_dim=channel_dim)
 
 
-def half_bytes(data: torch.Tensor) -> torch.Tensor:
-    """Return integers of -8..7 two in a byte, the first in the low half, moved up by 8."""
-    moved = (data.reshape(-1).to(torch.int16) + 8).to(torch.uint8)
-    return moved[0::2] | (moved[1::2] << 4)
+def half_bytes(scratch: Scratch, data: torch.Tensor) -> torch.Tensor:
+    """Return integers of -8..7 two in a byte, the first in the low half, moved up by 8.
+
+    Args:
+        scratch: Makes what is returned.
+        data: The integers as int8, an even number in each row.
+    """
+
+    def halved(piece: torch.Tensor) -> torch.Tensor:
+        moved = (piece + 8).view(torch.uint8)
+        return moved[0::2] | (moved[1::2] << 4)
+
+    return scratch.made(data, torch.uint8, halved, width=2)
 
 
 def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:

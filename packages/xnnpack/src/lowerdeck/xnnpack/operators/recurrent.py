@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, largest
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.pieces import joined, stretch
 from lowerdeck.xnnpack.payload.encoding import HALF
@@ -74,7 +74,7 @@ def _layer(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> int:
-    fits = emission.half_weights and float(weight.abs().max()) <= _LARGEST_HALF
+    fits = emission.half_weights and largest(weight) <= _LARGEST_HALF
     encoding = HALF if fits else emission.writes
     return emission.add(
         NodeKind.FULLY_CONNECTED,

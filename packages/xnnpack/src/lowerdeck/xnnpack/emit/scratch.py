@@ -1,0 +1,152 @@
+"""Where constants lie that a payload needs and the program has otherwise, or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from lowerdeck.torch_base import bytes_of
+
+IN_MEMORY = 32 << 20
+"""Bytes that one partition may hold in memory; what is more lies in files."""
+_PIECE = 1 << 20
+"""Elements that are converted at once; an even number, as two may go into one byte."""
+_POSIX = os.name == "posix"
+"""Whether a file can lose its name while it is mapped."""
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Scratch:
+    """Makes constants piece by piece, and takes little memory for all of them together.
+
+    The first few stay in memory. The others are written to files in the system's folder for
+    temporary ones (``TMPDIR``), mapped, and deleted at once: they go when nobody reads them any
+    more, whatever becomes of the process. Where such a file cannot be written, memory is taken.
+    """
+
+    def __init__(self) -> None:
+        self._left = IN_MEMORY
+        self._known: set[int] = set()
+
+    def know(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor lies in memory that is there anyway.
+
+        Args:
+            tensor: A constant of the program; a subclass is looked into later, part by part.
+        """
+        if type(tensor) is torch.Tensor:
+            self._known.add(tensor.untyped_storage().data_ptr())
+
+    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor whose elements lie in order, in memory that is there anyway or is left.
+
+        Args:
+            tensor: What is to be kept.
+        """
+        dense = tensor.is_contiguous()
+        if dense and tensor.untyped_storage().data_ptr() in self._known:
+            return tensor
+        if dense and self._takes(tensor.numel() * tensor.element_size()):
+            self.know(tensor)
+            return tensor
+        return self.made(tensor, tensor.dtype).reshape(tensor.shape)
+
+    def converted(
+        self, tensor: torch.Tensor, dtype: torch.dtype, change: Change | None = None
+    ) -> torch.Tensor:
+        """Return a tensor with other elements, itself if it has that dtype and no change is given.
+
+        Args:
+            tensor: What is to be converted.
+            dtype: What its elements become.
+            change: How, where that is more than a cast.
+        """
+        if tensor.dtype == dtype and change is None:
+            return tensor
+        return self.made(tensor, dtype, change).reshape(tensor.shape)
+
+    def made(
+        self,
+        source: torch.Tensor,
+        dtype: torch.dtype,
+        change: Change | None = None,
+        *,
+        width: int = 1,
+    ) -> torch.Tensor:
+        """Return elements that are made of others, in a row.
+
+        Args:
+            source: What they are made of, in row-major order.
+            dtype: What they are.
+            change: Makes some of them of a piece of ``source``, a row; None casts.
+            width: How many elements of ``source`` make one.
+        """
+        count = source.numel() // width
+
+        def pieces() -> Iterator[torch.Tensor]:
+            for piece in pieces_of(source):
+                yield (piece if change is None else change(piece)).to(dtype)
+
+        made = None
+        if not self._takes(count * dtype.itemsize) and _POSIX:
+            made = _in_file(pieces(), count, dtype)
+        if made is None:
+            made = torch.empty(count, dtype=dtype)
+            start = 0
+            for piece in pieces():
+                made[start : start + piece.numel()] = piece
+                start += piece.numel()
+        self.know(made)
+        return made
+
+    def _takes(self, size: int) -> bool:
+        fits = size <= self._left
+        self._left -= size if fits else 0
+        return fits
+
+
+def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the elements of a tensor in row-major order, so many at once as are converted at once.
+
+    Args:
+        tensor: Any tensor; whole rows stay together where its elements do not lie in order.
+    """
+    tensor = tensor.detach()
+    if tensor.numel() <= _PIECE or tensor.is_contiguous():
+        yield from torch.split(tensor.reshape(-1), _PIECE)
+        return
+    rows = _PIECE // tensor[0].numel()
+    for part in torch.split(tensor, rows) if rows else tensor:
+        yield from pieces_of(part)
+
+
+def _in_file(
+    pieces: Iterator[torch.Tensor], count: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return elements in a file without a name, or None if it cannot be written."""
+    path = ""
+    try:
+        number, path = tempfile.mkstemp(prefix="lowerdeck-")
+        with os.fdopen(number, "wb") as file:
+            for piece in pieces:
+                file.write(bytes_of(piece))
+        return torch.from_file(path, shared=False, size=count, dtype=dtype)
+    except OSError:  # the disk is full, or there is none
+        return None
+    finally:
+        if path:
+            Path(path).unlink()
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """Return the largest absolute number of a tensor, without a copy of it; NaN if one is NaN.
+
+    Args:
+        tensor: A tensor that is not empty.
+    """
+    low, high = tensor.aminmax()
+    return max(-float(low), float(high)) if low == low else float("nan")
