@@ -33,6 +33,7 @@ IMAGE, MATRIX, ROWS = (2, 4, 6, 6), (3, 5), (2, 3, 4)
 POOL = ([2, 2], [2, 2], [0, 0], [1, 1])
 STATISTICS = ((4,),) * 4
 ZEROS, ONES = [0, 0], [1, 1]
+VOLUME, THREE = (2, 4, 4, 5, 6), [1, 1, 1]
 RECURRENT = (True, 1, 0.0, False, False, False)
 # What each operator is called with: a tuple of sizes is a tensor, a list of them such a list.
 CALLS: dict[str, list[tuple[Any, ...]]] = {
@@ -100,7 +101,20 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "convolution.default": [
         (IMAGE, (6, 4, 3, 3), (6,), ONES, ZEROS, ONES, False, ZEROS, 1),
         (IMAGE, (4, 3, 3, 3), (3,), ONES, ZEROS, ONES, True, ZEROS, 1),
+        (VOLUME, (6, 4, 2, 3, 3), (6,), THREE, [0] * 3, THREE, False, [0] * 3, 1),
     ],
+    "conv3d.default": [
+        (VOLUME, (6, 4, 2, 3, 3), (6,)),
+        (VOLUME, (6, 2, 3, 2, 2), (6,), [2, 1, 2], THREE, THREE, 2),
+    ],
+    **{
+        f"{name}.default": [(VOLUME, [2, 2, 2])]
+        for name in ("avg_pool3d", "max_pool3d", "max_pool3d_with_indices")
+    },
+    **{
+        f"{name}.default": [(VOLUME, THREE)]
+        for name in ("adaptive_avg_pool3d", "_adaptive_avg_pool3d")
+    },
     "linear.default": [(MATRIX, (7, 5), (7,)), (MATRIX, (7, 5)), ((2, 3, 5), (7, 5), (7,))],
     "addmm.default": [((7,), MATRIX, (5, 7)), ((1, 7), MATRIX, (5, 7))],
     "mm.default": [(MATRIX, (5, 7))],

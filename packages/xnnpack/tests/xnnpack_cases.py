@@ -11,6 +11,7 @@ from case_making import Case, Function, case, module  # type: ignore[import-not-
 from further_cases import further  # type: ignore[import-not-found]
 from mask_cases import given_masks, masks  # type: ignore[import-not-found]
 from torch import nn
+from volume_cases import volumes  # type: ignore[import-not-found]
 
 Tensor = torch.Tensor
 
@@ -45,6 +46,7 @@ def cases() -> Iterator[Case]:
                 dynamic,
                 memory_formats,
                 further,
+                volumes,
             ),
         ):
             yield from group()

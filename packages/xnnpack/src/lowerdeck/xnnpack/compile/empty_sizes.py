@@ -25,6 +25,7 @@ from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION
 from lowerdeck.xnnpack.operators.shapes import SHAPES
+from lowerdeck.xnnpack.operators.volumes import VOLUMES
 
 HEADING = "fails on nothing"
 _aten = torch.ops.aten
@@ -83,6 +84,9 @@ _FAILS: Mapping[object, Sizes] = {
             *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
             *(_aten._adaptive_avg_pool2d.default, _aten.adaptive_avg_pool1d.default),
             *(_aten.avg_pool1d.default, _aten.max_pool1d.default),
+            *(_aten.max_pool3d.default, _aten.max_pool3d_with_indices.default),
+            *(_aten.avg_pool3d.default, _aten.adaptive_avg_pool3d.default),
+            _aten._adaptive_avg_pool3d.default,
         ],
         _of("self", 1),
     ),
@@ -91,6 +95,7 @@ _FAILS: Mapping[object, Sizes] = {
 _WINDOWS = frozenset(
     {
         *CONVOLUTIONS,
+        *VOLUMES,
         *(_aten.max_pool2d.default, _aten.max_pool2d_with_indices.default),
         *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
         _aten._adaptive_avg_pool2d.default,

@@ -128,7 +128,7 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
         value = _scaled_pixels(emission, value, shape, filters, bias, limits)
     else:
-        encoding = _filter_encoding(emission, call.args["weight"], affine, filters, bias)
+        encoding = filter_encoding(emission, call.args["weight"], affine, filters, bias)
         value = emission.add(
             _kind(settings, filters),
             shape,
@@ -144,14 +144,22 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     define_image(emission, last, value)
 
 
-def _filter_encoding(
+def filter_encoding(
     emission: Emission,
     weight: Node,
     affine: Affine | None,
     filters: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Encoding:
-    """Return how filters and bias are stored: both alike, or the runtime's result is garbage."""
+    """Return how filters and bias are stored: both alike, or the runtime's result is garbage.
+
+    Args:
+        emission: Where they will be added.
+        weight: The weight.
+        affine: A batch norm that is folded into them.
+        filters: The weight in XNNPACK's order, folded.
+        bias: The bias, folded.
+    """
     if emission.writes == HALF:
         return FLOAT  # of halves the runtime refuses filters of halves
     data = emission.of(weight).data

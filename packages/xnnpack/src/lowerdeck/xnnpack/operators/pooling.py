@@ -33,7 +33,7 @@ _OF_LINES = frozenset(
 )
 
 
-def _pool(
+def pool(
     emission: Emission,
     kind: NodeKind,
     value: int,
@@ -45,6 +45,19 @@ def _pool(
     dilation: _Pair = (1, 1),
     limits: tuple[float, float] | None = None,
 ) -> int:
+    """Return the pool of an image.
+
+    Args:
+        emission: Where to add.
+        kind: Which pool.
+        value: The image.
+        shape: The result's sizes, as torch counts them.
+        kernel: Sizes of a window.
+        stride: Steps from window to window.
+        padding: At top, right, bottom and left.
+        dilation: Steps between the elements of a window.
+        limits: Least and greatest result.
+    """
     top, right, bottom, left = padding
     return emission.add(
         kind,
@@ -82,7 +95,7 @@ def _max_pool(emission: Emission, call: Call) -> None:
         for axis in (0, 1):
             reach = (int(shape[2 + axis]) - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1)
             ends[axis] = max(padding[axis], reach + 1 - int(sizes[2 + axis]) - padding[axis])
-    value = _pool(
+    value = pool(
         emission,
         NodeKind.MAX_POOLING_2D,
         value,
@@ -130,7 +143,7 @@ def _avg_pool(emission: Emission, call: Call) -> None:
         # The runtime divides by the number of true elements: make the padding true.
         value = _padded(emission, value, sizes, padding)
         sides = (0, 0, 0, 0)
-    value = _pool(
+    value = pool(
         *(emission, NodeKind.AVG_POOLING_2D, value, shape),
         kernel=kernel,
         stride=stride,
@@ -180,7 +193,7 @@ def _adaptive_pool(emission: Emission, call: Call) -> None:
     kernel = _adapted_kernel(call)
     value, _ = image_of(emission, tracked)
     shape = image_sizes(shape_of(call.node))
-    value = _pool(*(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel)
+    value = pool(*(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel)
     define_image(emission, call.node, value)
 
 

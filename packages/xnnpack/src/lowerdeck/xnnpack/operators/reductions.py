@@ -49,12 +49,18 @@ def _sum(emission: Emission, call: Call) -> None:
 
 def _mean_of(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
     """Return the mean of a tensor over the dimensions that a call names."""
-    return _mean_over(emission, tracked, _axes(call), keep=bool(call.args.get("keepdim")))
+    return mean_over(emission, tracked, _axes(call), keep=bool(call.args.get("keepdim")))
 
 
-def _mean_over(
-    emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool
-) -> Tracked:
+def mean_over(emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool) -> Tracked:
+    """Return the mean of a tensor over some of its dimensions.
+
+    Args:
+        emission: Where to add.
+        tracked: The tensor.
+        axes: The dimensions, in order.
+        keep: Whether they stay, with size 1.
+    """
     shape = _reduced(tracked.shape, axes, keep=keep)
     layout = _pooling_layout(axes, tracked)
     if layout is None:
@@ -149,7 +155,7 @@ def _as_rows(
 def _variance(emission: Emission, call: Call) -> None:
     """Add the mean of squared distances from the mean, or its root."""
     tracked, axes = emission.of(call.args["self"]), _axes(call)
-    mean = _mean_over(emission, tracked, axes, keep=True)
+    mean = mean_over(emission, tracked, axes, keep=True)
     shape = tracked.shape
     layout = emission.common_layout(tracked, mean, rank=len(shape))
     centred = emission.add(

@@ -27,6 +27,7 @@ from lowerdeck.xnnpack.operators.rearranging import REARRANGING
 from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
+from lowerdeck.xnnpack.operators.volumes import VOLUMES
 from lowerdeck.xnnpack.payload.schema import MAX_RANK
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,6 +47,7 @@ OPERATORS: Table = {
     **RECURRENT,
     **REDUCTIONS,
     **SHAPES,
+    **VOLUMES,  # after the convolutions, of which one is over images and volumes
 }
 SUPPORTED = tuple(sorted([*(str(op) for op in OPERATORS), *QUANTIZATION]))
 """Their names, for those who list backends."""
