@@ -52,8 +52,12 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     },
     **{f"{name}.default": [(MATRIX,)] for name in ("mH", "adjoint", "numpy_T")},
     **{f"{name}.default": [(ROWS, 0, 2)] for name in ("swapaxes", "swapdims")},
-    **{f"{name}.dim": [(ROWS, [1])] for name in ("std", "var")},
-    **{f"{name}.correction": [(ROWS, [1])] for name in ("std", "var")},
+    **{f"{name}.default": [(ROWS,)] for name in ("std_mean", "var_mean")},
+    **{
+        f"{name}.{overload}": [(ROWS, [1])]
+        for name in ("std", "var", "std_mean", "var_mean")
+        for overload in ("dim", "correction")
+    },
     **{f"{name}.default": [(ROWS, [2, 1, 3])] for name in ("repeat", "tile")},
     "repeat_interleave.self_int": [(ROWS, 2, 1)],
     "flip.default": [(ROWS, [0, 2])],

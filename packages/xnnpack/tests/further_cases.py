@@ -68,6 +68,14 @@ def deviations() -> Iterator[Case]:
             lambda x, d=dims, k=keep: torch.std(x, d, correction=0, keepdim=k),
             IMAGE,
         )
+        for both in (torch.var_mean, torch.std_mean):
+            yield case(
+                f"{both.__name__}_{name}",
+                lambda x, f=both, d=dims, k=keep: f(x, d, keepdim=k),
+                IMAGE,
+            )
+    yield case("var_mean_all", torch.var_mean, IMAGE)
+    yield case("var_mean_second", lambda x: torch.var_mean(x, 1)[1], IMAGE)
     yield case("var_all", torch.var, IMAGE)
     yield case(
         "std_biased", lambda x: torch.std(x + 100, 1, unbiased=False), IMAGE, tolerance=1e-4

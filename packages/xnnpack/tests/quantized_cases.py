@@ -193,6 +193,9 @@ def binaries() -> Iterator[QuantizedCase]:
     yield case("add_number", lambda x: OUT(IN(x) + 0.37), (2, 7))
     yield case("mul_number", lambda x: OUT(IN(x) * -1.7), (2, 7))
     yield case("add_itself", lambda x: OUT(IN(x) + IN(x)), (2, 7))
+    for axis in (1, -1):
+        yield case(f"glu_{axis}", lambda x, axis=axis: OUT(F.glu(IN(x), axis)), (2, 4, 3, 6))
+    yield case("glu_too_fine", lambda x: Step(0.007, -9)(F.glu(IN(x))), (2, 6), floats=1)
     weight = IntegerWeight(3, 1, 1, axis=None, scale=0.02)
     yield case("add_constant", lambda x, w: OUT(IN(x) + w()), (2, 3, 4, 4), parts=(weight,))
 

@@ -39,6 +39,7 @@ def refused(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
 
 
 X = torch.randn(2, 3, 4, 5)
+W3 = torch.ones(2, 3, 2, 2, 2)
 MANY = torch.zeros(65, dtype=torch.int64)
 
 
@@ -46,6 +47,15 @@ MANY = torch.zeros(65, dtype=torch.int64)
     ("function", "reason"),
     [
         (lambda x: torch.cumsum(x, 0), "no such operator"),
+        (lambda x: x.masked_fill(x > 0, -1.0), "cannot choose"),
+        (lambda x: torch.where(x > 0, x, x + 1), "cannot choose"),
+        (lambda x: F.avg_pool3d(x[None], 2, padding=1), "true elements"),
+        (lambda x: F.avg_pool3d(x[None], 2, ceil_mode=True), "ceil_mode"),
+        (lambda x: F.adaptive_avg_pool3d(x[None], 2), "not all of the volume"),
+        (lambda x: F.max_pool3d(x[None], (2, 1, 1), (2, 1, 3)), "windows of one element"),
+        (lambda x: F.max_pool3d(x, 2), "with a batch, 5 are needed"),
+        (lambda x: F.conv_transpose3d(x[None], W3), "no such operator"),
+        (lambda x: F.conv3d(x[None], x[None, :, :, :2]), "not constant"),
         (lambda x: torch.relu(x.double()), "float64"),
         (lambda x: x * (x > 0), "bool"),
         (lambda x: torch.relu(x[:0]), "empty"),

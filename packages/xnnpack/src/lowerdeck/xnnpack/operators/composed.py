@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.operators.elementwise import UNIT
 from lowerdeck.xnnpack.operators.maxima import largest_of_rows
 from lowerdeck.xnnpack.operators.pieces import stretch
+from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
@@ -146,8 +150,13 @@ def _glu(emission: Emission, call: Call) -> None:
     tracked, axis = emission.of(call.args["self"]), call.axis()
     shape, layout = shape_of(call.node), tracked.preferred
     half = int(shape[axis])
-    first, second = (stretch(emission, tracked, axis, start, half) for start in (0, half))
-    gate = emission.add(NodeKind.SIGMOID, shape, layout, input_id=emission.id_of(second, layout))
+    integers = emission.writes.is_int8
+    with _made_as(emission, tracked.encoding if integers else None):
+        first, second = (stretch(emission, tracked, axis, start, half) for start in (0, half))
+    with _made_as(emission, UNIT if integers else None):
+        gate = emission.add(
+            NodeKind.SIGMOID, shape, layout, input_id=emission.id_of(second, layout)
+        )
     value = emission.add(
         NodeKind.MULTIPLY,
         shape,
@@ -156,6 +165,20 @@ def _glu(emission: Emission, call: Call) -> None:
         input2_id=gate,
     )
     emission.define_value(call.node, value, layout)
+
+
+def _made_as(emission: Emission, encoding: Encoding | None) -> AbstractContextManager[None]:
+    """Let results have an encoding, None for that of the call."""
+    return nullcontext() if encoding is None else emission.stored(None, encoding)
+
+
+def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
+    source, result = scales.inputs[0], scales.result
+    # Half a step of the sigmoid, 1/512, times what it is multiplied by, must be less than a step
+    # of the result: the two then round to neighbours at most.
+    if max(source.zero_point + 128, 127 - source.zero_point) * source.scale > 500 * result.scale:
+        return "its result is much finer than its input is wide"
+    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, UNIT), result))
 
 
 def _glu_refusal(call: Call) -> str | None:
@@ -230,7 +253,9 @@ COMPOSED: Table = {
     _aten.addcmul.default: Operator(_addcmul, _addcmul_refusal, clamps=True),
     _aten._log_softmax.default: _LOG_SOFTMAX,
     _aten.log_softmax.int: _LOG_SOFTMAX,
-    _aten.glu.default: Operator(_glu, _glu_refusal),
+    _aten.glu.default: Operator(
+        _glu, _glu_refusal, integers=Integers.CHOOSES, scale_refusal=_glu_scale_refusal
+    ),
     **dict.fromkeys(
         [_aten.repeat.default, _aten.tile.default],
         Operator(_repeat, _repeat_refusal, computes=False),

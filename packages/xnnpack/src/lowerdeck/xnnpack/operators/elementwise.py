@@ -82,7 +82,7 @@ def _gelu(x: Elementwise, call: Call) -> int:
 def _silu(x: Elementwise, _: Call) -> int:
     if not x.emission.writes.is_int8:
         return x.binary(NodeKind.MULTIPLY, x.input, x.unary(NodeKind.SIGMOID, x.input))
-    with x.emission.stored(None, _UNIT):
+    with x.emission.stored(None, UNIT):
         sigmoid = x.unary(NodeKind.SIGMOID, x.input)
     return x.binary(NodeKind.MULTIPLY, x.input, sigmoid)
 
@@ -94,7 +94,7 @@ def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     # 255 steps of it are such an end, those below are not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its input goes further down than its result goes up"
-    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, _UNIT), result))
+    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, UNIT), result))
 
 
 def _hardsigmoid(x: Elementwise, _: Call) -> int:
@@ -225,7 +225,7 @@ def _is_square(node: Node) -> bool:
 
 _LINEAR = 17
 """From here on a softplus is its input, in float32."""
-_UNIT = int8(1 / 256, -128)
+UNIT = int8(1 / 256, -128)
 """How numbers from 0 to 1 are stored as integers."""
 _HALF_UNIT = int8(1 / 256)
 """How numbers from -0.5 to 0.5 are stored: what is beyond becomes the ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -153,7 +154,7 @@ def _as_rows(
 
 
 def _variance(emission: Emission, call: Call) -> None:
-    """Add the mean of squared distances from the mean, or its root."""
+    """Add the mean of squared distances from the mean, or its root, and perhaps the mean."""
     tracked, axes = emission.of(call.args["self"]), _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True)
     shape = tracked.shape
@@ -177,7 +178,17 @@ def _variance(emission: Emission, call: Call) -> None:
         )
     if call.node.target in _DEVIATIONS:
         value = emission.add(NodeKind.SQUARE_ROOT, found.shape, layout, input_id=value)
-    emission.define_value(call.node, value, layout)
+    if isinstance(call.node.meta["val"], torch.Tensor):
+        emission.define_value(call.node, value, layout)
+        return
+    for user in call.node.users:
+        if user.args[1] == 0:
+            emission.define_value(user, value, layout)
+        elif call.args.get("keepdim"):
+            emission.define(user, mean)
+        else:
+            whole = shape_of(user)
+            emission.define_value(user, emission.reshaped(emission.id_of(mean), whole))
 
 
 def _correction(call: Call) -> float:
@@ -191,6 +202,9 @@ def _variance_refusal(call: Call) -> str | None:
         return reason
     if not all(is_fixed(call.shape("self")[axis]) for axis in _axes(call)):
         return "it reduces a symbolic size"
+    returns_one = isinstance(call.node.meta["val"], torch.Tensor)
+    if not returns_one and any(one.target is not operator.getitem for one in call.node.users):
+        return "its results are used as a list"
     if not isinstance(call.args.get("correction"), (int, float, type(None))):
         return "its correction is no plain number"
     return None if _count(call) > _correction(call) else "it divides by 0, or by less"
@@ -317,8 +331,14 @@ def _mean_int8_refusal(call: Call) -> str | None:
 
 _MAXIMUM = Operator(_maximum, _maximum_refusal, integers=Integers.KEEPS)
 _MINIMUM = Operator(_minimum, _maximum_refusal)
-_DEVIATIONS = {_aten.std.correction, _aten.std.dim, _aten.std.default}
-_VARIANCES = {_aten.var.correction, _aten.var.dim, _aten.var.default}
+_DEVIATIONS = {
+    *(_aten.std.correction, _aten.std.dim, _aten.std.default),
+    *(_aten.std_mean.correction, _aten.std_mean.dim, _aten.std_mean.default),
+}
+_VARIANCES = {
+    *(_aten.var.correction, _aten.var.dim, _aten.var.default),
+    *(_aten.var_mean.correction, _aten.var_mean.dim, _aten.var_mean.default),
+}
 _MEANS = {_aten.mean.dim, _aten.mean.default}
 REDUCTIONS: Table = {
     _aten.linalg_vector_norm.default: Operator(_vector_norm, _vector_norm_refusal, wide=True),

@@ -49,6 +49,16 @@ OPERATORS: Table = {
     **SHAPES,
     **VOLUMES,  # after the convolutions, of which one is over images and volumes
 }
+_aten = torch.ops.aten
+_LEFT = dict.fromkeys(
+    [
+        *(_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar),
+        *(_aten.masked_fill.Scalar, _aten.masked_fill.Tensor, _aten.masked_fill_.Scalar),
+        _aten.masked_fill_.Tensor,
+    ],
+    "XNNPACK cannot choose, and products with truths are NaN where what is left is infinite",
+)
+"""Operators that are left on purpose, and why."""
 SUPPORTED = tuple(sorted([*(str(op) for op in OPERATORS), *QUANTIZATION]))
 """Their names, for those who list backends."""
 
@@ -88,7 +98,7 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         return "it is no operator of torch"
     entry = entry_of(node)
     if entry is None:
-        return "XNNPACK has no such operator"
+        return _LEFT.get(node.target, "XNNPACK has no such operator")
     if str(node.target) in QUANTIZATION:
         return _quantization_refusal(node, entry, constants)
     tensors = [
