@@ -158,3 +158,36 @@ def test_code_is_compiled_without_a_tree_of_objects(monkeypatch: pytest.MonkeyPa
     program = torch.export.export(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),))
     monkeypatch.setattr(ast, "parse", refused)
     torch.testing.assert_close(unflatten(program)(torch.ones(2)), torch.ones(2).tanh())
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.same, self.linear = (
+            nn.Embedding(8, 4),
+            nn.Embedding(8, 4),
+            nn.Linear(4, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.table(x)  # the first table
+        z = self.same(x)  # the second table
+        result: Tensor = self.linear(y + z)  # the layer
+        return result
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "line"),
+    [
+        ("table", torch.tensor([9]), "# the first table"),
+        ("same", torch.tensor([9]), "# the second table"),
+        ("linear", torch.ones(3, 5), "# the layer"),
+    ],
+)
+@pytest.mark.parametrize("export", [torch.export.export, export_preserving])
+def test_a_layer_of_torchs_alone_names_the_model(
+    export: Any, path: str, given: Tensor, line: str
+) -> None:
+    made = unflatten(export(Lookup(), (torch.tensor([1, 2]),)))
+    with pytest.raises((IndexError, RuntimeError), match=f"called by .*{line}"):
+        made.get_submodule(path)(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 from unflatten_comparison import compare  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 if TYPE_CHECKING:
 
@@ -220,3 +221,99 @@ def test_tied_modules_of_two_types_are_two(strict: bool) -> None:
     assert made.encoder.embed.type_name().endswith("Embedding")
     assert made.head.type_name().endswith("Linear")
     assert list(made.state_dict()) == list(eager.state_dict())
+
+
+class Counter(Model):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Count, and multiply."""
+        self.n.add_(1)
+        result: Tensor = x * self.n
+        return result
+
+
+class ReadsShared(Chain):
+    """Reads, and may write, the state of a child that has two names."""
+
+    first: Any
+    second: Any
+    writes = True
+
+    def forward(self, x: Tensor) -> Any:
+        """Call the child by both names, and use what it holds by the first."""
+        result: Any = self.second(self.first(x))
+        if self.writes:
+            self.first.n.mul_(2)
+        return result * self.first.n
+
+
+class Held(Model):
+    """Hands on what it is put around."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call it."""
+        result: Tensor = self.inner(x)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("replaced", [("first",), ("second",), ("first", "second")])
+def test_read_by_a_name_that_no_program_tells(
+    strict: bool, writes: bool, replaced: tuple[str, ...]
+) -> None:
+    """Another module by some of the names is refused; by all of them it is eager's."""
+    counter, x = Counter(), torch.ones(2)
+    eager = ReadsShared(counter, counter)
+    eager.writes = writes
+    module = unflatten(export_preserving(eager, (x,), strict=strict))
+    if module.first is not module.second:
+        # Nothing in such a program tells that they are one.
+        return
+    assert not any(row.replaceable for row in module.swappable() if row.path == "first")
+    compare(copy.deepcopy(eager), copy.deepcopy(module), (x,))
+    other, same = Counter(), Counter()
+    for name in replaced:
+        setattr(module, name, other)
+        setattr(eager, name, same)
+    if len(replaced) < 2:
+        with pytest.raises(UnflattenError, match=r"'first', 'second'.*no longer one module"):
+            module(x)
+        return
+    for _ in range(2):
+        torch.testing.assert_close(module(x), eager(x))
+    torch.testing.assert_close(other.n, same.n)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_nobody_replaced_is_never_refused(strict: bool) -> None:
+    """Wrapped by each name, traced, compiled, copied: what the names hold stays one."""
+    counter, x = Counter(), torch.ones(2)
+    eager = ReadsShared(counter, counter)
+    module = unflatten(export_preserving(eager, (x,), strict=strict))
+    wanted = copy.deepcopy(eager)(x)
+    wrapped = copy.deepcopy(module)
+    wrapped.first, wrapped.second = Held(wrapped.first), Held(wrapped.second)
+    torch.testing.assert_close(wrapped(x), wanted)
+    for made in (
+        torch.fx.symbolic_trace(copy.deepcopy(module)),
+        torch.compile(copy.deepcopy(module), backend="eager"),
+        pickle.loads(pickle.dumps(module)),
+        export(copy.deepcopy(module), (x,)).module(),
+    ):
+        torch.testing.assert_close(made(x), wanted)

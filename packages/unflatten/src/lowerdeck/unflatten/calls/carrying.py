@@ -75,6 +75,10 @@ SOMETIMES_NOTHING = (
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
 )
+SEVERAL_NAMES = (
+    "has several names, and another module reads or writes what it holds by one that the program "
+    "does not tell. Put the other module there by all of its names."
+)
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"
@@ -114,6 +118,27 @@ def must_compute_nothing(module: object, name: str, why: str) -> None:
     """
     if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
+
+
+def must_hold_one(modules: Sequence[Any], names: Sequence[str], attribute: str) -> None:
+    """Check that a module of several names holds the same by each, whatever was put around it.
+
+    Args:
+        modules: What is there by each name.
+        names: The names, as the caller knows them.
+        attribute: Which of what it holds the caller reads or writes.
+
+    Raises:
+        UnflattenError: It was replaced by some of its names only.
+    """
+    first = modules[0]
+    if all(module is first for module in modules) or torch.compiler.is_dynamo_compiling():
+        return
+    held = [getattr(module, attribute, None) for module in modules]
+    # A symbolic trace makes a new proxy for each read.
+    if any(value is not held[0] and not isinstance(value, Proxy) for value in held):
+        shown = ", ".join(map(repr, names))
+        raise UnflattenError(f"What {shown} name is no longer one module, which {SEVERAL_NAMES}")
 
 
 def must_hand_through(result: object, argument: object, name: str, where: str) -> None:

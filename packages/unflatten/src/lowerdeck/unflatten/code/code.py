@@ -28,7 +28,7 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, returned
 from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
 from lowerdeck.unflatten.calls.chosen_forms import form_of
-from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
+from lowerdeck.unflatten.calls.python_names import is_name
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
@@ -38,6 +38,7 @@ from lowerdeck.unflatten.code.failures import (
     TORCH_FOLDER,
     name_source,
     naming,
+    told,
 )
 
 _SERIAL = re.compile(r"(_\d+)+$")
@@ -533,5 +534,4 @@ def _source_comment(node: Node) -> str:
         return ""
     if node.op == "call_module":
         frames = [one for one in frames if not one.file.startswith(TORCH_FOLDER)] or frames
-    last = frames[-1]
-    return on_one_line(f"{last.file}:{last.line} in {last.function}: {last.code}")
+    return told(frames[-1])

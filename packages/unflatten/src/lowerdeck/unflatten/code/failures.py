@@ -10,9 +10,11 @@ from types import TracebackType
 import torch
 from torch.fx import Graph
 
+from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls import chosen_forms
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.code.call_targets import split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
 
@@ -78,9 +80,32 @@ def name_source(error: Exception, module: torch.nn.Module) -> None:
     if not source or source in message:
         return
     around = [found for _, _, found in failing if found and not found.startswith(TORCH_FOLDER)]
-    called = f", called by {around[-1]}" if around and source.startswith(TORCH_FOLDER) else ""
+    caller = ""
+    if source.startswith(TORCH_FOLDER):
+        caller = around[-1] if around else _caller_of(module, source)
+    called = f", called by {caller}" if caller else ""
     error.__dict__[_TOLD] = message
     error.args = (f"{message}\n(in {code!r}, which is {source}{called})",)
+
+
+def told(frame: SourceFrame) -> str:
+    """Return where a frame is in the model, on one line."""
+    return on_one_line(f"{frame.file}:{frame.line} in {frame.function}: {frame.code}")
+
+
+def _caller_of(module: torch.nn.Module, source: str) -> str:
+    """Return the model's line from which a layer of torch's was called, "" if it is not known.
+
+    Comments do not say it: layers that compute the same share their code.
+    """
+    body = module.__dict__[PRIVATE]
+    for form in (body, *body.others):
+        for node in form.graph.nodes:
+            frames = source_frames(node)
+            own = [one for one in frames if not one.file.startswith(TORCH_FOLDER)]
+            if own and told(frames[-1]) == source:
+                return told(own[-1])
+    return ""
 
 
 def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from lowerdeck.torch_base import add_node
+from lowerdeck.unflatten.calls.carrying import SEVERAL_NAMES, must_hold_one
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node, first_node
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.flat_items import Scope
@@ -69,6 +70,7 @@ class StateReads:
             read = self._insert(owner, path, owner is frame and not early)
             read.meta["val"] = self._examples[placeholder]
             self._reads[key] = read
+            self._check_names(owner, path, read)
             self.made.reads[read] = placeholder
         return read
 
@@ -98,6 +100,27 @@ class StateReads:
             read = add_node(self.made.graph, "get_attr", path, (), name)
         owner.nodes.insert(0, read)
         return read
+
+    def _check_names(self, owner: Frame, path: str, read: Node) -> None:
+        """Check that a module is one by all its names, where ``owner`` reads what it holds.
+
+        The program does not tell by which of them eager's code does that.
+        """
+        local, _, attribute = path.rpartition(".")
+        if not local:
+            return
+        prefix = f"{owner.path}." if owner.path else ""
+        names = self.paths.same_under(prefix + local, prefix)
+        if len(names) < 2:
+            return
+        for name in names:
+            self.made.forbidden.setdefault(name, SEVERAL_NAMES)
+        inside = tuple(name.removeprefix(prefix) for name in names)
+        with self.made.graph.inserting_before(read):
+            modules = tuple(self.made.graph.get_attr(name) for name in inside)
+            check = self.made.graph.call_function(must_hold_one, (modules, inside, attribute))
+        index = owner.nodes.index(read)
+        owner.nodes[index:index] = [*modules, check]
 
     @cached_property
     def _model_names(self) -> frozenset[str]:

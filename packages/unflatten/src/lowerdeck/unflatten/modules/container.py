@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,27 @@ class Container(Generated, MovesConstants):
     It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.
     """
 
-    def __getitem__(self, key: int | str) -> torch.nn.Module:
+    def __getitem__(self, key: int | str | slice) -> torch.nn.Module:
+        if isinstance(key, slice):
+            return torch.nn.ModuleList(list(self)[key])
         return child_at(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            return key in children_of(self)
+        return any(child is key for child in self)
+
+    def __delitem__(self, key: int | str | slice) -> None:
+        raise _refusal("del")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Asked for last: a child may have this name.
+            if name in _CHANGES:
+                return partial(_refuse, name)
+            raise
 
     def __setitem__(self, key: int | str, module: torch.nn.Module) -> None:
         names = list(self._modules)
@@ -55,6 +75,25 @@ class Container(Generated, MovesConstants):
 
     def __bool__(self) -> bool:
         return True
+
+
+_CHANGES = frozenset(
+    {"append", "clear", "extend", "insert", "pop", "popitem", "setdefault", "update"}
+)
+"""Methods of eager's containers that change which children there are."""
+
+
+def _refusal(change: str) -> UnflattenError:
+    return UnflattenError(
+        f"{change!r} changes which children a container has, and the program calls those that "
+        "were exported: a further one would never be called, and others would be called in its "
+        "place. Put a module around a child (layers[1] = Sequential(layers[1], more)) to compute "
+        "more, an Identity in its place to compute nothing, or export the changed model."
+    )
+
+
+def _refuse(change: str, *_: object, **__: object) -> None:
+    raise _refusal(change)
 
 
 def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:

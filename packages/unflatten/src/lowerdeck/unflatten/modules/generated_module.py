@@ -230,6 +230,13 @@ class GeneratedModule(Generated, MovesConstants):
             # Restored types never ran their constructor: plain attributes may be missing.
             return ""
 
+    def __repr__(self) -> str:
+        try:
+            return super().__repr__()
+        except (AttributeError, KeyError):
+            # As above: some eager classes show plain attributes by a method of their own.
+            return torch.nn.Module.__repr__(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = object.__new__(type(self))
         memo[id(self)] = made

@@ -104,6 +104,14 @@ class ModulePaths:
             return last
         return f"{whole[len(start) + 1 :]}.{last}" if whole.startswith(start + ".") else None
 
+    def same_under(self, name: str, prefix: str) -> list[str]:
+        """Return the names of module ``name`` that start with ``prefix``."""
+        # Most programs have one name for each module.
+        if not self._first:
+            return [name]
+        found = self._names_of(self.canonical(name))
+        return [other for other in found if other.startswith(prefix)]
+
     def _names_of(self, canonical: str) -> list[str]:
         return [name for name in self.order if self.canonical(name) == canonical]
 

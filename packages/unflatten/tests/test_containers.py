@@ -1,0 +1,107 @@
+"""Lists and dicts of modules that the program calls one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowerdeck.unflatten import UnflattenError, unflatten
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)])
+        self.named = nn.ModuleDict({"one": nn.Tanh(), "two": nn.ReLU()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        for module in self.named.values():
+            x = module(x)
+        return x
+
+
+X = torch.randn(3, 4)
+
+
+@pytest.fixture
+def made() -> Any:
+    return unflatten(torch.export.export(Listed(), (X,)))
+
+
+def test_lists_are_read_as_eagers(made: Any) -> None:
+    layers = made.layers
+    assert layers[1] in layers
+    assert nn.ReLU() not in layers
+    assert ("one" in made.named, "three" in made.named) == (True, False)
+    assert list(layers[1:]) == [layers[1], layers[2]]
+    assert next(iter(layers[::-1])) is layers[2]
+    assert len(layers[:2]) == 2
+
+
+def test_what_a_list_calls_cannot_grow_or_shrink(made: Any) -> None:
+    wanted, layer = made(X), nn.ReLU()
+    changes: list[Callable[[], object]] = [
+        lambda: made.layers.append(layer),
+        lambda: made.layers.extend([layer]),
+        lambda: made.layers.insert(0, layer),
+        lambda: made.layers.pop(0),
+        lambda: made.named.update({"three": layer}),
+        lambda: made.layers.__delitem__(0),
+        lambda: made.layers.__delitem__(slice(1, 2)),
+        lambda: made.named.__delitem__("one"),
+    ]
+    for change in changes:
+        with pytest.raises(UnflattenError, match="an Identity in its place to compute nothing"):
+            change()
+    torch.testing.assert_close(made(X), wanted)
+    made.layers[1] = nn.Sequential(made.layers[1], nn.Tanh())
+    made.named["one"] = nn.Identity()
+    assert not torch.equal(made(X), wanted)
+
+
+def test_a_child_of_such_a_name_is_found() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.append, self.pop = nn.Linear(4, 4), nn.ReLU()
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Holds()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner.pop(self.inner.append(x))
+            return result
+
+    made: Any = unflatten(torch.export.export(Calls(), (X,)))
+    assert made.inner.append is made.inner[0]
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = made.inner.other
+
+
+class Shown(nn.Module):
+    """Shows a plain attribute in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = "some"
+
+    def __repr__(self) -> str:
+        return f"Shown({self.config})"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def test_restored_types_print_without_their_attributes() -> None:
+    eager = nn.Sequential(Shown())
+    program = torch.export.export(eager, (X,))
+    assert "(0): Shown()" in repr(unflatten(program, restore_types=True))
+    assert "(0): Shown(some)" in repr(unflatten(program, restore_types=eager))
