@@ -45,7 +45,7 @@ def rows(quick: bool) -> Iterator[Row]:
 def _row(name: str, found: Counter[str], plain: Counter[str]) -> Row:
     tried = found["right"] + found["wrong"] + found["refused"]
     share, plain_share = 100 * found["right"] / tried, 100 * plain["right"] / plain.total()
-    wrong = found["wrong"] + found["alone, wrong"]
+    wrong = found["wrong"] + found["alone, wrong"] + found["changed, wrong"]
     met = share >= 99 and not wrong and not plain["wrong"]
     note = (
         f"of {tried}: {found['refused']} refused, {wrong} wrong; peer: a plain "

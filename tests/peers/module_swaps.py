@@ -1,4 +1,4 @@
-"""Replace every module of a model by eager's, one at a time, and call each alone."""
+"""Replace every module of a model, one at a time, and call each alone as eager does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from lowerdeck.unflatten import UnflattenedModule, UnflattenError, export_preserving, unflatten
+from lowerdeck.unflatten import (
+    InputConstraintError,
+    UnflattenError,
+    export_preserving,
+    unflatten,
+)
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -22,48 +27,140 @@ def is_same(found: Any, wanted: Any) -> bool:
     return all(torch.allclose(one, other, atol=1e-4, rtol=1e-3) for one, other in pairs)
 
 
-def recorded(made: nn.Module, args: tuple[Any, ...]) -> dict[str, tuple[Any, Any, Any]]:
-    """Return what each module takes and returns, the first time that it is called."""
-    found: dict[str, tuple[Any, Any, Any]] = {}
+Call = tuple[Any, Any, Any]
+"""What a module was given by position and by keyword, and what it returned."""
+
+
+def all_calls(made: nn.Module, args: tuple[Any, ...]) -> dict[str, list[Call]]:
+    """Return what each module takes and returns, call by call."""
+    found: dict[str, list[Call]] = {}
+    open_calls: list[tuple[Any, Any]] = []
+
+    def before(_: Any, args: Any, kwargs: Any) -> None:
+        # Copies, made before: what a module is given may be written by it and by its caller.
+        open_calls.append(copy.deepcopy((args, dict(kwargs))))
+
     handles = []
     for path, module in made.named_modules():
 
-        def note(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
-            # Copies: callers change what they were given in place.
-            found.setdefault(path, copy.deepcopy((args, dict(kwargs), result)))
+        def after(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
+            found.setdefault(path, []).append((*open_calls.pop(), copy.deepcopy(result)))
 
-        handles.append(module.register_forward_hook(note, with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
     made(*args)
     for handle in handles:
         handle.remove()
     return found
 
 
+class Changed(nn.Module):
+    """A module of which each result is another one, in each place: no norm undoes that."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def changed(leaf: Any) -> Any:
+            is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            if not is_float or not leaf.dim():
+                return leaf
+            return leaf * torch.linspace(0.5, 1.5, leaf.shape[-1]).to(leaf.dtype)
+
+        return pytree.tree_map(changed, self.inner(*args, **kwargs))
+
+
 def sweep(eager: nn.Module, args: tuple[Any, ...]) -> tuple[Counter[str], list[str]]:
-    """Replace each module by eager's, and call each alone; return how often what came out."""
+    """Replace each module by eager's, call each alone, and change what each returns.
+
+    Each is called alone with what eager gives it in each of its calls. That a change is seen in
+    the model's result shows that a call of the module is in the program.
+
+    Returns:
+        How often what came out, and why modules were refused.
+    """
     made = unflatten(export_preserving(eager, args))
-    wanted, calls = eager(*args), recorded(made, args)
+    wanted, calls, own_calls = eager(*args), all_calls(eager, args), all_calls(made, args)
     assert is_same(made(*args), wanted)
     found: Counter[str] = Counter()
     reasons = []
     for row in made.swappable():
-        outer, _, last = row.path.rpartition(".")
-        parent = made.get_submodule(outer)
-        own = getattr(parent, last)
-        if row.callable_alone and row.path in calls:
-            given, named, result = calls[row.path]
-            found["alone" if is_same(own(*given, **named), result) else "alone, wrong"] += 1
-        setattr(parent, last, eager.get_submodule(row.path))
+        own, original = made.get_submodule(row.path), eager.get_submodule(row.path)
+        if row.callable_alone and row.path in own_calls:
+            if "flat values" in row.reason:
+                # Not called as eager's.
+                same = _repeats(own, own_calls[row.path])
+            else:
+                given = (calls.get(row.path, []), own_calls[row.path])
+                same = _same_alone(own, original, *given)
+            found["alone" if same else "alone, wrong"] += 1
         try:
-            found["right" if is_same(made(*args), wanted) else "wrong"] += 1
+            found[
+                "right" if is_same(_with(made, row.path, original, args), wanted) else "wrong"
+            ] += 1
         except (UnflattenError, TypeError):
             # What the table does not promise; an Identity may be put where one was.
             if row.replaceable:
                 raise
             found["refused"] += 1
             reasons.append(f"{row.path}: {row.reason}")
-        setattr(parent, last, own)
+        if not row.replaceable:
+            continue
+        other = _with(eager, row.path, Changed(original), args)
+        found["without effect"] += is_same(other, wanted)
+        try:
+            result = _with(made, row.path, Changed(own), args)
+        except UnflattenError as error:
+            # The caller reads an argument that the module handed through, and is now another one.
+            if "than the argument that it returned" not in str(error):
+                raise
+            found["changed, refused"] += 1
+        else:
+            found["changed" if is_same(result, other) else "changed, wrong"] += 1
     return found, reasons
+
+
+def _repeats(own: nn.Module, calls: list[Call]) -> bool:
+    """Return whether ``own`` gives in each of these calls what it gave before."""
+    return all(
+        is_same(own(*given, **named), result) for given, named, result in copy.deepcopy(calls)
+    )
+
+
+def _same_alone(
+    own: nn.Module, original: nn.Module, calls: list[Call], own_calls: list[Call]
+) -> bool:
+    """Return whether ``own`` is as eager's with what eager gives it, or with what it gets itself.
+
+    Models look whether they are exported, and give their layers something else then.
+    """
+    try:
+        return _repeats(own, calls)
+    except InputConstraintError:
+        pairs = zip(copy.deepcopy(own_calls), copy.deepcopy(own_calls), strict=True)
+        return all(
+            is_same(own(*given, **named), original(*again, **named_again))
+            for (given, named, _), (again, named_again, _) in pairs
+        )
+
+
+def _with(model: nn.Module, path: str, other: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Return what ``model`` gives with another module in one place."""
+    outer, _, last = path.rpartition(".")
+    parent = model.get_submodule(outer)
+    own = getattr(parent, last)
+    setattr(parent, last, other)
+    try:
+        return model(*args)
+    finally:
+        setattr(parent, last, own)
 
 
 class Behind(nn.Module):
@@ -110,22 +207,6 @@ def place(value: Any, among: Any) -> int | None:
     return None
 
 
-def all_calls(made: nn.Module, args: tuple[Any, ...]) -> dict[str, list[tuple[Any, Any, Any]]]:
-    """Return what each module takes and returns, call by call."""
-    found: dict[str, list[tuple[Any, Any, Any]]] = {}
-    handles = []
-    for path, module in made.named_modules():
-
-        def note(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
-            found.setdefault(path, []).append(copy.deepcopy((args, dict(kwargs), result)))
-
-        handles.append(module.register_forward_hook(note, with_kwargs=True))
-    made(*args)
-    for handle in handles:
-        handle.remove()
-    return found
-
-
 def plain_sweep(eager: nn.Module, args: tuple[Any, ...]) -> Counter[str]:
     """Replace each module of a plain export by eager's, which is given flat tensors."""
     made = unflatten(torch.export.export(eager, args), preserve="all")
@@ -139,7 +220,8 @@ def plain_sweep(eager: nn.Module, args: tuple[Any, ...]) -> Counter[str]:
         if behind is None:
             found["refused"] += 1
             continue
-        found[_put(made, row.path, behind, args, wanted)] += 1
+        result = _with(made, row.path, behind, args)
+        found["right" if is_same(result, wanted) else "wrong"] += 1
     return found
 
 
@@ -155,15 +237,3 @@ def _behind(eager: nn.Module, flat: list[Any], known: list[Any]) -> Behind | Non
             return None
         calls.append((call, (taken, numbers)))
     return Behind(eager, calls)
-
-
-def _put(
-    made: UnflattenedModule, path: str, other: nn.Module, args: tuple[Any, ...], wanted: Any
-) -> str:
-    outer, _, last = path.rpartition(".")
-    parent = made.get_submodule(outer)
-    own = getattr(parent, last)
-    setattr(parent, last, other)
-    found = is_same(made(*args), wanted)
-    setattr(parent, last, own)
-    return "right" if found else "wrong"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowerdeck.unflatten import unflatten
-from tests.peers.module_swaps import is_same, recorded, sweep
+from lowerdeck.unflatten import UnflattenError, unflatten
+from tests.peers.module_swaps import all_calls, is_same, sweep
 from tests.peers.transformer_models import CONFIGURED, Configured
 
 transformers = pytest.importorskip("transformers")
@@ -34,6 +34,9 @@ def test_every_module_can_be_replaced_by_eagers(item: Configured) -> None:
     print(f"\n{item.model}: {dict(found)}", *reasons, sep="\n    ")
     assert not found["wrong"]
     assert not found["alone, wrong"]
+    assert not found["changed, wrong"]
+    # A change is seen but where the model hardly uses what the module returns.
+    assert found["without effect"] < found["changed"] / 3
     assert found["refused"] <= REFUSED
     assert len(reasons) == found["refused"]
 
@@ -45,6 +48,14 @@ def test_every_module_of_a_plain_export_can_be_called_alone(item: Configured) ->
     with torch.no_grad():
         made = unflatten(torch.export.export(eager, args), preserve="all")
         assert is_same(made(*args), eager(*args))
-        for path, (given, named, result) in recorded(made, args).items():
-            assert all(isinstance(leaf, torch.Tensor) for leaf in given) or not path, path
-            assert is_same(made.get_submodule(path)(*given, **named), result), path
+        calls = all_calls(made, args)
+        for row in made.swappable():
+            own = made.get_submodule(row.path)
+            for given, named, result in calls.get(row.path, ()):
+                try:
+                    found = own(*given, **named)
+                except UnflattenError as error:
+                    assert not row.callable_alone, f"{row.path}: {error}"  # noqa: PT017
+                else:
+                    assert row.callable_alone, row
+                    assert is_same(found, result), row.path
