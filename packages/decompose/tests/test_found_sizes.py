@@ -167,6 +167,14 @@ def test_branches_go_by_the_symbols_of_the_program() -> None:
     assert [node.target for node in found.graph.nodes] == [
         node.target for node in program.run_decompositions().graph.nodes
     ]
+    for branch in found.graph_module.children():
+        bindings = [
+            node.meta["unbacked_bindings"]
+            for node in branch.graph.nodes
+            if "unbacked_bindings" in node.meta
+        ]
+        assert all(bindings)
+        assert {s for each in bindings for s in each} <= {*program.range_constraints}
     for x in (X, X.flip(1)):
         torch.testing.assert_close(_ran(found, x), _ran(program, x))
 

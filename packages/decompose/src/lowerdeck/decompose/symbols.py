@@ -42,6 +42,11 @@ def bind(mode: FakeTensorMode, source: Node | None, graph: Graph, result: Any) -
         let_be(environment, symbol, _expression(old, symbol))
         for each in binding:
             each.pop(symbol, None)
+    for node in graph.nodes:
+        bound = node.meta.pop("unbacked_bindings", None)
+        if bound:
+            names = environment.unbacked_renamings
+            node.meta["unbacked_bindings"] = {names.get(s, s): at for s, at in bound.items()}
     return True
 
 
