@@ -7,9 +7,9 @@ from threading import Lock
 from typing import Any
 
 from lowerdeck.decompose._torch_private import ambient
+from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.decompose.template import Template
 
 _TABLES = 64
 

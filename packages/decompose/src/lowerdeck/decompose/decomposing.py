@@ -20,6 +20,7 @@ from lowerdeck.decompose._torch_private import (
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.keeping import Keep
@@ -27,7 +28,6 @@ from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import new_outputs, say_outputs
-from lowerdeck.decompose.symbols import symbols_kept
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer

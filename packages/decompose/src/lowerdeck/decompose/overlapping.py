@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from lowerdeck.decompose.calls.facts import SYMBOLS
+from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.decompose.facts import SYMBOLS
-from lowerdeck.decompose.memory import Value
 from lowerdeck.torch_base import schema_of, unset_fake_temporarily
 
 

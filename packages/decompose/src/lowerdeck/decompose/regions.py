@@ -10,10 +10,10 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import insert_assertions
+from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts
+from lowerdeck.decompose.calls.memory import Value
+from lowerdeck.decompose.calls.template import facts_of
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
-from lowerdeck.decompose.memory import Value
-from lowerdeck.decompose.template import facts_of
 from lowerdeck.decompose.walk import State, Walk
 from lowerdeck.torch_base import attribute_of
 

@@ -20,9 +20,9 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
+from lowerdeck.decompose.calls.memory import Value
+from lowerdeck.decompose.calls.template import parent_of
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.memory import Value
-from lowerdeck.decompose.template import parent_of
 
 _MUTATION_OF = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
@@ -93,12 +93,14 @@ def new_outputs(
             source = gone[source]  # noqa: PLW2901
         gone[copied] = source
     nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
-    places = {target: position for position, (_, target, _) in enumerate(kept)}
+    positions = {target: position for position, (_, target, _) in enumerate(kept)}
     names = {
         node.name: str(spec.target or node.name)
         for node, spec in zip(placeholders, old.input_specs, strict=True)
     }
-    _keep_what_was(nodes, {name: places[at] for name, at in names.items() if at in places}, clone)
+    _keep_what_was(
+        nodes, {name: positions[at] for name, at in names.items() if at in positions}, clone
+    )
     _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
@@ -134,7 +136,7 @@ def _give_each_its_own(
 
 
 def _keep_what_was(
-    nodes: list[Any], places: Mapping[str, int], clone: Callable[[Node], Node]
+    nodes: list[Any], positions: Mapping[str, int], clone: Callable[[Node], Node]
 ) -> None:
     """Let no output show what an input was that an earlier one writes, in place.
 
@@ -149,8 +151,8 @@ def _keep_what_was(
             root = parent
         if not isinstance(root, Node) or root.op != "placeholder":
             continue
-        place = places.get(root.name, position)
-        if place < position and before[place] is not root:
+        written = positions.get(root.name, position)
+        if written < position and before[written] is not root:
             if node not in clones:
                 clones[node] = clone(node)
             nodes[position] = clones[node]

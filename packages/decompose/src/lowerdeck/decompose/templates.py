@@ -12,12 +12,12 @@ from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.keys import Call, fill
+from lowerdeck.decompose.calls.symbols import bind
+from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.errors import TemplateError, WholeProgramError
-from lowerdeck.decompose.facts import TensorFacts
-from lowerdeck.decompose.keys import Call, fill
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.decompose.symbols import bind
-from lowerdeck.decompose.template import Template
 from lowerdeck.decompose.untraced import Before, Resized, recorded
 from lowerdeck.torch_base import FakeTensorMode, OpOverload
 

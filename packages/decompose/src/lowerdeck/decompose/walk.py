@@ -17,13 +17,13 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     standing_for,
 )
+from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts, number_key, plain_number
+from lowerdeck.decompose.calls.keys import Slot, call_of, result_key
+from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.calls.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key, plain_number
-from lowerdeck.decompose.keys import Slot, call_of, result_key
-from lowerdeck.decompose.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.overlapping import check_writes
 from lowerdeck.decompose.recording import as_dispatched
-from lowerdeck.decompose.template import Result, Seen, Template, facts_of
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
 from lowerdeck.decompose.writer import Heritage, Writer

@@ -12,11 +12,11 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source, tensor_meta
+from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts, plain_number
+from lowerdeck.decompose.calls.keys import Call
+from lowerdeck.decompose.calls.template import Constant, Step, Template, is_static
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, plain_number
-from lowerdeck.decompose.keys import Call
-from lowerdeck.decompose.template import Constant, Step, Template, is_static
 from lowerdeck.torch_base import (
     FakeTensor,
     FakeTensorMode,

@@ -15,8 +15,8 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import traced_meta
-from lowerdeck.decompose.facts import TensorFacts
-from lowerdeck.decompose.keys import Call, fill
+from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.torch_base import FakeTensor, OpOverload, schema_of
 

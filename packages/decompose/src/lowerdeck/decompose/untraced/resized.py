@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from lowerdeck.decompose._torch_private import traced_meta
-from lowerdeck.decompose.facts import TensorFacts
-from lowerdeck.decompose.keys import Call
+from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.keys import Call
+from lowerdeck.decompose.calls.template import Result, Step, Template
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.decompose.template import Result, Step, Template
 from lowerdeck.decompose.untraced.identities import Before, lies_as_before
 from lowerdeck.torch_base import FakeTensor
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import asked_anew, let_be, raw_expression, rebind
-from lowerdeck.decompose.facts import SYMBOLS
+from lowerdeck.decompose.calls.facts import SYMBOLS
 from lowerdeck.torch_base import FakeTensorMode, pytree
 
 

@@ -102,8 +102,8 @@ class TensorFacts:
         """
         made: torch.Tensor = fake_tensor(mode, self.shape, self.stride, self.dtype, self.device)
         if with_offset and not (isinstance(self.offset, int) and self.offset == 0):
-            room = fake_tensor(mode, (self.offset,), (1,), self.dtype, self.device)
-            made = fake_view(room, self.shape, self.stride, self.offset, self.dtype)
+            whole = fake_tensor(mode, (self.offset,), (1,), self.dtype, self.device)
+            made = fake_view(whole, self.shape, self.stride, self.offset, self.dtype)
         return made.requires_grad_() if self.requires_grad else made
 
 

@@ -12,10 +12,10 @@ import torch
 from torch.fx import Node, map_arg
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name
+from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts
+from lowerdeck.decompose.calls.keys import Slot
+from lowerdeck.decompose.calls.memory import PARENT
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.facts import SYMBOLS, TensorFacts
-from lowerdeck.decompose.keys import Slot
-from lowerdeck.decompose.memory import PARENT
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, pytree, schema_of
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts, number_key
+from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.facts import SYMBOLS, TensorFacts, number_key
-from lowerdeck.decompose.memory import Value
 
 _PLAIN: tuple[type, ...] = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN += (torch.memory_format,)

@@ -1,0 +1,1 @@
+"""What one call is, and the template that it becomes."""
