@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import operator
 
 import pytest
 import torch
@@ -10,7 +11,13 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 import lowerdeck.torch_base.memory
-from lowerdeck.torch_base import MemoryUse, held_tensors, hides_aliases, shared_inputs
+from lowerdeck.torch_base import (
+    MemoryUse,
+    held_tensors,
+    hides_aliases,
+    returns_view,
+    shared_inputs,
+)
 
 aten = torch.ops.aten
 
@@ -249,3 +256,19 @@ def test_the_cost_is_linear() -> None:
 
 def test_the_example_runs() -> None:
     assert doctest.testmod(lowerdeck.torch_base.memory).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (torch.ops.aten.view.default, True),
+        (torch.ops.aten.split.Tensor, True),
+        (torch.ops.aten.reshape.default, True),
+        (torch.ops.aten.relu.default, False),
+        (torch.ops.aten.relu_.default, False),
+        (torch.ops.aten.add.out, False),
+        (operator.getitem, False),
+    ],
+)
+def test_what_returns_a_view_by_its_schema(target: object, told: bool) -> None:
+    assert returns_view(target) is told

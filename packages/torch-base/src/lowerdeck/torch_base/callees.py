@@ -141,6 +141,8 @@ def returns_view(target: object) -> bool:
         target: What a node calls.
 
     Example:
+        >>> import torch
+        >>> from lowerdeck.torch_base import returns_view
         >>> returns_view(torch.ops.aten.view.default), returns_view(torch.ops.aten.add_.Tensor)
         (True, False)
     """

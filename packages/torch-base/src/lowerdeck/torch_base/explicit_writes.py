@@ -27,7 +27,7 @@ from lowerdeck.torch_base._torch_private import (
     schema_of,
     with_graph_module,
 )
-from lowerdeck.torch_base.callees import hides_aliases, hides_writes
+from lowerdeck.torch_base.callees import hides_aliases, hides_writes, returns_view
 from lowerdeck.torch_base.extents import Extent
 from lowerdeck.torch_base.graphs import add_call, copy_graph_module, graphs_of
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors
@@ -279,9 +279,7 @@ def _is_view(user: Node, source: Node) -> bool:
     if not isinstance(user.target, OpOverload):
         return user.target is operator.getitem
     schema = schema_of(user.target)
-    return not schema.is_mutable and (
-        hides_aliases(user.target) or any(result.alias_info for result in schema.returns)
-    )
+    return not schema.is_mutable and (hides_aliases(user.target) or returns_view(user.target))
 
 
 def _convert(node: Node) -> None:
