@@ -379,7 +379,14 @@ def interop(session: nox.Session) -> None:
     """
     _borrow_torch(session)
     session.install(
-        *TEST_TOOLS, "expecttest", "ruamel.yaml", "tabulate", "pandas", *EDITABLE, *DEV
+        *TEST_TOOLS,
+        "expecttest",
+        "flatbuffers",
+        "ruamel.yaml",
+        "tabulate",
+        "pandas",
+        *EDITABLE,
+        *DEV,
     )
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)

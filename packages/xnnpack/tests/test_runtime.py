@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
-import flatbuffers
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +24,7 @@ from lowerdeck.xnnpack import (
 )
 from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import Encoding
+from lowerdeck.xnnpack.payload.flatbuffer import FlatBuffer
 from lowerdeck.xnnpack.payload.schema import (
     EXTERNAL_OUTPUT,
     NONE,
@@ -259,24 +259,11 @@ def test_an_input_after_an_output_is_refused() -> None:
 def test_a_value_of_another_type_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, kind: int, datatype: int, message: str
 ) -> None:
-    def stored(builder: flatbuffers.Builder, value: Value) -> int:
-        builder.StartObject(8)
-        builder.PrependInt16Slot(0, datatype, 0)
-        builder.PrependUint32Slot(6, value.id, 0)
-        table = builder.EndObject()
+    def stored(made: FlatBuffer, value: Value) -> int:
+        table = made.table("hxxxxxI", datatype, 0, 0, 0, 0, 0, value.id)
         if kind == 2:  # a table with the plain one, and its scale
-            builder.StartObject(2)
-            builder.PrependFloat32Slot(0, 0.5, 0.0)
-            scale = builder.EndObject()
-            builder.StartObject(3)
-            builder.PrependUOffsetTRelativeSlot(0, table, 0)
-            builder.PrependUint8Slot(1, 2, 0)
-            builder.PrependUOffsetTRelativeSlot(2, scale, 0)
-            table = builder.EndObject()
-        builder.StartObject(2)
-        builder.PrependUint8Slot(0, kind, 0)
-        builder.PrependUOffsetTRelativeSlot(1, table, 0)
-        return int(builder.EndObject())
+            table = made.table("OBO", table, 2, made.table("f", 0.5))
+        return made.table("BO", kind, table)
 
     monkeypatch.setattr("lowerdeck.xnnpack.payload.encode._value", stored)
     with pytest.raises(BlobError, match=message):

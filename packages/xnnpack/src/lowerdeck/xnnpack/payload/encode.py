@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from typing import cast
-
-import flatbuffers
+from functools import cache
+from typing import Any
 
 from lowerdeck.serializer import XnnDatatype
 from lowerdeck.xnnpack.payload.encoding import Encoding
-from lowerdeck.xnnpack.payload.schema import (
-    Constant,
-    Graph,
-    Node,
-    Value,
-)
+from lowerdeck.xnnpack.payload.flatbuffer import FlatBuffer
+from lowerdeck.xnnpack.payload.schema import Constant, Graph, Node, NodeKind, Value
 
 MAGIC = b"XH00"
 IDENTIFIER = b"XN01"
@@ -53,129 +47,80 @@ def encode(graph: Graph, constants: bytes = b"") -> bytes:
 
 
 def _flatbuffer(graph: Graph) -> bytes:
-    builder = flatbuffers.Builder(1024 + 128 * (len(graph.values) + len(graph.nodes)))
+    made = FlatBuffer()
     positions = "".join(f" {position}" for position in sorted(graph.channels_last))
-    version = builder.CreateString(f"0{LAYOUT_MARK}{positions}" if positions else "0")
-    nodes = _offsets(builder, [_node(builder, node) for node in graph.nodes])
-    values = _offsets(builder, [_value(builder, value) for value in graph.values])
-    constants = _offsets(builder, [_constant(builder, constant) for constant in graph.constants])
-    inputs, outputs = _vector(builder, graph.input_ids), _vector(builder, graph.output_ids)
-    builder.StartObject(9)
-    builder.PrependUOffsetTRelativeSlot(0, version, 0)
-    builder.PrependUOffsetTRelativeSlot(1, nodes, 0)
-    builder.PrependUOffsetTRelativeSlot(2, values, 0)
-    builder.PrependUint32Slot(3, graph.num_externs, 0)
-    builder.PrependUOffsetTRelativeSlot(4, inputs, 0)
-    builder.PrependUOffsetTRelativeSlot(5, outputs, 0)
-    builder.PrependUOffsetTRelativeSlot(8, constants, 0)
-    builder.Finish(builder.EndObject(), IDENTIFIER)
-    return bytes(builder.Output())
+    root = made.table(
+        "OOOIOOxxO",
+        made.string(f"0{LAYOUT_MARK}{positions}" if positions else "0"),
+        made.references([_node(made, node) for node in graph.nodes]),
+        made.references([_value(made, value) for value in graph.values]),
+        graph.num_externs,
+        made.numbers(graph.input_ids),
+        made.numbers(graph.output_ids),
+        0,
+        0,
+        made.references([_constant(made, constant) for constant in graph.constants]),
+    )
+    return made.finish(root, IDENTIFIER)
 
 
-def _node(builder: flatbuffers.Builder, node: Node) -> int:
-    fields = node.kind.fields
-    vectors = {
-        name: _vector(builder, cast("tuple[int, ...]", node.fields[name]))
-        for name, kind in fields
-        if kind == "[u32]"
-    }
-    builder.StartObject(len(fields))
-    for slot, (name, kind) in enumerate(fields):
-        if kind == "[u32]":
-            builder.PrependUOffsetTRelativeSlot(slot, vectors[name], 0)
-        elif kind == "f32":
-            builder.PrependFloat32Slot(slot, node.fields.get(name, 0.0), 0.0)
-        else:
-            builder.PrependUint32Slot(slot, node.fields.get(name, 0), 0)
-    table = builder.EndObject()
-    limits = 0
-    if node.output_range is not None:
-        builder.StartObject(2)
-        builder.PrependFloat32Slot(0, node.output_range[0], 0.0)
-        builder.PrependFloat32Slot(1, node.output_range[1], 0.0)
-        limits = builder.EndObject()
-    builder.StartObject(4)
-    builder.PrependUint8Slot(0, int(node.kind), 0)
-    builder.PrependUOffsetTRelativeSlot(1, table, 0)
-    builder.PrependUint32Slot(2, node.debug_handle, 0)
-    builder.PrependUOffsetTRelativeSlot(3, limits, 0)
-    return int(builder.EndObject())
+def _node(made: FlatBuffer, node: Node) -> int:
+    codes = _codes(node.kind)
+    fields: list[Any] = [node.fields.get(name, 0) for name, _ in node.kind.fields]
+    table = made.table(
+        codes,
+        *(
+            made.numbers(field) if code == "O" else field
+            for code, field in zip(codes, fields, strict=True)
+        ),
+    )
+    limits = made.table("ff", *node.output_range) if node.output_range is not None else 0
+    return made.table("BOIO", int(node.kind), table, node.debug_handle, limits)
 
 
-def _value(builder: flatbuffers.Builder, value: Value) -> int:
-    dims = _vector(builder, value.dims)
-    builder.StartObject(8)
-    builder.PrependInt16Slot(0, int(value.encoding.datatype), 0)
-    builder.PrependUint32Slot(1, len(value.dims), 0)
-    builder.PrependUOffsetTRelativeSlot(2, dims, 0)
-    builder.PrependUint32Slot(3, value.constant, 0)
-    builder.PrependUint32Slot(4, value.external_id, 0)
-    builder.PrependUint32Slot(5, value.flags, 0)
-    builder.PrependUint32Slot(6, value.id, 0)
-    table = builder.EndObject()
-    kind, scales = _quantization(builder, value.encoding)
+@cache
+def _codes(kind: NodeKind) -> str:
+    return "".join({"[u32]": "O", "f32": "f"}.get(field, "I") for _, field in kind.fields)
+
+
+def _value(made: FlatBuffer, value: Value) -> int:
+    table = made.table(
+        "hIOIIIIx",
+        int(value.encoding.datatype),
+        len(value.dims),
+        made.numbers(value.dims),
+        value.constant,
+        value.external_id,
+        value.flags,
+        value.id,
+        0,
+    )
+    kind, scales = _quantization(made, value.encoding)
     if kind:
-        builder.StartObject(3)
-        builder.PrependUOffsetTRelativeSlot(0, table, 0)
-        builder.PrependUint8Slot(1, kind, 0)
-        builder.PrependUOffsetTRelativeSlot(2, scales, 0)
-        table = builder.EndObject()
-    builder.StartObject(2)
-    builder.PrependUint8Slot(0, _QUANTISED if kind else _PLAIN, 0)
-    builder.PrependUOffsetTRelativeSlot(1, table, 0)
-    return int(builder.EndObject())
+        table = made.table("OBO", table, kind, scales)
+    return made.table("BO", _QUANTISED if kind else _PLAIN, table)
 
 
-def _quantization(builder: flatbuffers.Builder, encoding: Encoding) -> tuple[int, int]:
+def _quantization(made: FlatBuffer, encoding: Encoding) -> tuple[int, int]:
     """Return the number of the table of scales in its union, 0 for floats, and the table."""
     datatype = encoding.datatype
     if datatype in _TENSOR_TYPES:
-        builder.StartObject(2)
-        builder.PrependFloat32Slot(0, encoding.scale, 0.0)
-        builder.PrependInt32Slot(1, encoding.zero_point, 0)
-        return _PER_TENSOR, int(builder.EndObject())
+        return _PER_TENSOR, made.table("fi", encoding.scale, encoding.zero_point)
     if datatype in _CHANNEL_TYPES:
-        builder.StartObject(4)
-        builder.PrependInt32Slot(1, encoding.channel_dim, 0)
-        builder.PrependUint32Slot(2, encoding.scales, 0)
-        builder.PrependUint32Slot(3, encoding.count, 0)
-        return _PER_CHANNEL, int(builder.EndObject())
+        fields = encoding.channel_dim, encoding.scales, encoding.count
+        return _PER_CHANNEL, made.table("xiII", 0, *fields)
     if datatype is XnnDatatype.QDINT8:
-        builder.StartObject(1)
-        builder.PrependInt32Slot(0, encoding.nonbatch_dims, 0)
-        return _PER_TOKEN, int(builder.EndObject())
+        return _PER_TOKEN, made.table("i", encoding.nonbatch_dims)
     if datatype is XnnDatatype.QBINT4:
-        builder.StartObject(6)
-        builder.PrependInt32Slot(1, encoding.channel_dim, 0)
-        builder.PrependInt32Slot(2, encoding.group_size, 0)
-        builder.PrependUint32Slot(4, encoding.scales, 0)
-        builder.PrependUint32Slot(5, encoding.count, 0)
-        return _PER_GROUP, int(builder.EndObject())
+        return _PER_GROUP, made.table(
+            "xiixII",
+            *(0, encoding.channel_dim, encoding.group_size),
+            *(0, encoding.scales, encoding.count),
+        )
     return 0, 0
 
 
-def _constant(builder: flatbuffers.Builder, constant: Constant) -> int:
+def _constant(made: FlatBuffer, constant: Constant) -> int:
     # The runtime asks whether a key is there, not whether it is empty: leave it out where unused.
-    key = builder.CreateString(constant.key) if constant.key else 0
-    builder.StartObject(3)
-    builder.PrependUint64Slot(0, NAMED if constant.key else constant.offset, 0)
-    builder.PrependUint64Slot(1, constant.size, 0)
-    builder.PrependUOffsetTRelativeSlot(2, key, 0)
-    return int(builder.EndObject())
-
-
-def _vector(builder: flatbuffers.Builder, numbers: Iterable[int]) -> int:
-    return _prepended(builder, list(numbers), builder.PrependUint32)
-
-
-def _offsets(builder: flatbuffers.Builder, offsets: list[int]) -> int:
-    return _prepended(builder, offsets, builder.PrependUOffsetTRelative)
-
-
-def _prepended(
-    builder: flatbuffers.Builder, items: list[int], prepend: Callable[[int], None]
-) -> int:
-    builder.StartVector(4, len(items), 4)
-    for item in reversed(items):  # a flatbuffer grows from its end
-        prepend(item)
-    return int(builder.EndVector())
+    key = made.string(constant.key) if constant.key else 0
+    return made.table("QQO", NAMED if constant.key else constant.offset, constant.size, key)
