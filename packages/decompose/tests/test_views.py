@@ -74,7 +74,7 @@ def _possible(base: Any, chains: Any) -> Iterator[Sequence[str]]:
     for chain in chains:
         try:
             Writing(base, [chain])(_input())
-        except (RuntimeError, IndexError):
+        except (RuntimeError, IndexError, TypeError):
             continue
         yield chain
 
