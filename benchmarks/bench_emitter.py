@@ -87,7 +87,7 @@ def _own_share(name: str, exported: ExportedProgram) -> Row:
         unit="of the time",
         goal="<= 1/4",
         met=own <= whole / 4,
-        note="the rest is torch's decomposition, timed inside the same run",
+        note="the rest is decomposition, timed inside the same run",
     )
 
 

@@ -133,12 +133,19 @@ def record(journey: Callable[[], object]) -> list[Visit]:
     """
     visits: dict[str, Visit] = {}
     stack = ["the caller"]
+    importing = 0
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal importing
         path = frame.f_code.co_filename
         start = path.find(_NAMESPACE)
-        # The body of a module runs once a process, whoever imports it first.
-        if start < 0 or frame.f_code.co_name == "<module>":
+        if start < 0:
+            return
+        # The body of a module runs once a process, whoever imports it first, with what it calls.
+        if frame.f_code.co_name == "<module>":
+            importing += {"call": 1, "return": -1}.get(event, 0)
+            return
+        if importing:
             return
         if event == "return":
             stack.pop()

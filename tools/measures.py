@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import statistics
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
@@ -145,5 +146,20 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def write(page: Path) -> None:
+    """Put the table into a page, in the place of the one that begins with the same heads.
+
+    Args:
+        page: The page.
+    """
+    made = table()
+    text = page.read_text()
+    before, _, rest = text.partition(made.splitlines()[0])
+    page.write_text(before + made + "\n\n" + rest.partition("\n\n")[2])
+
+
 if __name__ == "__main__":
-    print(table())
+    if sys.argv[1:] == ["--write"]:
+        write(ROOT / "docs/explanation/measures.md")
+    else:
+        print(table())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim, export
 
@@ -366,6 +367,28 @@ def test_what_a_loop_reads_again_lives_to_its_end() -> None:
     key = sine.writes[0].storage
     assert first[key] < loop.first
     assert last[key] == loop.last
+
+
+def test_what_a_loop_fills_turn_by_turn_is_there_from_its_first() -> None:
+    def step(carry: torch.Tensor, row: torch.Tensor) -> Any:
+        product = torch.mm(row, row.t())
+        product = torch.mm(torch.mm(product, product), product)
+        return carry + product.sum(), product * 0.5
+
+    def function(x: torch.Tensor) -> Any:
+        return scan(step, torch.zeros(()), x)
+
+    method = method_of(function, torch.randn(5, 4, 3))
+    run_passes(method, EmitConfig())
+    code = linearize(method)
+    (loop,) = code.loops
+    first, last = spans(code)
+    written = {
+        value.storage for step in code.steps[loop.first : loop.last + 1] for value in step.writes
+    }
+    filled = [key for key in written if last[key] > loop.last]
+    assert len(filled) == 2
+    assert all(first[key] <= loop.first for key in filled)
 
 
 def test_a_branch_writes_its_result_without_a_copy() -> None:

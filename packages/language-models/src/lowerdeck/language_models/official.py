@@ -36,7 +36,7 @@ def main(asked: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     given: dict[str, Any] = json.loads(asked)
-    binding: Any = importlib.import_module("executorch.extension.pybindings._portable_lib")
+    binding: Any = _binding()
     root = Path(binding.__file__).parents[2]
     for library in LIBRARIES:
         if (root / library).is_file():
@@ -57,6 +57,14 @@ def main(asked: str) -> None:
     ):
         print(token, file=answers)
     print(json.dumps(dataclasses.asdict(timing)), file=answers)
+
+
+def _binding() -> Any:
+    package = "executorch.extension.pybindings"
+    try:
+        return importlib.import_module(f"{package}._portable_lib")
+    except ModuleNotFoundError:  # its name from 1.5 on
+        return importlib.import_module(f"{package}._C")
 
 
 def _version() -> str:
