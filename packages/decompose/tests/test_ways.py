@@ -234,9 +234,12 @@ class Told(nn.Module):
         (lambda self, x: torch.mm(self.eye, x), "layout torch.sparse_coo"),
         (lambda self, x: torch.complex(x, x).conj() * 2, "lazily conjugated"),
         (lambda self, x: torch.complex(x, x).conj().imag * 2, "lazily conjugated"),
-        (lambda self, x: torch.vmap(torch.sin)(x), "calls _add_batch_dim, which is no operator"),
+        (lambda self, x: torch.vmap(torch.sin)(x), "which is no operator"),
         (lambda self, x: torch.linalg.cholesky(x @ x.mT + self.eye.to_dense()), "effects"),
-        (lambda self, x: (x * 2).squeeze_(0).t_(), "changes the shape of its argument"),
+        (
+            lambda self, x: (x * 2).squeeze_(0).t_(),
+            "changes in place how its argument shows memory",
+        ),
     ],
     ids=["sparse", "conjugated", "negated", "vmap", "linalg", "reshaped in place"],
 )

@@ -373,7 +373,8 @@ def record(
         for node in tracer.graph.find_nodes(op="get_attr")
     }
     reshaped = any(
-        isinstance(leaf, torch.Tensor) and not _is_as_before(leaf, wrapped[index])
+        isinstance(leaf, torch.Tensor)
+        and (not _is_as_before(leaf, wrapped[index]) or _has_other_storage(wrapped[index]))
         for index, leaf in enumerate(given)
     )
     return Recording(
@@ -432,6 +433,12 @@ def _is_as_before(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dim() == other.dim() and all(
         this == that for this, that in pairs if isinstance(this, int) and isinstance(that, int)
     )
+
+
+def _has_other_storage(tensor: Any) -> bool:
+    """Return whether ``set_`` let a functional tensor show the memory of another one."""
+    found: bool = torch._functionalize_was_storage_changed(tensor.elem)
+    return found
 
 
 def replace_view(view: Any, new: Any) -> None:

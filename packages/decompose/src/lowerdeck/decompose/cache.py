@@ -36,6 +36,8 @@ class DecompositionCache:
     """
 
     def __init__(self, size: int = 4096) -> None:
+        if not isinstance(size, int):
+            raise DecomposeError(f"found {size!r} as size of a cache, expected an integer")
         if size < 1:
             raise DecomposeError(f"a cache of {size} templates holds nothing: give at least 1")
         self._size = size
@@ -63,7 +65,7 @@ class DecompositionCache:
                 (
                     table
                     for table, known in self._tables.items()
-                    if known is rules or known == rules
+                    if known is rules or known.are_same(rules)
                 ),
                 object(),
             )

@@ -23,7 +23,7 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.keeping import Keep
+from lowerdeck.decompose.keeping import Keep, check_kept
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
@@ -172,11 +172,14 @@ def _checked(program: Any, table: Any, keep: Any, cache: Any) -> Keep:
             )
     if not isinstance(keep, Iterable):
         raise DecomposeError(f"found {keep!r} as keep, expected a collection of operators")
+    named = list(keep)
+    for operator in named:
+        check_kept(operator, keep[operator] if isinstance(keep, Mapping) else None)
     if not isinstance(cache, DecompositionCache | None):
         raise DecomposeError(
             f"found a {type(cache).__name__} as cache, expected a DecompositionCache"
         )
-    return dict(keep) if isinstance(keep, Mapping) else frozenset(keep)
+    return dict(keep) if isinstance(keep, Mapping) else frozenset(named)
 
 
 def _by_calls(

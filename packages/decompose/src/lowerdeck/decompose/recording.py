@@ -27,7 +27,7 @@ class Recording:
         constants: Tensors that were made while tracing, by the target of their get_attr node.
         unbacked: Whether symbols came up whose value is known only when the program runs.
         tokens: Whether it has effects that torch orders by tokens.
-        reshaped: Whether it changed in place how an input shows its memory.
+        reshaped: Whether it changed in place how an input shows its memory, or which.
     """
 
     graph: Graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -71,6 +72,21 @@ class Rules:
             chosen=chosen,
         )
 
+    def are_same(self, other: Rules) -> bool:
+        """Return whether two tables say the same by the same functions, not by equal ones.
+
+        Args:
+            other: Another table.
+        """
+        return self.by_result == other.by_result and all(
+            ours.keys() == theirs.keys()
+            and all(_is_same(rule, theirs[operator]) for operator, rule in ours.items())
+            for ours, theirs in (
+                (self.others, other.others),
+                (self.composites, other.composites),
+            )
+        )
+
     def keeps_call(self, call: Node) -> bool:
         """Return whether just this call stays whole, by what was asked of calls one by one.
 
@@ -101,6 +117,11 @@ class Rules:
             return False
         rule = self.composites.get(operator)
         return rule is stay or (rule is None and not is_taken_apart(operator))
+
+
+def _is_same(one: object, other: object) -> bool:
+    # A method is a new object each time that it is asked for.
+    return one is other or (isinstance(one, MethodType) and one == other)
 
 
 def stay(*_: Any, **__: Any) -> Any:

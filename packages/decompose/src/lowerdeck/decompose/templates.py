@@ -174,9 +174,11 @@ class Templates:
             raise
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
+            called = f"a write through {target.view}" if isinstance(target, Undoing) else target
             raise TemplateError(
-                f"{target} cannot be traced by itself: {type(error).__name__}: {reason}",
-                by_rule=not isinstance(target, OpOverload) or not self.rules.keeps(target),
+                f"{called} cannot be traced by itself: {type(error).__name__}: {reason}",
+                by_rule=not isinstance(target, Undoing)
+                and not (isinstance(target, OpOverload) and self.rules.keeps(target)),
             ) from error
         if bound:
             # Its sizes are those of this call alone.

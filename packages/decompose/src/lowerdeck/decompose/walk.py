@@ -383,6 +383,8 @@ class _Results:
         node = self._became[result.node]
         if not isinstance(node, Node) or isinstance(node.meta.get("val"), SYMBOLS):
             return node
+        if result.fresh:
+            return Value(node, Memory(node), requires_grad=result.requires_grad)
         views = tuple(map(self._view, result.views))
         position = self._positions.get(result.root)
         if position is not None:
@@ -473,7 +475,8 @@ def _is_symbolic(node: Node) -> bool:
         return True
     if isinstance(node.target, OpOverload):
         return node.target in _SIZES
-    return callable(node.target) and not isinstance(node.meta.get("val"), torch.Tensor)
+    # Other functions may act, as those that enter and leave autocast do: they give no number.
+    return isinstance(node.meta.get("val"), (int, float))
 
 
 _SIZES = frozenset(

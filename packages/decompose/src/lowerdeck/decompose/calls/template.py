@@ -82,6 +82,8 @@ class Result:
         views: How it shows it, the first view first.
         returned: The input that is returned itself, with all that is written to it; or None.
         requires_grad: Whether it is a view of what requires gradients.
+        fresh: Whether it has memory of its own although it is an input: so a rule says who returns
+            what it was given, of an operator that does not.
     """
 
     node: Node
@@ -89,6 +91,7 @@ class Result:
     views: tuple[Seen, ...]
     returned: int | None
     requires_grad: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,8 @@ class _Results:
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        return Result(leaf, root, views, None, position in recording.differentiable)
+        fresh = root in self._inputs and not views and position not in recording.shared
+        return Result(leaf, root, views, None, position in recording.differentiable, fresh)
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
         """Return whose memory a result shows, and how."""
@@ -208,7 +212,9 @@ class _Results:
 
 def _check(recording: Recording) -> None:
     if recording.reshaped:
-        raise WholeProgramError("an operator changes the shape of its argument in place")
+        raise WholeProgramError(
+            "an operator changes in place how its argument shows memory, or which memory"
+        )
     if recording.tokens:
         raise WholeProgramError("an operator has effects that torch orders by tokens")
 

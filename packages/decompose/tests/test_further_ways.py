@@ -1,0 +1,187 @@
+"""What acts besides giving a value, and rules that give back what they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+
+from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+ATEN = torch.ops.aten
+X = torch.arange(1.0, 17.0).view(4, 4) / 8
+
+
+class Called(nn.Module):
+    """Calls a function on itself and the input."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("held", torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def exported(function: Callable[..., Any]) -> torch.export.ExportedProgram:
+    return torch.export.export(Called(function), (X.clone(),))
+
+
+def assert_as(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    chosen: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x - 1, (x,))
+    return chosen
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    loop: Any = while_loop
+    last: torch.Tensor = loop(
+        lambda i, _: i < 3, lambda i, t: (i + 1, t * 0.5), (torch.zeros(()), x)
+    )[1]
+    return last
+
+
+@pytest.mark.parametrize("inner", [branches, counted])
+def test_autocast_around_control_flow_is_not_lost(
+    inner: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        before = x @ x
+        with torch.autocast("cpu", torch.bfloat16):
+            chosen = inner(x)
+            product = x @ x
+        return before, chosen, product, x @ x
+
+    program = exported(function)
+    assert "_enter_autocast" in str(explain(program).reason)
+    found = decompose(program).module()(X)
+    assert found[2].dtype is torch.bfloat16
+    assert_as(found, Called(function)(X))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [lambda x: x + 1, lambda x: x[1], lambda x: (x * 2).t(), lambda x: x.flatten()[::2]],
+    ids=["new", "view", "transposed", "steps"],
+)
+def test_what_is_set_to_other_memory_shows_that(
+    source: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        made = x.clone()
+        made.set_(source(x))  # type: ignore[call-overload]
+        return made * 2
+
+    assert_as(decompose(exported(function)).module()(X), Called(function)(X))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda m, x: m.held.set_(x + 1) * 2, lambda _, x: x.set_(x + 1) * 2],
+    ids=["buffer", "input"],
+)
+def test_state_that_is_set_to_other_memory_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(DecomposeError, match="which memory"):
+        decompose(exported(function))
+
+
+def _chain(_: nn.Module, x: torch.Tensor) -> Any:
+    return x.sin().sin() + x
+
+
+def _written(_: nn.Module, x: torch.Tensor) -> Any:
+    wave = x.sin()
+    wave.add_(1)
+    return wave, x + 0
+
+
+def _view(_: nn.Module, x: torch.Tensor) -> Any:
+    whole = x * 1
+    wave = whole[1:3].sin()
+    wave[0].mul_(3)
+    return wave, whole
+
+
+def _both(_: nn.Module, x: torch.Tensor) -> Any:
+    base = x * 1
+    wave = base.sin()
+    base.add_(5)
+    return wave, base, x.sin()
+
+
+@pytest.mark.parametrize("function", [_chain, _written, _view, _both])
+def test_a_rule_that_returns_its_argument_gives_memory_of_its_own(
+    function: Callable[..., Any],
+) -> None:
+    table: Any = {ATEN.sin.default: lambda x: x}
+    program = exported(function)
+    expected = program.run_decompositions(dict(table)).module()(X)
+    assert explain(program, table).reason is None
+    assert_as(decompose(program, table).module()(X), expected)
+
+
+def test_a_rule_may_return_its_argument_among_others() -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        values, indices = torch.sort(x)
+        values.add_(1)
+        return values, indices + 1, x * 1
+
+    table: Any = {ATEN.sort.default: lambda x, *_: (x, x.long())}
+    program = exported(function)
+    expected = program.run_decompositions(dict(table)).module()(X)
+    assert_as(decompose(program, table).module()(X), expected)
+
+
+def test_a_write_through_windows_that_overlap_is_refused() -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        made = x.clone()
+        made.unfold(1, 3, 1)[:, 0].mul_(2)
+        return made
+
+    with pytest.raises(DecomposeError, match=r"a write through aten\.unfold"):
+        decompose(exported(function))
+
+
+class Times:
+    """A rule that is equal to others of its kind."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Times)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_a_cache_knows_rules_by_their_identity() -> None:
+    cache = DecompositionCache()
+    program = exported(lambda _, x: x.sin())
+    for factor in (2.0, 3.0):
+        table: Any = {ATEN.sin.default: Times(factor)}
+        assert_as(decompose(program, table, cache=cache).module()(X), X * factor)
+
+
+@pytest.mark.parametrize("size", ["a", 1.5, None])
+def test_the_size_of_a_cache_is_an_integer(size: Any) -> None:
+    with pytest.raises(DecomposeError, match="size of a cache"):
+        DecompositionCache(size)
+
+
+@pytest.mark.parametrize("keep", [[[]], [{}], [None]])
+def test_what_cannot_be_kept_is_told(keep: Any) -> None:
+    with pytest.raises(DecomposeError, match="keep names"):
+        decompose(exported(lambda _, x: x.sin()), keep=keep)
