@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram, export
+from torch.export import ExportedProgram, ModuleCallSignature, export
 
 from lowerdeck.torch_base import HigherOrderOperator, graphs_of, pytree
 from lowerdeck.unflatten.calls.carrying import IN_BRANCHES, NOT_RECORDED
@@ -26,9 +28,10 @@ def export_preserving(
 
     The modules of ``unflatten(program)`` are then called as eager's: each can be called alone,
     hooked, wrapped, and replaced by an eager module. A module that is called with what export
-    cannot record (a size that varies, text, an object of an unknown class), or with whose
-    signature torch's export fails though it works without, is exported without its signature;
-    ``swappable`` of the unflattened module says which and why.
+    cannot record (a size that varies, text, an object of an unknown class), that changes a list,
+    dict or cache that it is given, or with whose signature torch's export fails though it works
+    without, is exported without its signature; ``swappable`` of the unflattened module says which
+    and why.
 
     Args:
         model: The model; as for ``torch.export.export``.
@@ -38,8 +41,9 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export; three where some signature cannot be recorded, and some
-        for each module with whose signature torch's export fails.
+        The program. It costs one export; two where a module is given a list, dict or cache, three
+        where some signature cannot be recorded, and some for each module with whose signature
+        torch's export fails.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -73,17 +77,48 @@ def export_preserving(
         return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     try:
-        return _without_unused_names(exported(paths), model)
+        program = exported(paths)
     except Exception:
         # Which module it was is found by exporting without: torch's error does not say.
         # Strict export leaves out what hooks note.
-        with _watched(model, paths) as found:
+        with _watched(model, paths) as watched:
             plain = exported((), strict=False)
-        if options.get("strict"):
-            plain = exported(())
+        found = {**watched.strange, **watched.changed}
+    else:
+        fillable = _given_containers(program)
+        if not fillable:
+            return _without_unused_names(program, model)
+        # Export records each call with copies of the containers that it is given, and so loses
+        # without a word what a module puts there.
+        try:
+            with _watched(model, paths) as watched:
+                plain = exported((), strict=False)
+            found = watched.changed
+        except Exception:
+            # Only strict export works.
+            found = dict.fromkeys(fillable, "is given a container that it may change")
+        if not found:
+            return _without_unused_names(program, model)
+    if options.get("strict"):
+        plain = exported(())
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
     _note(program, {**found, **more})
     return _without_unused_names(program, model)
+
+
+def _given_containers(program: ExportedProgram) -> list[str]:
+    """Return the modules that are given what they could put values into."""
+    signed = [entry for entry in program.module_call_graph if entry.fqn and entry.signature]
+    return [entry.fqn for entry in signed if any(map(_can_be_filled, _given(entry.signature)))]
+
+
+def _given(signature: ModuleCallSignature) -> list[pytree.TreeSpec]:
+    return [given for kind in signature.in_spec.children() for given in kind.children()]
+
+
+def _can_be_filled(spec: pytree.TreeSpec) -> bool:
+    fixed = spec.is_leaf() or spec.type is tuple or spec.type is namedtuple
+    return not fixed or any(map(_can_be_filled, spec.children()))
 
 
 def _names_of_modules(model: torch.nn.Module, known: Container[str]) -> list[list[str]]:
@@ -160,44 +195,83 @@ def _without_unused_names(program: ExportedProgram, model: torch.nn.Module) -> E
     return program
 
 
+@dataclass
+class _Watched:
+    """Which modules cannot be recorded, and why.
+
+    Attributes:
+        strange: Those called with, or that return, what export cannot record: it fails with them.
+        changed: Those that change a container that they are given: export loses the change.
+    """
+
+    strange: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+
+
 @contextmanager
-def _watched(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Note which modules are called with, or return, what export cannot record, and what."""
-    found: dict[str, str] = {}
-    structures: dict[str, object] = {}
+def _watched(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[_Watched]:
+    """Note which modules cannot be recorded while the model is exported without signatures."""
+    watched = _Watched()
+    with ExitStack() as stack:
+        for path in paths:
+            module = model.get_submodule(path)
+            before, after = _watching(path, watched)
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        yield watched
+
+
+def _watching(path: str, watched: _Watched) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the hooks that note what becomes of a module's arguments, and what it returns."""
+    found = watched.strange
+    structures: list[object] = []
+    given: list[list[_Held]] = []
 
     # What a hook notes in a branch is a side effect, which tracing refuses; this is called while
     # tracing, and not traced.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def note_branch(path: str) -> None:
+    def note_branch() -> None:
         found[path] = IN_BRANCHES
 
-    with ExitStack() as stack:
-        for path in paths:
+    def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            given.append([_held(value) for value in (*args, *kwargs.values())])
 
-            def watch(
-                _: torch.nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                result: Any,
-                path: str = path,
-            ) -> None:
-                if torch.compiler.is_dynamo_compiling():
-                    note_branch(path)
-                    return
-                taken, in_spec = pytree.tree_flatten((args, kwargs))
-                returned, out_spec = pytree.tree_flatten(result)
-                for what, leaves in (("takes", taken), ("returns", returned)):
-                    stranger = next((leaf for leaf in leaves if not _is_recordable(leaf)), None)
-                    if stranger is not None:
-                        found.setdefault(path, f"{what} {_described(stranger)}")
-                if structures.setdefault(path, (in_spec, out_spec)) != (in_spec, out_spec):
-                    found.setdefault(path, "is called with arguments of several structures")
+    def after(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            note_branch()
+            return
+        values = (*args, *kwargs.values())
+        for value, held in zip(values, given.pop(), strict=True):
+            if not _is_same(_held(value), held):
+                changed = f"changes a {type(value).__name__} that it is given"
+                watched.changed.setdefault(path, changed)
+        taken, in_spec = pytree.tree_flatten((args, kwargs))
+        returned, out_spec = pytree.tree_flatten(result)
+        for what, leaves in (("takes", taken), ("returns", returned)):
+            stranger = next((leaf for leaf in leaves if not _is_recordable(leaf)), None)
+            if stranger is not None:
+                found.setdefault(path, f"{what} {_described(stranger)}")
+        structures.append((in_spec, out_spec))
+        if structures[0] != structures[-1]:
+            found.setdefault(path, "is called with arguments of several structures")
 
-            module = model.get_submodule(path)
-            handle = module.register_forward_hook(watch, with_kwargs=True)
-            stack.callback(handle.remove)
-        yield found
+    return before, after
+
+
+_Held = tuple[list[Any], pytree.TreeSpec]
+"""The leaves of a value, and its structure."""
+
+
+def _held(value: object) -> _Held:
+    return pytree.tree_flatten(value)
+
+
+def _is_same(one: _Held, other: _Held) -> bool:
+    pairs = zip(one[0], other[0], strict=False)
+    return one[1] == other[1] and all(mine is its for mine, its in pairs)
 
 
 def _is_recordable(leaf: object) -> bool:
