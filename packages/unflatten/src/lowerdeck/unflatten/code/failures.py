@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch.fx import Graph
@@ -62,7 +63,7 @@ def name_source(error: Exception, module: torch.nn.Module) -> None:
         module: The module whose code it leaves.
 
     Raises:
-        UnflattenError: The code calls a child that is not there.
+        UnflattenError: The code calls a child, or reads what a child holds, that is not there.
     """
     if torch.compiler.is_compiling():
         return
@@ -109,7 +110,7 @@ def _caller_of(module: torch.nn.Module, source: str) -> str:
 
 
 def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:
-    """Raise an error that names the child which the code of ``module`` calls and which is gone."""
+    """Raise an error that names what the code of ``module`` calls or reads and which is gone."""
     lines = _failing_lines(error.__traceback__)
     if len(lines) != 1:
         # Not in this module's own code.
@@ -127,6 +128,29 @@ def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:
                 "set to None, or what held it was replaced by a module without such a child. Put "
                 "a module there: an Identity to compute nothing, one that calls it for a function."
             ) from error
+    reads = [str(node.target) for graph in graphs for node in graph.find_nodes(op="get_attr")]
+    for path in dict.fromkeys(reads):
+        _say_what_state_is_missing(error, module, path)
+
+
+def _say_what_state_is_missing(error: Exception, module: torch.nn.Module, path: str) -> None:
+    """Raise an error if ``module`` reads ``path`` and another module is there without it."""
+    held: Any = module
+    name = ""
+    *outer, attribute = path.split(".")
+    for part in outer:
+        found = children_of(held).get(part) if isinstance(held, torch.nn.Module) else None
+        if found is None:
+            attribute = part
+            break
+        held, name = found, f"{name}.{part}" if name else part
+    if name and not hasattr(held, attribute):
+        raise UnflattenError(
+            f"This module reads or writes {path!r} itself, but a {type(held).__name__} is there "
+            f"as {name!r}, which has no {attribute!r}. Put a module there that has it and uses it "
+            "as the module that was recorded did (one that wraps that module can hand it on as an "
+            "attribute or property of its own), or export the model with the other module in it."
+        ) from error
 
 
 def _failing_lines(traceback: TracebackType | None) -> list[str]:

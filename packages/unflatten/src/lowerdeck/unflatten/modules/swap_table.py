@@ -37,6 +37,7 @@ _UNCALLED = (
     "is called nowhere in this program, or computes nothing: another module in its place has no "
     "effect; export_preserving tells which"
 )
+_READ_THERE = "which the code that calls it reads or writes there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Swap:
         callable_alone: Whether it computes everything from its arguments and its own state, and
             does to its arguments what eager's does, and whether its arguments tell which form is
             meant of a module of several.
-        reason: Why one of these is not so; "" where both are.
+        reason: Why one of these is not so, and what another module must hold because other
+            modules read or write it there; "" where there is nothing to say.
     """
 
     path: str
@@ -109,6 +111,7 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
 def _rows(
     root: torch.nn.Module, forbidden: Mapping[str, str], *, is_plain: bool
 ) -> Iterator[Swap]:
+    wanted = _read_by_callers(root)
     for path, module in root.named_modules():
         if path in forbidden and isinstance(module, Container):
             yield Swap(path, False, False, forbidden[path])
@@ -123,8 +126,29 @@ def _rows(
         bodies = (body, *body.others)
         alone = _not_alone(bodies)
         reasons = [*_not_replaceable(bodies, forbidden.get(path)), *((alone,) if alone else ())]
+        replaceable = len(reasons) == bool(alone)
+        if replaceable and path in wanted:
+            names = ", ".join(map(repr, wanted[path]))
+            reasons.append(f"another module in its place must hold {names} too, {_READ_THERE}")
         told = "; ".join(dict.fromkeys(reasons))
-        yield Swap(path, len(reasons) == bool(alone), alone is None, told)
+        yield Swap(path, replaceable, alone is None, told)
+
+
+def _read_by_callers(root: torch.nn.Module) -> dict[str, list[str]]:
+    """Return for each module what others read or write of what it holds, by its path."""
+    found: dict[str, dict[str, None]] = {}
+    modules = dict(root.named_modules())
+    for path, module in modules.items():
+        if not isinstance(module, GeneratedModule):
+            continue
+        body: Body = module.__dict__[PRIVATE]
+        for form in (body, *body.others):
+            for node in form.graph.find_nodes(op="get_attr"):
+                outer, _, name = str(node.target).rpartition(".")
+                held = f"{path}.{outer}" if path else outer
+                if outer and held in modules and name not in children_of(modules[held]):
+                    found.setdefault(held, {})[name] = None
+    return {path: list(names) for path, names in found.items()}
 
 
 def _not_replaceable(bodies: Sequence[Body], forbidden: str | None) -> Iterator[str]:
