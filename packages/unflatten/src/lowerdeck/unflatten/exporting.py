@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ModuleCallSignature, export
+from torch.fx import Node
 
-from lowerdeck.torch_base import HigherOrderOperator, graphs_of, pytree
-from lowerdeck.unflatten.calls.carrying import IN_BRANCHES, NOT_RECORDED
+from lowerdeck.torch_base import HigherOrderOperator, OpOverload, graphs_of, pytree, schema_of
+from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ, IN_BRANCHES, NOT_RECORDED
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 
 
@@ -43,7 +44,8 @@ def export_preserving(
     Returns:
         The program. It costs one export; two where a module is given a list, dict or cache, three
         where some signature cannot be recorded, and some for each module with whose signature
-        torch's export fails.
+        torch's export fails; and one more where a module writes an argument in place and returns
+        it.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -76,6 +78,26 @@ def export_preserving(
         names = tuple(recorded)
         return export(model, args, taken, preserve_module_call_signature=names, **given)
 
+    program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
+    _note_read_arguments(program, exported, model, paths)
+    return _without_unused_names(program, model)
+
+
+def _with_signatures(
+    exported: Callable[..., ExportedProgram],
+    model: torch.nn.Module,
+    paths: Sequence[str],
+    *,
+    strict: bool,
+) -> ExportedProgram:
+    """Return the program with all signatures that can be recorded, and a note why not others.
+
+    Args:
+        exported: Exports with signatures.
+        model: The model.
+        paths: The names of its modules.
+        strict: Whether ``exported`` does so strictly.
+    """
     try:
         program = exported(paths)
     except Exception:
@@ -87,7 +109,7 @@ def export_preserving(
     else:
         fillable = _given_containers(program)
         if not fillable:
-            return _without_unused_names(program, model)
+            return program
         # Export records each call with copies of the containers that it is given, and so loses
         # without a word what a module puts there.
         try:
@@ -98,12 +120,77 @@ def export_preserving(
             # Only strict export works.
             found = dict.fromkeys(fillable, "is given a container that it may change")
         if not found:
-            return _without_unused_names(program, model)
-    if options.get("strict"):
+            return program
+    if strict:
         plain = exported(())
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
     _note(program, {**found, **more})
-    return _without_unused_names(program, model)
+    return program
+
+
+def _note_read_arguments(
+    program: ExportedProgram,
+    exported: Callable[..., ExportedProgram],
+    model: torch.nn.Module,
+    paths: Sequence[str],
+) -> None:
+    """Note which arguments are read after a module wrote them in place and returned them.
+
+    The program has one name for the argument and the result. What tells the two apart is an
+    export in which each such result is an alias.
+    """
+    signed = [entry.signature for entry in program.module_call_graph if entry.signature]
+    results = {spec.name for signature in signed for spec in signature.outputs}
+    written = [node for node in program.graph.nodes if node.name in results and _writes(node)]
+    if not written:
+        return
+    try:
+        with _aliased(model, paths):
+            probe = exported((), strict=False)
+        read = {(node.name, node.target) for node in _read_beside_aliases(probe)}
+    except Exception:
+        # Only strict export works: each may be read.
+        read = {(node.name, node.target) for node in written}
+    for node in written:
+        if (node.name, node.target) in read:
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), ARGUMENT_READ: True}
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
+
+
+def _read_beside_aliases(program: ExportedProgram) -> Iterator[Node]:
+    """Yield what writes in place, and is read after an alias of it was made by another name."""
+    target = torch.ops.aten.alias.default
+    for alias in program.graph.find_nodes(op="call_function", target=target):
+        source = alias.args[0]
+        if _writes(source) and any(user > alias for user in source.users):
+            yield source
+
+
+@contextmanager
+def _aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[None]:
+    """Let modules return aliases of those of their results that are their arguments."""
+
+    def after(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return None
+        leaves = pytree.tree_leaves((args, kwargs))
+        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        if given.isdisjoint(map(id, pytree.tree_leaves(result))):
+            return None
+        return pytree.tree_map(
+            lambda leaf: torch.ops.aten.alias.default(leaf) if id(leaf) in given else leaf, result
+        )
+
+    with ExitStack() as stack:
+        for module in dict.fromkeys(map(model.get_submodule, paths)):
+            handle = module.register_forward_hook(after, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
 
 
 def _given_containers(program: ExportedProgram) -> list[str]:

@@ -19,6 +19,10 @@ from lowerdeck.unflatten.errors import UnflattenError
 NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
+ARGUMENT_READ = "lowerdeck_argument_read"
+"""Where ``custom`` of the meta of what writes an argument in place, which its module then returns,
+says that the argument is read afterwards too, and not the result alone."""
+
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
 

@@ -15,7 +15,8 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
-from lowerdeck.unflatten.cut.preserved import Leaf
+from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ
+from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor
 
@@ -44,6 +45,25 @@ def read_arguments_themselves(made: WorkingGraph) -> None:
             if _only_hands_through(made, node, inner, frame_of.get(user, made.tree.root)):
                 user.replace_input_with(node, given)
         _rename_leaves(made, node, inner, given, named_by)
+    for frame, call in made.preserved.items():
+        found = {leaf: _written(leaf, call) for leaf in call.nodes(call.outputs)}
+        written = {leaf: given for leaf, given in found.items() if given is not None}
+        made.preserved[frame] = replace(call, written=written)
+
+
+def _written(node: Node, call: PreservedCall) -> Node | None:
+    """Return the argument of ``call`` that it writes and returns as ``node``, if others read it.
+
+    Export has one name for both from then on.
+    """
+    if not (node.meta.get("custom") or {}).get(ARGUMENT_READ):
+        return None
+    found = node
+    while found not in call.inputs:
+        if not _returns_argument(found) or not isinstance(found.args[0], Node):
+            return None
+        found = found.args[0]
+    return found if found is not node else None
 
 
 def _given(node: Node, inner: Frame, frame_of: dict[Node, Frame]) -> Node | None:

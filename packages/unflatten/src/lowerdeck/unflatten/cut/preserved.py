@@ -13,7 +13,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
@@ -50,11 +50,14 @@ class PreservedCall:
         signature: Its structure.
         inputs: What each leaf of the arguments is.
         outputs: What each leaf of the result is.
+        written: Results that are arguments written in place, which the caller reads afterwards
+            as arguments too, and which arguments they are.
     """
 
     signature: CallSignature
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
+    written: Mapping[Node, Node] = field(default_factory=dict)
 
     def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
         """Return the different nodes among ``leaves``."""
@@ -257,7 +260,7 @@ class SignatureApplier:
         _call(call, cut, more_in, knows=bool(more_in or more_out))
         if more_out:
             cut.call_node.meta[CARRIES] = tuple(node.name for node in more_out)
-        self._replaced.update(_unpack(call, cut, more_out, _read_later(cut, here)))
+        self._replaced.update(_unpack(call, cut, more_out, here))
         return replace(call.signature, carried=len(more_in), carries=len(more_out))
 
     def _inner(self, cut: FlatCall, node: Node) -> Node | None:
@@ -337,11 +340,13 @@ def _read_later(cut: FlatCall, here: Mapping[Node, Any]) -> dict[Node, Node]:
 
 
 def _unpack(
-    call: PreservedCall, cut: FlatCall, more: Sequence[Node], later: Mapping[Node, Node]
+    call: PreservedCall, cut: FlatCall, more: Sequence[Node], here: Mapping[Node, Any]
 ) -> dict[Node, Node]:
     """Let the caller's nodes read the structured result; return what was replaced by what."""
     node = cut.call_node
     results = dict(zip(cut.outputs, cut.results, strict=True))
+    written = {leaf: here[argument] for leaf, argument in call.written.items()}
+    later = {**_read_later(cut, here), **written}
     reader = _Reader(node.graph, node, results, later)
     result = node
     if more:
@@ -407,7 +412,7 @@ class _Reader:
             old.replace_all_uses_with(value)
             self.replaced[old] = value
             self.graph.erase_node(old)
-        elif where and isinstance(leaf, Node) and leaf in self.later:
+        if where and isinstance(leaf, Node) and leaf in self.later:
             with self.graph.inserting_after(self.anchor):
                 self.anchor = self.graph.call_function(
                     must_hand_through, (value, self.later[leaf], self.name, where)
