@@ -183,7 +183,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests that span packages, or those of the packages named after ``--``."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "griffe", *EDITABLE, *DEV)
+    # What was released before needs flatbuffers: a test puts the old demo-backends beside the new.
+    session.install(*TEST_TOOLS, "griffe", "flatbuffers", *EDITABLE, *DEV)
     chosen, options = _chosen(session)
     named = any(arg in PACKAGES for arg in session.posargs)
     where = [f"packages/{package}/tests" for package in chosen] if named else ["tests/repository"]
@@ -309,7 +310,8 @@ def oldest(session: nox.Session, package: str) -> None:
 def wheels(session: nox.Session) -> None:
     """Install every set of wheels that layers allow, and old ones with new; do the main job."""
     _borrow_torch(session)
-    session.install(*sorted({r for package in PACKAGES for r in requirements_of(package)}))
+    needed = {r for package in PACKAGES for r in requirements_of(package)}
+    session.install(*sorted({*needed, "flatbuffers"}))  # which releases before today's need
     check = str(ROOT / "tools/check_installed.py")
     with session.chdir(Path(session.create_tmp())):
         for asked, brought in wishes():
