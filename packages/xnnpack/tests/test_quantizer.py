@@ -25,6 +25,7 @@ _WITHOUT = """
 import sys
 sys.modules["torchao"] = None
 import lowerdeck.xnnpack
+import lowerdeck.xnnpack.quantize.offer
 try:
     import lowerdeck.xnnpack.quantizer
 except ModuleNotFoundError as error:
