@@ -9,57 +9,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lowerdeck.serializer import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Bool,
-    BoolList,
-    Buffer,
-    Chain,
-    CompileSpec,
-    ContainerMetadata,
-    DataLocation,
-    DelegateCall,
-    Double,
-    DoubleList,
-    EValue,
-    ExecutionPlan,
-    ExternalEntry,
-    ExtraTensorInfo,
-    Frame,
-    FrameList,
-    Instruction,
-    Int,
-    IntList,
-    JumpFalseCall,
-    KernelCall,
-    MoveCall,
-    NamedData,
-    Null,
-    Operator,
-    OptionalTensorList,
-    Program,
-    ScalarType,
-    String,
-    Tensor,
-    TensorLayout,
-    TensorList,
-    write_ptd,
-    write_pte,
-)
+from lowerdeck import serializer as pte
 
 HERE = Path(__file__).resolve().parent / "serializer"
 
 
-def everything() -> Program:
+def everything() -> pte.Program:
     """Return a program that uses every table of the schema."""
-    place = AllocationDetails.at
+    place = pte.AllocationDetails.at
 
-    def tensor(index: int = 0, where: AllocationDetails | None = None) -> Tensor:
-        return Tensor(
-            ScalarType.FLOAT,
+    def tensor(index: int = 0, where: pte.AllocationDetails | None = None) -> pte.Tensor:
+        return pte.Tensor(
+            pte.ScalarType.FLOAT,
             sizes=[2, 3],
             dim_order=[0, 1],
             data_buffer_idx=index,
@@ -67,57 +28,62 @@ def everything() -> Program:
         )
 
     state = tensor(1, place(2, 0))
-    state.extra_tensor_info = ExtraTensorInfo(fully_qualified_name="state")
+    state.extra_tensor_info = pte.ExtraTensorInfo(fully_qualified_name="state")
     values = [
-        EValue(tensor(0, place(1, 0))),
-        EValue(tensor(1)),
-        EValue(Int(1)),
-        EValue(tensor(0, place(1, 32))),
-        EValue(Null()),
-        EValue(Bool(True)),
-        EValue(Double(0.5)),
-        EValue(String("naïve")),
-        EValue(IntList([2, 2])),
-        EValue(DoubleList([1.5, -2.0])),
-        EValue(BoolList([True, False])),
-        EValue(TensorList([0, 3])),
-        EValue(OptionalTensorList([-1, 0])),
-        EValue(state),
+        pte.EValue(tensor(0, place(1, 0))),
+        pte.EValue(tensor(1)),
+        pte.EValue(pte.Int(1)),
+        pte.EValue(tensor(0, place(1, 32))),
+        pte.EValue(pte.Null()),
+        pte.EValue(pte.Bool(True)),
+        pte.EValue(pte.Double(0.5)),
+        pte.EValue(pte.String("naïve")),
+        pte.EValue(pte.IntList([2, 2])),
+        pte.EValue(pte.DoubleList([1.5, -2.0])),
+        pte.EValue(pte.BoolList([True, False])),
+        pte.EValue(pte.TensorList([0, 3])),
+        pte.EValue(pte.OptionalTensorList([-1, 0])),
+        pte.EValue(state),
     ]
     steps = [
-        Instruction(KernelCall(0, [0, 1, 2, 3, 3])),
-        Instruction(JumpFalseCall(5, 4)),
-        Instruction(MoveCall(3, 0)),
-        Instruction(DelegateCall(0, [0, 3])),
+        pte.Instruction(pte.KernelCall(0, [0, 1, 2, 3, 3])),
+        pte.Instruction(pte.JumpFalseCall(5, 4)),
+        pte.Instruction(pte.MoveCall(3, 0)),
+        pte.Instruction(pte.DelegateCall(0, [0, 3])),
     ]
-    trace = [FrameList([Frame("model.py", 7, "forward", "x + w")])] * len(steps)
-    plan = ExecutionPlan(
+    trace = [pte.FrameList([pte.Frame("model.py", 7, "forward", "x + w")])] * len(steps)
+    plan = pte.ExecutionPlan(
         "forward",
-        ContainerMetadata("[1]", "[2]"),
+        pte.ContainerMetadata("[1]", "[2]"),
         values,
         [0],
         [3],
-        [Chain([], [], steps, trace)],
-        [Operator("aten::add", "out")],
+        [pte.Chain([], [], steps, trace)],
+        [pte.Operator("aten::add", "out")],
         [
-            BackendDelegate(
+            pte.BackendDelegate(
                 "Backend",
-                BackendDelegateDataReference(DataLocation.INLINE, 0),
-                [CompileSpec("speed", b"fast")],
+                pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0),
+                [pte.CompileSpec("speed", b"fast")],
             )
         ],
         [0, 64, 24],
     )
-    constant = ExecutionPlan(
-        "get_size", ContainerMetadata("", "[3]"), [EValue(Int(128))], [], [0], [Chain()]
+    constant = pte.ExecutionPlan(
+        "get_size",
+        pte.ContainerMetadata("", "[3]"),
+        [pte.EValue(pte.Int(128))],
+        [],
+        [0],
+        [pte.Chain()],
     )
-    return Program(
+    return pte.Program(
         0,
         [plan, constant],
-        [Buffer(b""), Buffer(bytes(range(24)))],
-        [Buffer(b""), Buffer(bytes(range(100, 124)))],
-        [BackendDelegateInlineData(b"delegate blob")],
-        [NamedData("tied", bytes(range(24)), 16), NamedData("own", b"named bytes", 64)],
+        [pte.Buffer(b""), pte.Buffer(bytes(range(24)))],
+        [pte.Buffer(b""), pte.Buffer(bytes(range(100, 124)))],
+        [pte.BackendDelegateInlineData(b"delegate blob")],
+        [pte.NamedData("tied", bytes(range(24)), 16), pte.NamedData("own", b"named bytes", 64)],
     )
 
 
@@ -125,18 +91,23 @@ def main(date: str) -> None:
     """Write the files of one date."""
     folder = HERE / date
     folder.mkdir(parents=True)
-    write_pte(everything(), folder / "segments.pte")
-    write_pte(
+    pte.write_pte(everything(), folder / "segments.pte")
+    pte.write_pte(
         everything(),
         folder / "inline.pte",
         extract_delegate_segments=False,
         delegate_alignment=64,
         constant_tensor_alignment=32,
     )
-    write_pte(Program(execution_plan=[everything().execution_plan[1]]), folder / "flatbuffer.pte")
-    layout = TensorLayout(ScalarType.FLOAT, [2, 3], [0, 1])
-    write_ptd(
-        {"w": ExternalEntry(bytes(range(24)), layout, 16), "blob": ExternalEntry(b"opaque")},
+    pte.write_pte(
+        pte.Program(execution_plan=[everything().execution_plan[1]]), folder / "flatbuffer.pte"
+    )
+    layout = pte.TensorLayout(pte.ScalarType.FLOAT, [2, 3], [0, 1])
+    pte.write_ptd(
+        {
+            "w": pte.ExternalEntry(bytes(range(24)), layout, 16),
+            "blob": pte.ExternalEntry(b"opaque"),
+        },
         folder / "data.ptd",
     )
 

@@ -6,50 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.serializer import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Bool,
-    BoolList,
-    Buffer,
-    Chain,
-    CompileSpec,
-    ContainerMetadata,
-    DataLocation,
-    DelegateCall,
-    Double,
-    DoubleList,
-    EValue,
-    ExecutionPlan,
-    ExtraTensorInfo,
-    FreeCall,
-    Instruction,
-    Int,
-    IntList,
-    JumpFalseCall,
-    KernelCall,
-    MoveCall,
-    NamedData,
-    Null,
-    Operator,
-    OptionalTensorList,
-    Program,
-    ScalarType,
-    String,
-    Tensor,
-    TensorList,
-    TensorShapeDynamism,
-)
+from lowerdeck import serializer as pte
 
 _TYPES = {
-    torch.float32: ScalarType.FLOAT,
-    torch.float64: ScalarType.DOUBLE,
-    torch.int64: ScalarType.LONG,
-    torch.int32: ScalarType.INT,
-    torch.bool: ScalarType.BOOL,
-    torch.uint8: ScalarType.BYTE,
+    torch.float32: pte.ScalarType.FLOAT,
+    torch.float64: pte.ScalarType.DOUBLE,
+    torch.int64: pte.ScalarType.LONG,
+    torch.int32: pte.ScalarType.INT,
+    torch.bool: pte.ScalarType.BOOL,
+    torch.uint8: pte.ScalarType.BYTE,
 }
 
 
@@ -58,41 +23,41 @@ class MethodBuilder:
 
     def __init__(self, owner: "ProgramBuilder", name: str) -> None:
         self.owner = owner
-        self.plan = ExecutionPlan(name, chains=[Chain()], non_const_buffer_sizes=[0, 0])
+        self.plan = pte.ExecutionPlan(name, chains=[pte.Chain()], non_const_buffer_sizes=[0, 0])
 
     def value(self, val: Any) -> int:
-        self.plan.values.append(EValue(val))
+        self.plan.values.append(pte.EValue(val))
         return len(self.plan.values) - 1
 
     def integer(self, value: int) -> int:
-        return self.value(Int(value))
+        return self.value(pte.Int(value))
 
     def boolean(self, value: bool) -> int:
-        return self.value(Bool(value))
+        return self.value(pte.Bool(value))
 
     def double(self, value: float) -> int:
-        return self.value(Double(value))
+        return self.value(pte.Double(value))
 
     def string(self, value: str) -> int:
-        return self.value(String(value))
+        return self.value(pte.String(value))
 
     def null(self) -> int:
-        return self.value(Null())
+        return self.value(pte.Null())
 
     def ints(self, values: Sequence[int]) -> int:
-        return self.value(IntList([self.integer(value) for value in values]))
+        return self.value(pte.IntList([self.integer(value) for value in values]))
 
     def doubles(self, values: Sequence[float]) -> int:
-        return self.value(DoubleList(list(values)))
+        return self.value(pte.DoubleList(list(values)))
 
     def bools(self, values: Sequence[bool]) -> int:
-        return self.value(BoolList(list(values)))
+        return self.value(pte.BoolList(list(values)))
 
     def tensors(self, items: Sequence[int]) -> int:
-        return self.value(TensorList(list(items)))
+        return self.value(pte.TensorList(list(items)))
 
     def optional_tensors(self, items: Sequence[int]) -> int:
-        return self.value(OptionalTensorList(list(items)))
+        return self.value(pte.OptionalTensorList(list(items)))
 
     def tensor(
         self,
@@ -107,14 +72,14 @@ class MethodBuilder:
         initial: torch.Tensor | None = None,
         name: str | None = None,
     ) -> int:
-        tensor = Tensor(
+        tensor = pte.Tensor(
             _TYPES[dtype],
             sizes=list(sizes),
             dim_order=list(dim_order if dim_order is not None else range(len(sizes))),
-            shape_dynamism=TensorShapeDynamism(int(dynamic)),
+            shape_dynamism=pte.TensorShapeDynamism(int(dynamic)),
         )
         if name is not None:
-            tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=name)
+            tensor.extra_tensor_info = pte.ExtraTensorInfo(fully_qualified_name=name)
         if planned:
             memory = self.plan.non_const_buffer_sizes
             while len(memory) <= memory_id:
@@ -123,17 +88,17 @@ class MethodBuilder:
                 at = memory[memory_id]
             end = at + -(-tensor.nbytes // 16) * 16
             memory[memory_id] = max(memory[memory_id], end)
-            tensor.allocation_info = AllocationDetails.at(memory_id, at)
+            tensor.allocation_info = pte.AllocationDetails.at(memory_id, at)
         if initial is not None:
-            self.owner.program.mutable_data.append(Buffer(_bytes(initial)))
+            self.owner.program.mutable_data.append(pte.Buffer(_bytes(initial)))
             tensor.data_buffer_idx = len(self.owner.program.mutable_data) - 1
         return self.value(tensor)
 
     def constant(self, tensor: torch.Tensor) -> int:
         buffers = self.owner.program.constant_buffer
-        buffers.append(Buffer(_bytes(tensor)))
+        buffers.append(pte.Buffer(_bytes(tensor)))
         return self.value(
-            Tensor(
+            pte.Tensor(
                 _TYPES[tensor.dtype],
                 sizes=list(tensor.shape),
                 dim_order=list(range(tensor.dim())),
@@ -142,48 +107,48 @@ class MethodBuilder:
         )
 
     def add(self, item: Any) -> int:
-        self.plan.chains[0].instructions.append(Instruction(item))
+        self.plan.chains[0].instructions.append(pte.Instruction(item))
         return len(self.plan.chains[0].instructions) - 1
 
     def call(self, name: str, *args: int) -> int:
         short, _, overload = name.partition(".")
-        operator = Operator(short, overload)
+        operator = pte.Operator(short, overload)
         if operator not in self.plan.operators:
             self.plan.operators.append(operator)
-        return self.add(KernelCall(self.plan.operators.index(operator), list(args)))
+        return self.add(pte.KernelCall(self.plan.operators.index(operator), list(args)))
 
     def delegate(
         self, backend: str, args: Sequence[int], blob: bytes = b"", specs: Sequence[Any] = ()
     ) -> int:
         blobs = self.owner.program.backend_delegate_data
-        blobs.append(BackendDelegateInlineData(blob))
-        where = BackendDelegateDataReference(DataLocation.INLINE, len(blobs) - 1)
-        settings = [CompileSpec(key, value) for key, value in specs]
-        self.plan.delegates.append(BackendDelegate(backend, where, settings))
-        return self.add(DelegateCall(len(self.plan.delegates) - 1, list(args)))
+        blobs.append(pte.BackendDelegateInlineData(blob))
+        where = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, len(blobs) - 1)
+        settings = [pte.CompileSpec(key, value) for key, value in specs]
+        self.plan.delegates.append(pte.BackendDelegate(backend, where, settings))
+        return self.add(pte.DelegateCall(len(self.plan.delegates) - 1, list(args)))
 
     def move(self, source: int, target: int) -> int:
-        return self.add(MoveCall(source, target))
+        return self.add(pte.MoveCall(source, target))
 
     def free(self, index: int) -> int:
-        return self.add(FreeCall(index))
+        return self.add(pte.FreeCall(index))
 
     def jump(self, condition: int, destination: int) -> int:
-        return self.add(JumpFalseCall(condition, destination))
+        return self.add(pte.JumpFalseCall(condition, destination))
 
-    def ends(self, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+    def ends(self, inputs: Sequence[int], outputs: Sequence[int]) -> pte.Program:
         self.plan.inputs, self.plan.outputs = list(inputs), list(outputs)
         return self.owner.program
 
     def structure(self, inputs: str, outputs: str) -> None:
-        self.plan.container_meta_type = ContainerMetadata(inputs, outputs)
+        self.plan.container_meta_type = pte.ContainerMetadata(inputs, outputs)
 
 
 class ProgramBuilder:
     """Collects the methods of a program."""
 
     def __init__(self) -> None:
-        self.program = Program()
+        self.program = pte.Program()
 
     def method(self, name: str = "forward") -> MethodBuilder:
         builder = MethodBuilder(self, name)
@@ -191,7 +156,7 @@ class ProgramBuilder:
         return builder
 
     def named(self, key: str, data: bytes) -> None:
-        self.program.named_data.append(NamedData(key, data))
+        self.program.named_data.append(pte.NamedData(key, data))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -12,51 +12,26 @@ from collections.abc import Callable
 from serializer_payloads import payload, relu  # type: ignore[import-not-found]
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Bool,
-    Buffer,
-    Chain,
-    CompileSpec,
-    DataLocation,
-    EValue,
-    ExecutionPlan,
-    FreeCall,
-    Instruction,
-    IntList,
-    JumpFalseCall,
-    KernelCall,
-    NamedData,
-    Operator,
-    Program,
-    PteFile,
-    ScalarType,
-    Tensor,
-    TensorList,
-    serialize_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
 
 Construction = Callable[[int], bytes]
-_Change = Callable[[Program, ExecutionPlan, int], object]
+_Change = Callable[[pte.Program, pte.ExecutionPlan, int], object]
 
 
 def _program(change: _Change) -> Construction:
     def make(count: int) -> bytes:
         program = add_program()
         change(program, program.execution_plan[0], count)
-        return serialize_pte(program)
+        return pte.serialize_pte(program)
 
     return make
 
 
-def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0) -> Tensor:
-    allocation = None if at is None else AllocationDetails.at(1, at)
-    return Tensor(
-        ScalarType.BYTE,
+def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0) -> pte.Tensor:
+    allocation = None if at is None else pte.AllocationDetails.at(1, at)
+    return pte.Tensor(
+        pte.ScalarType.BYTE,
         sizes=[size],
         dim_order=[0],
         data_buffer_idx=index,
@@ -64,158 +39,168 @@ def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0) -> Tensor
     )
 
 
-def _calls(plan: ExecutionPlan, args: list[int], count: int) -> None:
-    plan.chains[0].instructions += [Instruction(KernelCall(1, args)) for _ in range(count)]
+def _calls(plan: pte.ExecutionPlan, args: list[int], count: int) -> None:
+    plan.chains[0].instructions += [pte.Instruction(pte.KernelCall(1, args)) for _ in range(count)]
 
 
-def unused_constants(program: Program, _: ExecutionPlan, count: int) -> None:
+def unused_constants(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """Constants of one length that no tensor uses, so that zeros at their ends may be padding."""
     program.constant_buffer += [
-        Buffer(struct.pack("<I", i) + b"\1" * 16 + bytes(12)) for i in range(count)
+        pte.Buffer(struct.pack("<I", i) + b"\1" * 16 + bytes(12)) for i in range(count)
     ]
 
 
-def unused_zeros(program: Program, _: ExecutionPlan, count: int) -> None:
+def unused_zeros(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """Unused constants that become equal when zeros at their ends are taken away."""
-    program.constant_buffer += [Buffer(b"\1" + bytes(i % 64)) for i in range(count)]
+    program.constant_buffer += [pte.Buffer(b"\1" + bytes(i % 64)) for i in range(count)]
 
 
-def constants_alike(program: Program, _: ExecutionPlan, count: int) -> None:
+def constants_alike(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """Constants that are equal at both ends and in the middle."""
     blobs = [bytes(80) + struct.pack("<I", i) + bytes(300) for i in range(count)]
-    program.constant_buffer += [Buffer(blob) for blob in blobs]
+    program.constant_buffer += [pte.Buffer(blob) for blob in blobs]
 
 
-def one_offset(program: Program, plan: ExecutionPlan, count: int) -> None:
+def one_offset(program: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Constants that all start at one offset, with as many zeros as entries after it."""
-    program.constant_buffer += [Buffer(b"\1")] * count + [Buffer(b"\1" * count + bytes(count))]
-    plan.values.append(EValue(_bytes_tensor(0, index=2)))
+    program.constant_buffer += [pte.Buffer(b"\1")] * count + [
+        pte.Buffer(b"\1" * count + bytes(count))
+    ]
+    plan.values.append(pte.EValue(_bytes_tensor(0, index=2)))
 
 
-def list_in_calls(_: Program, plan: ExecutionPlan, count: int) -> None:
+def list_in_calls(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """A long list of tensors as an argument of many calls."""
-    plan.values.append(EValue(TensorList([0] * count)))
-    plan.operators.append(Operator("aten::cat", "out"))
+    plan.values.append(pte.EValue(pte.TensorList([0] * count)))
+    plan.operators.append(pte.Operator("aten::cat", "out"))
     _calls(plan, [4, 2, 3, 3], count)
 
 
-def list_of_results(_: Program, plan: ExecutionPlan, count: int) -> None:
+def list_of_results(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """A long list of tensors as the result of many calls."""
-    plan.values.append(EValue(TensorList([0, 3] * (count // 2))))
-    plan.operators.append(Operator("aten::split_copy", "Tensor_out"))
+    plan.values.append(pte.EValue(pte.TensorList([0, 3] * (count // 2))))
+    plan.operators.append(pte.Operator("aten::split_copy", "Tensor_out"))
     _calls(plan, [0, 2, 2, 4, 4], count)
 
 
-def list_of_ints(_: Program, plan: ExecutionPlan, count: int) -> None:
+def list_of_ints(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """A long list of numbers that many calls must find positive."""
-    plan.values.append(EValue(IntList([2] * count)))
-    plan.values.append(EValue(Bool(False)))
-    plan.operators.append(Operator("aten::avg_pool2d", "out"))
+    plan.values.append(pte.EValue(pte.IntList([2] * count)))
+    plan.values.append(pte.EValue(pte.Bool(False)))
+    plan.operators.append(pte.Operator("aten::avg_pool2d", "out"))
     _calls(plan, [0, 4, 4, 4, 5, 5, 2, 3, 3], count)
 
 
-def list_of_views(_: Program, plan: ExecutionPlan, count: int) -> None:
+def list_of_views(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """A long list that many calls take, of tensors that a view gives memory among jumps."""
     first = len(plan.values)
-    plan.values += [EValue(_bytes_tensor(24)), EValue(_bytes_tensor(24, at=0)), EValue(Bool(True))]
-    plan.values += [EValue(IntList([])), EValue(TensorList([first] * count))]
+    plan.values += [
+        pte.EValue(_bytes_tensor(24)),
+        pte.EValue(_bytes_tensor(24, at=0)),
+        pte.EValue(pte.Bool(True)),
+    ]
+    plan.values += [pte.EValue(pte.IntList([])), pte.EValue(pte.TensorList([first] * count))]
     plan.operators += [
-        Operator("executorch_prim::et_view", "default"),
-        Operator("mine::use", "out"),
+        pte.Operator("executorch_prim::et_view", "default"),
+        pte.Operator("mine::use", "out"),
     ]
     steps = plan.chains[0].instructions
     for _number in range(count // 2):
         step = len(steps)
-        steps.append(Instruction(KernelCall(1, [first + 1, first + 3, first, first])))
-        steps.append(Instruction(JumpFalseCall(first + 2, step + 3)))
-        steps.append(Instruction(KernelCall(2, [first + 4, 3])))
+        steps.append(pte.Instruction(pte.KernelCall(1, [first + 1, first + 3, first, first])))
+        steps.append(pte.Instruction(pte.JumpFalseCall(first + 2, step + 3)))
+        steps.append(pte.Instruction(pte.KernelCall(2, [first + 4, 3])))
 
 
-def free_calls(_: Program, plan: ExecutionPlan, count: int) -> None:
+def free_calls(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Many tensors that are dropped, each of which must be unused."""
     first = len(plan.values)
-    plan.values += [EValue(_bytes_tensor(4, at=8))] * count
-    plan.chains[0].instructions += [Instruction(FreeCall(first + i)) for i in range(count)]
+    plan.values += [pte.EValue(_bytes_tensor(4, at=8))] * count
+    plan.chains[0].instructions += [pte.Instruction(pte.FreeCall(first + i)) for i in range(count)]
 
 
-def views_of_fine_writes(_: Program, plan: ExecutionPlan, count: int) -> None:
+def views_of_fine_writes(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Many unwritten tensors over one memory that many small ones wrote."""
     first = len(plan.values)
     plan.non_const_buffer_sizes.append(count)
     small = [_bytes_tensor(1, at=i) for i in range(count)]
     wide = [_bytes_tensor(count, at=0) for _ in range(count)]
     for tensor in (*small, *wide):
-        tensor.allocation_info = AllocationDetails.at(2, tensor.allocation_info.memory_offset)  # type: ignore[union-attr]
-        plan.values.append(EValue(tensor))
-    plan.operators.append(Operator("mine::write", "out"))
+        tensor.allocation_info = pte.AllocationDetails.at(2, tensor.allocation_info.memory_offset)  # type: ignore[union-attr]
+        plan.values.append(pte.EValue(tensor))
+    plan.operators.append(pte.Operator("mine::write", "out"))
     for index in range(count):
-        plan.chains[0].instructions.append(Instruction(KernelCall(1, [first + index])))
+        plan.chains[0].instructions.append(pte.Instruction(pte.KernelCall(1, [first + index])))
     for index in range(count):
         args = [first + count + index, first]
-        plan.chains[0].instructions.append(Instruction(KernelCall(1, args)))
+        plan.chains[0].instructions.append(pte.Instruction(pte.KernelCall(1, args)))
 
 
-def long_operator_name(_: Program, plan: ExecutionPlan, count: int) -> None:
+def long_operator_name(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """One long name that many operators have, each of them called."""
-    plan.operators = [Operator("a" * 4 * count, "out")] * count
-    calls = [Instruction(KernelCall(i, [0])) for i in range(count)]
+    plan.operators = [pte.Operator("a" * 4 * count, "out")] * count
+    calls = [pte.Instruction(pte.KernelCall(i, [0])) for i in range(count)]
     plan.chains[0].instructions += calls
 
 
-def named_constants(program: Program, _: ExecutionPlan, count: int) -> None:
+def named_constants(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """Named data that are constants too, with zeros before them that may be padding."""
     for index in range(count):
         blob = struct.pack("<I", index + 1) + bytes(60)
-        program.constant_buffer.append(Buffer(blob))
-        program.named_data.append(NamedData(f"k{index}", blob, 64))
+        program.constant_buffer.append(pte.Buffer(blob))
+        program.named_data.append(pte.NamedData(f"k{index}", blob, 64))
 
 
-def named_alike(program: Program, _: ExecutionPlan, count: int) -> None:
+def named_alike(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """Named data that are equal at both ends and in the middle."""
     blobs = [bytes(80) + struct.pack("<I", i) + bytes(300) for i in range(count)]
-    program.named_data += [NamedData(f"k{i}", blob) for i, blob in enumerate(blobs)]
+    program.named_data += [pte.NamedData(f"k{i}", blob) for i, blob in enumerate(blobs)]
 
 
-def one_blob_for_all(program: Program, plan: ExecutionPlan, count: int) -> None:
+def one_blob_for_all(program: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Many delegates of one blob, in which XNNPACK's operators are counted."""
     graph = relu()
     # One table, as often as it is named.
     graph["xnodes"] *= count
-    program.backend_delegate_data = [BackendDelegateInlineData(payload(graph))]
+    program.backend_delegate_data = [pte.BackendDelegateInlineData(payload(graph))]
     plan.delegates = [
-        BackendDelegate(
+        pte.BackendDelegate(
             "XnnpackBackend",
-            BackendDelegateDataReference(DataLocation.INLINE, 0),
-            [CompileSpec("key", b"y" * count)],
+            pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0),
+            [pte.CompileSpec("key", b"y" * count)],
         )
         for _ in range(count)
     ]
 
 
-def one_blob_that_needs_others(program: Program, plan: ExecutionPlan, count: int) -> None:
+def one_blob_that_needs_others(program: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Many delegates of one blob that is right, and names many constants that no file brings."""
     graph = relu()
     graph["constant_data"] = [{"size": 4, "named_key": b"absent"}] * count
-    program.backend_delegate_data = [BackendDelegateInlineData(payload(graph))]
-    where = BackendDelegateDataReference(DataLocation.INLINE, 0)
-    plan.delegates = [BackendDelegate("XnnpackBackend", where) for _ in range(count)]
+    program.backend_delegate_data = [pte.BackendDelegateInlineData(payload(graph))]
+    where = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0)
+    plan.delegates = [pte.BackendDelegate("XnnpackBackend", where) for _ in range(count)]
 
 
-def many_methods(program: Program, _: ExecutionPlan, count: int) -> None:
+def many_methods(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """Many small methods, each looked up by its name."""
-    program.execution_plan += [ExecutionPlan(f"m{i}", chains=[Chain()]) for i in range(count)]
+    program.execution_plan += [
+        pte.ExecutionPlan(f"m{i}", chains=[pte.Chain()]) for i in range(count)
+    ]
 
 
-def alignments(program: Program, _: ExecutionPlan, count: int) -> None:
+def alignments(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
     """One blob under many keys, for each of which another alignment was asked."""
-    program.named_data += [NamedData(f"k{i}", b"one", 1 << (i % 4)) for i in range(count)]
+    program.named_data += [pte.NamedData(f"k{i}", b"one", 1 << (i % 4)) for i in range(count)]
 
 
 def overlapping_vtables(count: int) -> bytes:
     """Return a file in which each value has a vtable of its own, which claims all after it."""
-    values = [EValue(_bytes_tensor(size)) for size in range(count)]
-    data = bytearray(serialize_pte(Program(execution_plan=[ExecutionPlan("f", values=values)])))
-    file = PteFile(bytes(data))
+    values = [pte.EValue(_bytes_tensor(size)) for size in range(count)]
+    data = bytearray(
+        pte.serialize_pte(pte.Program(execution_plan=[pte.ExecutionPlan("f", values=values)]))
+    )
+    file = pte.PteFile(bytes(data))
     positions = file.decoder.reader.tables(file.plan_tables[0].values, "values")
     for number, position in enumerate(positions):
         (back,) = struct.unpack_from("<i", data, position)
@@ -230,10 +215,10 @@ def overlapping_segments(count: int) -> bytes:
     """Return a file of which each segment of a named blob is (nearly) all that is after it."""
     program = add_program()
     program.named_data = [
-        NamedData(f"k{i}", struct.pack("<I", i) + bytes(12), 1) for i in range(count)
+        pte.NamedData(f"k{i}", struct.pack("<I", i) + bytes(12), 1) for i in range(count)
     ]
-    data = bytearray(serialize_pte(program, segment_alignment=1))
-    file = PteFile(bytes(data))
+    data = bytearray(pte.serialize_pte(program, segment_alignment=1))
+    file = pte.PteFile(bytes(data))
     reader = file.decoder.reader
     end = file.header.segment_data_size  # type: ignore[union-attr]
     names = [field.name for field in PROGRAM_TABLES["DataSegment"]]

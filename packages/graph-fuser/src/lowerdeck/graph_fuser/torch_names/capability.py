@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -12,6 +13,8 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from lowerdeck.graph_fuser.proposer import propose_partitions, qualified_name
 from lowerdeck.graph_fuser.torch_names.torch_names import fuse_by_partitions
 
+Names: TypeAlias = Sequence[str] | None
+"""Qualified names of operators; None for none."""
 _NON_COMPUTE = frozenset({"torch.ops.aten.view", "_operator.getitem"})
 
 
@@ -47,8 +50,8 @@ class CapabilityBasedPartitioner:
         graph_module: GraphModule,
         operator_support: OperatorSupportBase,
         allows_single_node_partition: bool = False,
-        non_compute_ops: Sequence[str] | None = None,
-        allowed_single_node_partition_ops: Sequence[str] | None = None,
+        non_compute_ops: Names = None,
+        allowed_single_node_partition_ops: Names = None,
         skip_horizontal_fusion: bool = False,
     ) -> None:
         self.non_compute_ops: list[str] = list(non_compute_ops or ())

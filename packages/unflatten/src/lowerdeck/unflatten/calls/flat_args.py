@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypeAlias
 
 from lowerdeck.torch_base import pytree
 
 __all__ = ["FlatArgsAdapter"]
+
+Leaves: TypeAlias = list[Any]
+"""The arguments of a call one after the other, out of their tuples, lists and dicts."""
 
 
 class FlatArgsAdapter(ABC):
@@ -32,10 +35,10 @@ class FlatArgsAdapter(ABC):
         self,
         target_spec: pytree.TreeSpec,
         input_spec: pytree.TreeSpec,
-        input_args: list[Any],
+        input_args: Leaves,
         metadata: dict[str, Any] | None = None,
-        obj: Any | None = None,
-    ) -> list[Any]:
+        obj: Any = None,
+    ) -> Leaves:
         """Return the flat arguments of ``target_spec``, one for each of its leaves.
 
         Args:

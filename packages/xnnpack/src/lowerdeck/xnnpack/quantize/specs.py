@@ -6,16 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torchao.quantization.pt2e import (
-    FakeQuantize,
-    FusedMovingAvgObsFakeQuantize,
-    HistogramObserver,
-    MinMaxObserver,
-    MovingAverageMinMaxObserver,
-    MovingAveragePerChannelMinMaxObserver,
-    PerChannelMinMaxObserver,
-    PlaceholderObserver,
-)
+from torchao.quantization import pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 # Where all that is seen is 0, a scale must still be a normal number; ExecuTorch takes this too.
@@ -77,19 +68,21 @@ def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) 
 
 def _activation_observer(*, dynamic: bool, qat: bool) -> Any:
     if qat and dynamic:
-        last_seen = MovingAverageMinMaxObserver.with_args(averaging_constant=1)
-        return FakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=last_seen)
+        last_seen = pt2e.MovingAverageMinMaxObserver.with_args(averaging_constant=1)
+        return pt2e.FakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=last_seen)
     if qat:
-        return FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE)
-    kind = PlaceholderObserver if dynamic else HistogramObserver
+        return pt2e.FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE)
+    kind = pt2e.PlaceholderObserver if dynamic else pt2e.HistogramObserver
     return kind.with_args(eps=_SMALLEST_SCALE)
 
 
 def _weight_observer(*, per_channel: bool, qat: bool) -> Any:
     if qat:
         seen = (
-            MovingAveragePerChannelMinMaxObserver if per_channel else MovingAverageMinMaxObserver
+            pt2e.MovingAveragePerChannelMinMaxObserver
+            if per_channel
+            else pt2e.MovingAverageMinMaxObserver
         )
-        return FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=seen)
-    kind = PerChannelMinMaxObserver if per_channel else MinMaxObserver
+        return pt2e.FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=seen)
+    kind = pt2e.PerChannelMinMaxObserver if per_channel else pt2e.MinMaxObserver
     return kind.with_args(eps=_SMALLEST_SCALE)
