@@ -60,7 +60,9 @@ OUT = ROOT / "out"
 DEV = ("-c", str(ROOT / "constraints/dev.txt"))
 UMBRELLA_EXTRAS = ",".join(umbrella()["optional-dependencies"])
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
-TEST_TOOLS = ("pytest", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+# A process per core for the long suites; more than four would want more memory than most machines have.
+SIDE_BY_SIDE = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal")
 OFFICIAL_RUNTIME = os.environ.get("EXECUTORCH", "executorch==1.4.1")
 
 
@@ -106,7 +108,7 @@ def _test_installed(session: nox.Session, package: str, *options: str) -> None:
     with session.chdir(copy.parent):
         session.run(
             *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(copy)),
-            *(str(copy), *options),
+            *(str(copy), *SIDE_BY_SIDE, *options),
         )
 
 
@@ -392,9 +394,9 @@ def interop(session: nox.Session) -> None:
     )
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
-    session.run(
-        "pytest", *([] if session.posargs else ["tests/soak"]), "tests/interop", *session.posargs
-    )
+    # What is named after ``--`` is looked at in one process, where a debugger works.
+    chosen = session.posargs or ("tests/soak", *SIDE_BY_SIDE)
+    session.run("pytest", "tests/interop", *chosen)
 
 
 @nox.session(requires=["torch"], default=False)
