@@ -61,7 +61,7 @@ DEV = ("-c", str(ROOT / "constraints/dev.txt"))
 UMBRELLA_EXTRAS = ",".join(umbrella()["optional-dependencies"])
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
-# A process per core for the long suites; more than four would want more memory than most machines have.
+# A process per core for the long suites; more than four want more memory than most machines have.
 SIDE_BY_SIDE = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal")
 OFFICIAL_RUNTIME = os.environ.get("EXECUTORCH", "executorch==1.4.1")
 

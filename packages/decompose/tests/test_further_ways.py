@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,7 +13,15 @@ import torch
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 
-from lowerdeck.decompose import DecomposeError, DecompositionCache, decompose, explain
+import lowerdeck.decompose
+from lowerdeck.decompose import (
+    DecomposeError,
+    DecompositionCache,
+    Rules,
+    decompose,
+    explain,
+    take_apart,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 ATEN = torch.ops.aten
@@ -149,6 +160,139 @@ def test_a_write_through_windows_that_overlap_is_refused() -> None:
 
     with pytest.raises(DecomposeError, match=r"a write through aten\.unfold"):
         decompose(exported(function))
+
+
+def test_a_write_through_windows_with_gaps_is_refused() -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        made = x.clone()
+        made.unfold(1, 1, 2).mul_(2)
+        return made
+
+    with pytest.raises(DecomposeError, match="whose windows leave gaps"):
+        decompose(exported(function))
+
+
+def _viewed(x: torch.Tensor, **_: Any) -> torch.Tensor:
+    return x.view(x.shape)
+
+
+def _twice(x: torch.Tensor, *_: Any) -> Any:
+    made = x * 1
+    return made.view(-1), made.t()
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("rule", [_viewed, lambda x, **_: ATEN.alias(x), lambda x, **_: x.t().t()])
+def test_a_rule_that_returns_a_view_gives_memory_of_its_own(
+    rule: Callable[..., Any], held: bool
+) -> None:
+    def function(module: nn.Module, x: torch.Tensor) -> Any:
+        source: Any = module.held if held else x * 2
+        made = source.clone()
+        made[1:].add_(x[1:])
+        return source + 0, made
+
+    table: Any = {ATEN.clone.default: rule}
+    program = exported(function)
+    assert explain(program, table).reason is None
+    assert_as(decompose(program, table).module()(X), Called(function)(X))
+
+
+def test_results_of_a_rule_share_no_memory() -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        one, other = torch.var_mean(x)
+        one.add_(1)
+        return one, other
+
+    table: Any = {ATEN.var_mean.correction: _twice, ATEN.var_mean.default: _twice}
+    program = exported(function)
+    expected = program.run_decompositions(dict(table)).module()(X)
+    assert_as(decompose(program, table).module()(X), expected)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("held", [False, True])
+def test_shuffled_channels_have_memory_of_their_own(groups: int, held: bool) -> None:
+    def function(module: nn.Module, x: torch.Tensor) -> Any:
+        source: Any = module.held if held else x * 2
+        made = torch.channel_shuffle(source.view(1, 4, 2, 2), groups)
+        made.add_(1)
+        return source + 0, made
+
+    assert_as(decompose(exported(function)).module()(X), Called(function)(X))
+
+
+@pytest.mark.parametrize(("p", "train"), [(0.5, False), (0.0, True)])
+def test_a_dropout_of_nothing_has_memory_of_its_own(p: float, train: bool) -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        source = x * 2
+        made, mask = torch.native_dropout(source, p, train)
+        made.add_(1)
+        return source + 0, made, mask
+
+    program = exported(function)
+    assert explain(program).reason is None
+    assert_as(decompose(program).module()(X), Called(function)(X))
+
+
+def _writing(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().mul_(2)
+
+
+def _writing_its_input(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2)
+
+
+@pytest.mark.parametrize("rule", [_writing, _writing_its_input])
+@pytest.mark.parametrize(
+    "way", [decompose, explain, lambda program, table: take_apart(program, Rules.of(table))]
+)
+def test_a_rule_that_writes_is_refused(rule: Callable[..., Any], way: Callable[..., Any]) -> None:
+    program = exported(lambda _, x: x.sin() + 1)
+    with pytest.raises(DecomposeError, match=r"calls aten\.mul_\.Tensor, which writes in place"):
+        way(program, {ATEN.sin.default: rule})
+
+
+def lines_of(function: Callable[[], Any]) -> int:
+    """Return how many lines of the package a call runs."""
+    package = str(Path(lowerdeck.decompose.__file__).parent)
+    count = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return look if frame.f_code.co_filename.startswith(package) else None
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def _wide(count: int) -> Any:
+    return lambda _, x: torch.cat([x.sin() for _ in range(count)])
+
+
+def _deep_views(count: int) -> Any:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        shown = [x]
+        for _unused in range(count):
+            shown.append(shown[-1].t())
+        return tuple(shown)
+
+    return function
+
+
+@pytest.mark.parametrize("of", [_wide, _deep_views])
+def test_calls_of_many_tensors_and_views_of_views_cost_what_they_are(
+    of: Callable[[int], Any],
+) -> None:
+    small, large = (exported(of(count)) for count in (100, 200))
+    decompose(small)
+    assert lines_of(lambda: decompose(large)) < 2.2 * lines_of(lambda: decompose(small))
 
 
 class Times:

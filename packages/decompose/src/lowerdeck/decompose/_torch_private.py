@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
@@ -469,19 +470,31 @@ def _functional(leaf: Any) -> Any:
     return FunctionalTensor.to_functional(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return result, written, returned, shared and differentiable of a recording."""
+def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, ...]:
+    """Return result, written, returned, shared, alone and differentiable of a recording."""
     leaves = pytree.tree_leaves(result)
     returned: dict[int, int] = {}
     shared: dict[int, list[int]] = {}
+    by_storage: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(wrapped):
+        if isinstance(tensor, FunctionalTensor):
+            by_storage.setdefault(storage_identity(tensor), []).append(index)
+    given: list[Any] = [None] * len(leaves)
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, FunctionalTensor):
             continue
-        for index, tensor in enumerate(wrapped):
-            if leaf is tensor:
+        given[position] = storage_identity(leaf)
+        for index in by_storage.get(given[position], ()):
+            if leaf is wrapped[index]:
                 returned[position] = index
-            elif isinstance(tensor, FunctionalTensor) and _share(leaf, tensor):
+            else:
                 shared.setdefault(position, []).append(index)
+    often = Counter(given)
+    alone = {
+        position
+        for position, storage in enumerate(given)
+        if storage is not None and storage not in by_storage and often[storage] == 1
+    }
     said = pytree.tree_map(lambda leaf: _node_of(tracer, leaf), result)
     written = {
         index: _node_of(tracer, tensor)
@@ -494,14 +507,10 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
         for position, leaf in enumerate(leaves)
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    return said, written, returned, shared, differentiable
+    return said, written, returned, shared, alone, differentiable
 
 
 _TRACKED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(storage_identity(one) == storage_identity(other))
 
 
 def _node_of(tracer: Any, leaf: Any) -> Any:

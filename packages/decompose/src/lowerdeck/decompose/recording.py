@@ -23,6 +23,7 @@ class Recording:
         written: For each input that it wrote, the node with what the input is now.
         returned: By position among the leaves of the result, the input that was returned itself.
         shared: By position among the leaves, the inputs that share memory with it.
+        alone: Positions among the leaves of what shares memory with no input and no other result.
         differentiable: Positions among the leaves of what requires gradients.
         constants: Tensors that were made while tracing, by the target of their get_attr node.
         unbacked: Whether symbols came up whose value is known only when the program runs.
@@ -36,6 +37,7 @@ class Recording:
     written: dict[int, Node]
     returned: dict[int, int]
     shared: dict[int, list[int]]
+    alone: set[int]
     differentiable: set[int]
     constants: dict[str, torch.Tensor]
     unbacked: bool

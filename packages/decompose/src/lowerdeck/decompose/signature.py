@@ -145,10 +145,9 @@ def _keep_what_was(
     """
     before = list(nodes)
     clones: dict[Node, Node] = {}
+    roots: dict[Node, Node] = {}
     for position, node in enumerate(nodes):
-        root = node
-        while isinstance(root, Node) and (parent := parent_of(root)) is not None:
-            root = parent
+        root = _root(node, roots) if isinstance(node, Node) else node
         if not isinstance(root, Node) or root.op != "placeholder":
             continue
         written = positions.get(root.name, position)
@@ -156,6 +155,16 @@ def _keep_what_was(
             if node not in clones:
                 clones[node] = clone(node)
             nodes[position] = clones[node]
+
+
+def _root(node: Node, known: dict[Node, Node]) -> Node:
+    """Return whose memory a node shows; what is found on the way is added to ``known``."""
+    way = [node]
+    while way[-1] not in known and (parent := parent_of(way[-1])) is not None:
+        way.append(parent)
+    root = known.get(way[-1], way[-1])
+    known.update(dict.fromkeys(way, root))
+    return root
 
 
 def _without_copy(node: Node) -> Node:

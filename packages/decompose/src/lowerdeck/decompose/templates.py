@@ -16,7 +16,7 @@ from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.calls.symbols import bind
 from lowerdeck.decompose.calls.template import Template
-from lowerdeck.decompose.errors import TemplateError, WholeProgramError
+from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import Before, Resized, recorded
 from lowerdeck.torch_base import FakeTensorMode, OpOverload
@@ -131,7 +131,9 @@ class Templates:
         if before is None or not self.rules.leaves(call.key[0]):
             return None
         recording = recorded(call, before)
-        return None if recording is None else self._keep(call, call.key, Template.of(recording))
+        if recording is None:
+            return None
+        return self._keep(call, call.key, Template.of(recording, call.key[0]))
 
     def _like_another(self, call: Call, before: Before | None) -> Template | None:
         found = self._resized.find(call, before)
@@ -170,7 +172,7 @@ class Templates:
             self._open.enter_context(overriding(self.rules.composites))
         try:
             made, bound = self._record(target, run, given, call, contexts, source)
-        except WholeProgramError:
+        except DecomposeError:
             raise
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
@@ -206,4 +208,4 @@ class Templates:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self.writes and recording.shared:
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        return Template.of(recording, whole), recording.unbacked
+        return Template.of(recording, target, whole), recording.unbacked

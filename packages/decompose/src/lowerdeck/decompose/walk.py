@@ -448,13 +448,24 @@ def _fills(base: Node) -> bool:
 
 
 def _check_shown(target: Any, value: Value) -> None:
-    """Refuse a write through what shows elements that its parent does not: they would be lost."""
+    """Refuse a write through views that have no inverse which keeps the other elements."""
     first, *others = [view.target is _ATEN.as_strided.default for view in value.views] or [False]
     if any(others) or (first and not _fills(value.memory.base)):
         raise DecomposeError(
             f"{target} writes through an as_strided of a view, which may show elements that the "
             "view does not: call as_strided on the tensor that the view is of"
         )
+    for view in value.views:
+        if view.target is _ATEN.unfold.default and _leaves_gaps(*view.args[2:4]):
+            raise DecomposeError(
+                f"{target} writes through an unfold whose windows leave gaps, in which torch's "
+                "functionalisation writes zeros: take slices of the tensor"
+            )
+
+
+def _leaves_gaps(size: Any, step: Any) -> bool:
+    # A size that is a symbol may be smaller than the step.
+    return not (isinstance(size, int) and isinstance(step, int) and step <= size)
 
 
 def _generation(memory: Memory, views: tuple[View, ...]) -> int:

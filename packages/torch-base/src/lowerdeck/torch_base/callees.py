@@ -95,7 +95,6 @@ _SILENT_ALIASES = frozenset(
     {
         *("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
         *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout"),
-        *("native_dropout", "_fused_dropout"),
         *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "meshgrid"),
         *("cartesian_prod", "conj_physical", "einsum", "histogramdd", "sum_to_size", "type_as"),
     }

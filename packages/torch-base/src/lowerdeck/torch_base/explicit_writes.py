@@ -220,7 +220,9 @@ def _aliasing_dropouts_of(gm: GraphModule) -> frozenset[Node]:
 def _is_idle_dropout(node: Node) -> bool:
     if node.op != "call_function" or not hides_aliases(node.target):
         return False
-    return "dropout" in str(node.target) and False in (*node.args, *node.kwargs.values())
+    # Not in training, or nothing is dropped.
+    idle = any(given == 0 for given in (*node.args[1:], *node.kwargs.values()))
+    return "dropout" in str(node.target) and idle
 
 
 def _may_have_a_name(source: Node) -> bool:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import torch
-from torch.fx import Node, map_arg
+from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name
 from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT
-from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.decompose.recording import Recording
-from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, pytree, schema_of
+from lowerdeck.torch_base import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    hides_aliases,
+    is_composite,
+    pytree,
+    schema_of,
+)
 
 _ATEN = torch.ops.aten
 
@@ -82,8 +90,8 @@ class Result:
         views: How it shows it, the first view first.
         returned: The input that is returned itself, with all that is written to it; or None.
         requires_grad: Whether it is a view of what requires gradients.
-        fresh: Whether it has memory of its own although it is an input: so a rule says who returns
-            what it was given, of an operator that does not.
+        fresh: Whether it has memory of its own although it is an input or shows one: so a rule
+            says who returns what it was given, or a view of it, of an operator that does not.
     """
 
     node: Node
@@ -125,11 +133,12 @@ class Template:
         return all(is_static(step.facts) for step in self.steps if isinstance(step, Step))
 
     @classmethod
-    def of(cls, recording: Recording, whole: Recording | None = None) -> Template:
+    def of(cls, recording: Recording, target: object, whole: Recording | None = None) -> Template:
         """Return what a recording is a template of.
 
         Args:
             recording: Taken over.
+            target: What was called.
             whole: The same call with all operators whole, for how results show inputs: the inverse
                 of a view is another than that of what it is taken apart into.
 
@@ -141,6 +150,7 @@ class Template:
         nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
         graph.output((tuple(nodes), tuple(recording.written.values())))
         _fold_lifting(recording, nodes)
+        _check_functional(graph)
         traced = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
         graph.eliminate_dead_code()
         alive = set(graph.nodes)
@@ -150,7 +160,7 @@ class Template:
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
         by_base = any(node.target is WRITING_CUSTOM for node in alive)
-        found = _Results(recording, whole)
+        found = _Results(recording, target, whole)
         results = found.tree()
         for node in graph.nodes:
             # It holds fake tensors, and they their program's symbols.
@@ -173,8 +183,10 @@ class _Results:
         opaque: Inputs that may share memory with a result in a way that views do not tell.
     """
 
-    def __init__(self, recording: Recording, whole: Recording | None) -> None:
+    def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
         self._recording = recording
+        self._hides = hides_aliases(target)
+        self._owns = _gives_own_memory(target)
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
         self._whole = whole
         self._leaves = pytree.tree_leaves(whole.result) if whole is not None else []
@@ -182,22 +194,33 @@ class _Results:
 
     def tree(self) -> Any:
         """Return the results."""
-        positions = count()
-        return pytree.tree_map(
-            lambda leaf: self._result(next(positions), leaf), self._recording.result
-        )
+        leaves, spec = pytree.tree_flatten(self._recording.result)
+        shown = [
+            self._shown(position, leaf) if isinstance(leaf, Node) else None
+            for position, leaf in enumerate(leaves)
+        ]
+        roots = Counter(each[0] for each in shown if each is not None)
+        results = [
+            leaf if each is None else self._result(position, leaf, *each, roots[each[0]] > 1)
+            for position, (leaf, each) in enumerate(zip(leaves, shown, strict=True))
+        ]
+        return pytree.tree_unflatten(results, spec)
 
-    def _result(self, position: int, leaf: Any) -> Any:
+    def _result(
+        self, position: int, leaf: Node, root: Node, views: tuple[Seen, ...], is_shared: bool
+    ) -> Result:
         recording = self._recording
-        if not isinstance(leaf, Node):
-            return leaf
-        if position in recording.returned:
+        if position in recording.returned and not self._owns:
             return Result(leaf, leaf, (), recording.returned[position])
-        root, views = self._shown(position, leaf)
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        fresh = root in self._inputs and not views and position not in recording.shared
+        # Below functionalisation, where rules are called, one memory may show as several.
+        fresh = (
+            (position in recording.alone or self._owns)
+            and (is_shared or root in self._inputs)
+            and not (views and self._hides)
+        )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
@@ -210,6 +233,19 @@ class _Results:
         return _origin(leaf, self._inputs)
 
 
+def _gives_own_memory(target: object) -> bool:
+    """Return whether an operator's kernel gives memory of its own, whatever stands for it here.
+
+    ``native_dropout`` of nothing does, and torch's decomposition returns its argument.
+    """
+    return (
+        isinstance(target, OpOverload)
+        and not is_composite(target)
+        and not hides_aliases(target)
+        and not any(returned.alias_info for returned in schema_of(target).returns)
+    )
+
+
 def _check(recording: Recording) -> None:
     if recording.reshaped:
         raise WholeProgramError(
@@ -217,6 +253,15 @@ def _check(recording: Recording) -> None:
         )
     if recording.tokens:
         raise WholeProgramError("an operator has effects that torch orders by tokens")
+
+
+def _check_functional(graph: Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable:
+            raise DecomposeError(
+                f"a rule of the table calls {node.target}, which writes in place: a rule must "
+                "compute with operators that do not"
+            )
 
 
 # What torch.tensor calls on a constant, which nobody writes here.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ _ATEN = torch.ops.aten
 _TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Before:
     """A call as it was in the original program.
 
@@ -38,16 +39,20 @@ class Before:
     node: Node
     env: Mapping[Node, Any]
 
+    @cached_property
+    def _nodes(self) -> dict[int, Node]:
+        # Of several that have become the same, the first.
+        nodes = reversed(self.node.all_input_nodes)
+        return {id(self.env[node]): node for node in nodes if node in self.env}
+
     def value(self, given: Any) -> Any:
         """Return what an input of the call was in the original program.
 
         Args:
             given: What it has become.
         """
-        for node in self.node.all_input_nodes:
-            if self.env[node] is given:
-                return node.meta.get("val")
-        return None
+        node = self._nodes.get(id(given))
+        return None if node is None else node.meta.get("val")
 
 
 def recorded(call: Call, before: Before) -> Recording | None:
@@ -85,7 +90,8 @@ def recorded(call: Call, before: Before) -> Recording | None:
     made = graph.call_function(target, args, kwargs)
     made.meta = traced_meta(target, held.detach() if held.requires_grad else held)
     shared = {0: [inputs.index(args[0])]} if viewed else {}
-    return Recording(graph, inputs, made, {}, {}, shared, set(), {}, False, False, False)
+    alone = set() if viewed else {0}
+    return Recording(graph, inputs, made, {}, {}, shared, alone, set(), {}, False, False, False)
 
 
 def lies_as_before(call: Call, before: Before) -> bool:
