@@ -30,6 +30,9 @@ _PUBLIC = frozenset(
     }
 )
 
+# What torch documents nowhere, despite their names, of what stands behind a symbolic number.
+_OF_SYMBOLS = frozenset({"expr", "hint", "pytype"})
+
 
 def sources(package: str) -> list[Path]:
     """Return the shipped modules of a package."""
@@ -95,6 +98,8 @@ def private_uses(path: Path, own: set[str], of_torch: set[str]) -> Iterator[tupl
                     continue
                 if _is_torch(name) or attr in of_torch or attr not in own:
                     yield node.lineno, name
+            case ast.Attribute(attr=attr, value=ast.Attribute(attr="node")) if attr in _OF_SYMBOLS:
+                yield node.lineno, _dotted(node)
             case ast.Call(
                 func=ast.Name(id="getattr" | "hasattr" | "setattr" | "delattr"),
                 args=[_, ast.Constant(value=str(attr)), *_],

@@ -14,6 +14,7 @@ from lowerdeck.decompose import Rules, take_apart
 from lowerdeck.emitter import _torch_private as private
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS
 from lowerdeck.emitter.ir.overloads import copying_name, out_variant
+from lowerdeck.torch_base import expression_of
 
 ATEN = torch.ops.aten
 
@@ -51,30 +52,12 @@ def test_importing_the_package_does_not_load_sympy() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_bound_comes_from_the_dimension() -> None:
+def test_dimensions_have_the_names_that_the_user_gave() -> None:
     exported = export(
         torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("rows", max=7)},)
     )
     size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
-    assert private.upper_bound(size) == 7
-    assert private.upper_bound(size * 2 + 1) == 15
-    assert private.dimension_names(size) == {str(size.node.expr): "rows"}
-
-
-@pytest.mark.parametrize("least", [0, 1, 3])
-def test_the_least_size_is_what_the_user_said(least: int) -> None:
-    rows = Dim("rows", min=least, max=7)
-    exported = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
-    size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
-    assert private.lower_bound(size, exported.range_constraints) == least
-    assert private.lower_bound(size * 2 + 1, exported.range_constraints) == 2 * least + 1
-    assert private.lower_bound(size - 5, exported.range_constraints) == 0
-    assert private.lower_bound(size, {}) == max(2, least)
-
-
-def test_no_bound_is_none() -> None:
-    exported = export(torch.nn.ReLU(), (torch.ones(4),), dynamic_shapes=({0: Dim("rows")},))
-    assert private.upper_bound(next(iter(exported.graph.nodes)).meta["val"].shape[0]) is None
+    assert private.dimension_names(size) == {str(expression_of(size)): "rows"}
 
 
 def test_references_take_operators_apart() -> None:

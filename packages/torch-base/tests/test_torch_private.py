@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
+import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.testing._internal.two_tensor import TwoTensor
@@ -157,6 +159,42 @@ def test_upper_bounds_come_from_the_range_or_the_example() -> None:
         node = next(one for one in program.graph.nodes if one.op == "call_function")
         sizes.append([private.upper_bound(size) for size in node.meta["val"].shape])
     assert sizes == [[16, 2], [3, 2]]
+
+
+def _size(model: torch.nn.Module, rows: Any, *, rank: int = 1) -> tuple[Any, Any]:
+    example = torch.ones(4, *[2] * (rank - 1))
+    program = torch.export.export(model, (example,), dynamic_shapes=({0: rows},))
+    return next(iter(program.graph.nodes)).meta["val"].shape[0], program.range_constraints
+
+
+@pytest.mark.parametrize("least", [0, 1, 3])
+def test_a_size_is_between_what_the_user_said(least: int) -> None:
+    size, ranges = _size(torch.nn.ReLU(), torch.export.Dim("rows", min=least, max=7))
+    assert private.size_range(size, ranges) == (least, 7)
+    assert private.size_range(size * 2 + 1, ranges) == (2 * least + 1, 15)
+    assert private.size_range(size - 5, ranges)[0] == 0
+    # What the symbol itself knows.
+    assert private.size_range(size) == (max(2, least), 7)
+    assert private.size_range(size - size + 5) == private.size_range(5) == (5, 5)
+
+
+def test_a_size_without_a_bound_has_none() -> None:
+    size, ranges = _size(torch.nn.ReLU(), torch.export.Dim("rows"))
+    assert private.size_range(size, ranges)[1] is None
+    assert private.upper_bound(size) == private.hint_of(size) == 4
+
+
+def test_symbols_are_told_by_their_expressions() -> None:
+    size, _ = _size(torch.nn.ReLU(), torch.export.Dim("rows"), rank=2)
+    assert type(size) in private.SYMBOLS
+    assert private.varies(size)
+    assert not private.varies(size - size + 5)
+    assert not private.varies(5)
+    assert private.plain_number(size) is size
+    assert private.plain_number(size - size + 5) == private.plain_number(5) == 5
+    assert type(private.plain_number(size - size + 5)) is int
+    assert private.expression_of(size + 1) == private.expression_of(1 + size)
+    assert private.expression_of(5) == private.hint_of(5) == 5
 
 
 def _graph() -> GraphModule:

@@ -48,15 +48,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
+    SYMBOLS,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
     OperatorBase,
     OpOverload,
     detect_fake_mode,
+    plain_number,
     pytree,
     storage_identity,
     unset_fake_temporarily,
+    varies,
 )
 
 __all__ = [
@@ -457,7 +460,7 @@ def replace_view(view: Any, new: Any) -> None:
 def _track_inputs(tracer: Any, leaves: Sequence[Any]) -> list[Node]:
     inputs: list[tuple[int, Node]] = []
     # Symbols come first, so that sizes of tensors are told by them rather than asked again.
-    for kinds in ((torch.SymInt, torch.SymFloat, torch.SymBool), torch.Tensor):
+    for kinds in (SYMBOLS, torch.Tensor):
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, kinds):
                 proxy = tracer.create_proxy("placeholder", f"given_{index}", (), {})
@@ -510,7 +513,7 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, ...]:
     return said, written, returned, shared, alone, differentiable
 
 
-_TRACKED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_TRACKED = (torch.Tensor, *SYMBOLS)
 
 
 def _node_of(tracer: Any, leaf: Any) -> Any:
@@ -524,9 +527,8 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
             raise LookupError("a result that was not traced")
         return proxy.node
     if isinstance(leaf, _TRACKED):
-        symbol: Any = leaf
-        if symbol.node.is_constant() or symbol.node.expr.is_number:
-            return symbol.node.pytype(symbol.node.expr)
+        if not varies(leaf):
+            return plain_number(leaf)
         slot: Any = get_proxy_slot(leaf, tracer)
         return slot.force().node
     return leaf

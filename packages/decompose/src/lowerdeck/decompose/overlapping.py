@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.facts import SYMBOLS
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.torch_base import schema_of, unset_fake_temporarily
+from lowerdeck.torch_base import hint_of, schema_of, unset_fake_temporarily
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ _Place = tuple[int, list[int], list[int]]
 def _where(tensor: torch.Tensor) -> _Place | None:
     """Return the first byte of a tensor, and sizes and strides in bytes; None where unknown."""
     width = tensor.dtype.itemsize
-    numbers = [_number(n) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
+    numbers = [hint_of(n) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
     if any(number is None for number in numbers):
         return None
     known: list[Any] = numbers
@@ -138,11 +137,3 @@ def _end(first: int, sizes: list[int], strides: list[int]) -> int:
     if 0 in sizes:
         return first
     return first + 1 + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
-
-
-def _number(number: Any) -> int | None:
-    """Return a size, or what a symbol was when the program was made; None where nobody knows."""
-    if isinstance(number, SYMBOLS):
-        hint: int | None = number.node.hint
-        return hint
-    return int(number)

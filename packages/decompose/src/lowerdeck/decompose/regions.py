@@ -10,12 +10,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import insert_assertions
-from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts
+from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import facts_of
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.walk import State, Walk
-from lowerdeck.torch_base import attribute_of
+from lowerdeck.torch_base import SYMBOLS, attribute_of
 
 _BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
 _DELEGATE = "executorch_call_delegate"

@@ -17,7 +17,7 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     standing_for,
 )
-from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts, number_key, plain_number
+from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import Slot, call_of, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Result, Seen, Template, facts_of
@@ -27,7 +27,15 @@ from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
 from lowerdeck.decompose.writer import Heritage, Writer
-from lowerdeck.torch_base import FakeTensor, HigherOrderOperator, OpOverload, schema_of
+from lowerdeck.torch_base import (
+    SYMBOLS,
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    plain_number,
+    schema_of,
+    varies,
+)
 
 _ATEN = torch.ops.aten
 # What their results are depends on the strides of what they are given.
@@ -85,7 +93,7 @@ class Walk:
             return Value(made, Memory(made), requires_grad=known.requires_grad)
         if isinstance(held, SYMBOLS):
             self.writer.know(made, held)
-            return made if isinstance(plain_number(held), SYMBOLS) else plain_number(held)
+            return made if varies(held) else plain_number(held)
         return held
 
     def run(self, gm: GraphModule, env: dict[Node, Any]) -> Any:
@@ -344,7 +352,7 @@ class Walk:
         if isinstance(held, FakeTensor):
             return Value.fresh(made)
         if not isinstance(held, (tuple, list)):
-            return plain_number(made.meta["val"]) if _is_plain(held) else made
+            return made if varies(held) else plain_number(made.meta["val"])
         elements = []
         for index, each in enumerate(held):
             item = self.writer.add(
@@ -433,7 +441,7 @@ class _Results:
             return type(tree)(map(self._said, tree))
         if isinstance(tree, dict):
             return {name: self._said(value) for name, value in tree.items()}
-        if not isinstance(tree, SYMBOLS) or not isinstance(plain_number(tree), SYMBOLS):
+        if not varies(tree):
             return plain_number(tree)
         known = self._writer.symbol(tree)
         if known is None:
@@ -503,10 +511,6 @@ def _depends_on_data(target: OpOverload) -> bool:
 
 def _gives_nothing(target: OpOverload) -> bool:
     return not schema_of(target).returns
-
-
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, SYMBOLS) or bool(value.node.expr.is_number)
 
 
 def _dense_order(tensor: torch.Tensor) -> list[int] | None:

@@ -12,16 +12,19 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source, tensor_meta
-from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts, plain_number
+from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Constant, Step, Template, is_static
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.torch_base import (
+    SYMBOLS,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
     add_node,
+    expression_of,
+    plain_number,
     reserve_name,
 )
 
@@ -99,7 +102,7 @@ class Writer:
         Args:
             value: The symbol.
         """
-        return self._symbols.get((type(value), value.node.expr))
+        return self._symbols.get((type(value), expression_of(value)))
 
     def know(self, node: Node, facts: Any) -> None:
         """Remember what a node gives.
@@ -111,7 +114,7 @@ class Writer:
         self._facts[node] = facts
         self.is_dynamic = self.is_dynamic or not is_static(facts)
         if isinstance(facts, SYMBOLS):
-            self._symbols.setdefault((type(facts), facts.node.expr), node)
+            self._symbols.setdefault((type(facts), expression_of(facts)), node)
 
     def add(
         self, target: Any, args: Any, kwargs: Any, name: str, value: Any, heritage: Heritage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,13 +17,11 @@ __all__ = [
     "current_result",
     "dimension_names",
     "is_known",
-    "lower_bound",
     "number_functions",
     "operator_schemas",
     "overload_packet",
     "reference_decompositions",
     "untraced",
-    "upper_bound",
 ]
 
 
@@ -58,36 +56,7 @@ def is_known(truth: Any) -> bool:
     return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(truth))
 
 
-def upper_bound(size: torch.SymInt) -> int | None:
-    """Return the largest value that a symbolic size may take, or None when there is no bound."""
-    node = size.node
-    if node.expr.is_number:
-        return int(node.expr)
-    # Asked of the size's own environment, because importing sympy for it costs 0.3 s.
-    upper = node.shape_env.bound_sympy(node.expr).upper
-    # torch writes "no bound" as infinity, or as a number next to the largest 64-bit integer.
-    return None if upper >= 2**62 else int(upper)
-
-
-def lower_bound(size: torch.SymInt, ranges: Mapping[Any, Any]) -> int:
-    """Return the smallest value that a symbolic size may take, at least 0.
-
-    Args:
-        size: A size of a program.
-        ranges: The range constraints of the program: while torch traces, its own environment
-            takes every size that varies for at least 2.
-    """
-    expr = size.node.expr
-    if expr.is_number:
-        return int(expr)
-    known = {**size.node.shape_env.var_to_range, **ranges}
-    # Who made a symbolic number has loaded this module, as in ``is_known``.
-    shapes: Any = torch.fx.experimental.symbolic_shapes
-    lower = shapes.bound_sympy(expr, known).lower
-    return max(0, int(lower)) if lower > -(2**62) else 0
-
-
-def dimension_names(size: torch.SymInt) -> dict[str, str]:
+def dimension_names(size: Any) -> dict[str, str]:
     """Return the names that the user gave to dynamic dimensions, by the symbol's text.
 
     Args:

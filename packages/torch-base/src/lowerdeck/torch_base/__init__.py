@@ -7,6 +7,7 @@ what is private in torch but needed by more than one package. It replaces nothin
 from __future__ import annotations
 
 from lowerdeck.torch_base._torch_private import (
+    SYMBOLS,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
@@ -22,7 +23,9 @@ from lowerdeck.torch_base._torch_private import (
     detect_fake_mode,
     erase_nodes_now,
     executorch_call_delegate,
+    expression_of,
     find_schema,
+    hint_of,
     is_composite,
     is_impure,
     is_traceable_wrapper_subclass,
@@ -30,14 +33,17 @@ from lowerdeck.torch_base._torch_private import (
     mend_readers,
     nodes_by_callee,
     overload_name,
+    plain_number,
     pytree,
     reads_only_earlier,
     reserve_name,
     schema_of,
     set_program_parts,
+    size_range,
     storage_identity,
     unset_fake_temporarily,
     upper_bound,
+    varies,
     with_graph_module,
 )
 from lowerdeck.torch_base.arguments import arguments_of
@@ -134,7 +140,14 @@ __all__ = [
     "module_path",
     "source_frame",
     "source_frames",
+    # Sizes and numbers that vary, asked without a guard
+    "SYMBOLS",
+    "expression_of",
+    "hint_of",
+    "plain_number",
+    "size_range",
     "upper_bound",
+    "varies",
     # What torch's functionalisation would lose, said explicitly
     "RepeatedMemoryError",
     "aliasing_parts",

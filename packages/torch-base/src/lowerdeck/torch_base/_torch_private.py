@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "SYMBOLS",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -45,7 +46,9 @@ __all__ = [
     "detect_fake_mode",
     "erase_nodes_now",
     "executorch_call_delegate",
+    "expression_of",
     "find_schema",
+    "hint_of",
     "is_composite",
     "is_impure",
     "is_traceable_wrapper_subclass",
@@ -55,19 +58,26 @@ __all__ = [
     "reads_only_earlier",
     "negative_view",
     "overload_name",
+    "plain_number",
     "pytree",
     "reserve_name",
     "schema_of",
     "set_program_parts",
     "shared_copy",
+    "size_range",
     "storage_address",
     "storage_identity",
     "unset_fake_temporarily",
     "upper_bound",
+    "varies",
     "with_graph_module",
 ]
 
 _LARGEST = 2**31 - 1
+_NO_BOUND = 2**62
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""What stands for a number of a program that is known only when it runs."""
 
 NormBase: type[torch.nn.Module] = _NormBase
 """What batch and instance norms of all dimensions are made from."""
@@ -186,8 +196,74 @@ def shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
+def expression_of(number: Any) -> Any:
+    """Return the expression of a symbol, by which it can be compared and looked up.
+
+    Comparing symbols themselves would add a guard to the program that they come from.
+
+    Args:
+        number: A number, or a symbol of an exported program.
+
+    Returns:
+        A sympy expression; a number as it is.
+    """
+    return number.node.expr if isinstance(number, SYMBOLS) else number
+
+
+def plain_number(number: Any) -> Any:
+    """Return the number that a symbol has come to be; a symbol that varies as it is.
+
+    Args:
+        number: Any value.
+    """
+    if isinstance(number, SYMBOLS) and number.node.expr.is_number:
+        return number.node.pytype(number.node.expr)
+    return number
+
+
+def varies(number: object) -> bool:
+    """Return whether ``number`` is a symbol, and none that has come to be a number.
+
+    Args:
+        number: Any value.
+    """
+    return isinstance(plain_number(number), SYMBOLS)
+
+
+def hint_of(number: Any) -> Any:
+    """Return what a symbol was when the program was made, None if unknown; a number as it is.
+
+    Args:
+        number: A number, or a symbol of an exported program.
+    """
+    return number.node.hint if isinstance(number, SYMBOLS) else number
+
+
+def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int, int | None]:
+    """Return the smallest and the largest number that a size can be, without a guard on it.
+
+    Args:
+        size: A number, or a symbol of an exported program.
+        ranges: The program's ``range_constraints``. Without them the least is too large: torch
+            takes each size that varies for 2 or more while it traces.
+
+    Returns:
+        Both; the largest is None where there is no bound.
+    """
+    size = plain_number(size)
+    if isinstance(size, int):
+        return size, size
+    known = {**size.node.shape_env.var_to_range, **(ranges or {})}
+    # Who made the symbol has loaded this module; importing it would load sympy, which takes 0.3 s.
+    shapes: Any = torch.fx.experimental.symbolic_shapes
+    found = shapes.bound_sympy(expression_of(size), known)
+    least = max(0, int(found.lower)) if found.lower > -_NO_BOUND else 0
+    # torch writes "no bound" as infinity, or as a number next to the largest 64-bit integer.
+    return (least, int(found.upper)) if found.upper < _NO_BOUND else (least, None)
+
+
 def upper_bound(size: Any) -> int:
-    """Return the largest number that a size can be, without a guard on it.
+    """Return how large a size is taken to be where a number is needed, without a guard on it.
 
     Args:
         size: A number, or a symbol of an exported program.
@@ -198,12 +274,8 @@ def upper_bound(size: Any) -> int:
     """
     if isinstance(size, int):
         return size
-    symbol = size.node
-    top = symbol.shape_env.bound_sympy(symbol.expr).upper
-    # is_Integer: a number; torch's infinity of integers is is_integer, and finite, too.
-    if top.is_Integer and int(top) <= _LARGEST:
-        return int(top)
-    return int(symbol.hint)
+    top = size_range(size)[1]
+    return top if top is not None and top <= _LARGEST else int(hint_of(size))
 
 
 def storage_address(tensor: torch.Tensor) -> int:

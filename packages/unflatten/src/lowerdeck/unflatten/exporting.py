@@ -12,7 +12,14 @@ import torch
 from torch.export import ExportedProgram, ModuleCallSignature, export
 from torch.fx import Node
 
-from lowerdeck.torch_base import HigherOrderOperator, OpOverload, graphs_of, pytree, schema_of
+from lowerdeck.torch_base import (
+    SYMBOLS,
+    HigherOrderOperator,
+    OpOverload,
+    graphs_of,
+    pytree,
+    schema_of,
+)
 from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ, IN_BRANCHES, NOT_RECORDED
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 
@@ -366,7 +373,7 @@ def _is_recordable(leaf: object) -> bool:
 
 
 def _described(leaf: object) -> str:
-    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(leaf, SYMBOLS):
         return "a number that varies"
     if isinstance(leaf, str):
         return f"the text {leaf!r}"

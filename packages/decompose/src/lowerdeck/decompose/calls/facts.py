@@ -9,9 +9,8 @@ import torch
 
 from lowerdeck.decompose._torch_private import fake_tensor, fake_view
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.torch_base import FakeTensor, FakeTensorMode
+from lowerdeck.torch_base import SYMBOLS, FakeTensor, FakeTensorMode, expression_of
 
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """The types of numbers that are known only when the program runs."""
 
 
@@ -114,16 +113,5 @@ def number_key(number: Any) -> Any:
         number: A number or symbol.
     """
     if isinstance(number, SYMBOLS):
-        return ("symbol", number.node.expr)
+        return ("symbol", expression_of(number))
     return number
-
-
-def plain_number(value: Any) -> Any:
-    """Return the number that a symbol has come to be, or the symbol.
-
-    Args:
-        value: A number or symbol.
-    """
-    if isinstance(value, SYMBOLS) and value.node.expr.is_number:
-        return value.node.pytype(value.node.expr)
-    return value

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts, number_key
+from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.torch_base import SYMBOLS, expression_of
 
 _PLAIN: tuple[type, ...] = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN += (torch.memory_format,)
@@ -156,5 +157,5 @@ def _facts_key(facts: Any) -> Any:
     if isinstance(facts, TensorFacts):
         return facts.key()
     if isinstance(facts, SYMBOLS):
-        return (type(facts), facts.node.expr)
+        return (type(facts), expression_of(facts))
     raise WholeProgramError(f"a value of type {type(facts).__name__} is an argument")

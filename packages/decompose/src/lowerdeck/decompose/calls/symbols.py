@@ -10,8 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import asked_anew, let_be, raw_expression, rebind
-from lowerdeck.decompose.calls.facts import SYMBOLS
-from lowerdeck.torch_base import FakeTensorMode, pytree
+from lowerdeck.torch_base import SYMBOLS, FakeTensorMode, expression_of, pytree
 
 
 def bind(mode: FakeTensorMode, source: Node | None, graph: Graph, result: Any) -> bool:
@@ -54,7 +53,7 @@ def _expression(number: Any, like: Any) -> Any:
     """Return the symbol that a size goes by in the original program, or what it is there."""
     if not isinstance(number, SYMBOLS):
         return like * 0 + number
-    known = number.node.expr
+    known = expression_of(number)
     # What was found to be a number was a symbol before.
     return known if known.is_Symbol else raw_expression(number)
 

@@ -12,12 +12,13 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name
-from lowerdeck.decompose.calls.facts import SYMBOLS, TensorFacts
+from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
+    SYMBOLS,
     FakeTensor,
     HigherOrderOperator,
     OpOverload,

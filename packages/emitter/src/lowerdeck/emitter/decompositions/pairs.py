@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowerdeck.emitter._torch_private import upper_bound
+from lowerdeck.torch_base import size_range
 
 # Such a table is planned memory, one byte or more for each pair.
 MOST_PAIRS = 2**26
@@ -16,5 +16,5 @@ def fits(pairs: Any) -> bool:
     Args:
         pairs: How many pairs, a number or a symbolic one.
     """
-    most = pairs if isinstance(pairs, int) else upper_bound(pairs)
+    most = size_range(pairs)[1]
     return most is not None and most <= MOST_PAIRS

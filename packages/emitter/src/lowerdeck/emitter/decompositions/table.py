@@ -44,8 +44,10 @@ from lowerdeck.torch_base import (
     core_decompositions,
     detect_fake_mode,
     is_composite,
+    plain_number,
     pytree,
     schema_of,
+    varies,
 )
 
 _ATEN = torch.ops.aten
@@ -196,17 +198,17 @@ def _varying_sizes(exported: ExportedProgram) -> list[tuple[str, int, torch.SymI
         for node in exported.graph.nodes
         if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
         for dim, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, torch.SymInt) and not size.node.expr.is_number
+        if varies(size)
     ]
 
 
 def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
     """Refuse a program of which tracing has fixed a size: it would run for that size alone."""
     for name, dim, size in varying:
-        if size.node.expr.is_number:
+        if not varies(size):
             raise DecompositionError(
                 f"taking operators apart has fixed dimension {dim} of input {name!r} at "
-                f"{size.node.expr}, which was to vary: a decomposition asked for its value; "
+                f"{plain_number(size)}, which was to vary: a decomposition asked for its value; "
                 "export without dynamic_shapes for it, or decompose the program yourself"
             )
 

@@ -30,12 +30,15 @@ from lowerdeck.emitter.ir.graph import (
 from lowerdeck.emitter.ir.values import Role, TensorValue, Value
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import (
+    SYMBOLS,
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
     executorch_call_delegate,
+    expression_of,
     pytree,
     schema_of,
+    varies,
 )
 
 _HIGHER_ORDER = torch.ops.higher_order
@@ -146,7 +149,7 @@ class _Reader:
                 caller = node.name in mutated or not self._plan_inputs
                 value.fixed_role = Role.CALLER if caller else Role.INPUT
                 return value
-            if isinstance(meta, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if isinstance(meta, SYMBOLS):
                 raise UnsupportedError(
                     f"method {self._name!r}: input {node.name!r} is a number that varies, but the "
                     "runtime accepts only the traced value: pass a 0-dim tensor and call item() "
@@ -393,9 +396,9 @@ def _dimension_names(exported: TracedProgram) -> dict[str, str]:
         if not isinstance(meta, torch.Tensor):
             continue
         for dim, size in enumerate(meta.shape):
-            if not isinstance(size, torch.SymInt) or not size.node.expr.is_symbol:
+            if not varies(size) or not expression_of(size).is_symbol:
                 continue
-            symbol = str(size.node.expr)
+            symbol = str(expression_of(size))
             if symbol not in names:
                 names |= dimension_names(size)
                 names.setdefault(symbol, f"{node.name}_{dim}")

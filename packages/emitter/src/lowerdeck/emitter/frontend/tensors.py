@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import upper_bound
 from lowerdeck.emitter.errors import UnboundedSizeError, UnsupportedError
 from lowerdeck.emitter.ir.values import (
     DimOrder,
@@ -17,7 +16,13 @@ from lowerdeck.emitter.ir.values import (
     channels_last_order,
     contiguous_order,
 )
-from lowerdeck.torch_base import is_traceable_wrapper_subclass
+from lowerdeck.torch_base import (
+    expression_of,
+    is_traceable_wrapper_subclass,
+    plain_number,
+    size_range,
+    varies,
+)
 
 _MAX_RANK = 16
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -51,7 +56,7 @@ class ValueFactory:
             UnsupportedError: If the runtime has no such tensor.
         """
         _check(name, fake)
-        shape = tuple(size if isinstance(size, int) else _plain(size) for size in fake.shape)
+        shape = tuple(map(plain_number, fake.shape))
         sizes = tuple(
             size if isinstance(size, int) else self._bound(name, dim, size)
             for dim, size in enumerate(shape)
@@ -83,8 +88,7 @@ class ValueFactory:
         if isinstance(meta, torch.Tensor):
             return self.tensor(name, meta)
         if isinstance(meta, torch.SymInt):
-            plain = _plain(meta)
-            return plain if isinstance(plain, int) else ScalarValue(name, int, 0)
+            return ScalarValue(name, int, 0) if varies(meta) else plain_number(meta)
         if isinstance(meta, torch.SymBool):
             return ScalarValue(name, bool, False)
         if isinstance(meta, torch.SymFloat):
@@ -98,15 +102,15 @@ class ValueFactory:
             size: The size in a node's metadata; a plain number is left alone.
             bound: Its largest value.
         """
-        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
-            self._bounds[size.node.expr] = bound
+        if varies(size):
+            self._bounds[expression_of(size)] = bound
 
     def _bound(self, name: str, dim: int, size: torch.SymInt) -> int:
         # By expression: thousands of values of a large model share a few, and asking sympy is
         # slow.
-        key = size.node.expr
+        key = expression_of(size)
         if key not in self._bounds:
-            self._bounds[key] = upper_bound(size)
+            self._bounds[key] = size_range(size)[1]
         bound = self._bounds[key]
         if bound is None:
             symbols = sorted(str(symbol) for symbol in key.free_symbols)
@@ -132,11 +136,6 @@ def layout_of(tensor: torch.Tensor) -> DimOrder:
     if tensor.is_contiguous(memory_format=_FORMATS[rank]):
         return channels_last_order(rank)
     return contiguous_order(rank)
-
-
-def _plain(size: torch.SymInt) -> torch.SymInt | int:
-    expression = size.node.expr
-    return int(expression) if expression.is_number else size
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:

@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowerdeck.emitter._torch_private import lower_bound
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation, all_blocks
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.emitter.passes.select_kernels import source_of
+from lowerdeck.torch_base import size_range
 
 _ATEN = torch.ops.aten
 Size: TypeAlias = tuple[TensorValue, int]
@@ -152,8 +152,7 @@ def _size(size: Size) -> Any:
 
 
 def _least(size: Size, ranges: Mapping[Any, Any]) -> int:
-    found = _size(size)
-    return found if isinstance(found, int) else lower_bound(found, ranges)
+    return size_range(_size(size), ranges)[0]
 
 
 def _all_sizes(tensor: TensorValue) -> list[Size]:

@@ -15,6 +15,7 @@ from lowerdeck.emitter.ir.graph import (
     substitute_reads,
 )
 from lowerdeck.emitter.ir.values import TensorValue, Value
+from lowerdeck.torch_base import expression_of
 
 _COPIES = """
     alias alias_copy clone detach detach_copy expand expand_copy lift_fresh_copy _to_copy view
@@ -117,8 +118,4 @@ def _same_shape(one: TensorValue, other: TensorValue) -> bool:
     """Return whether two shapes are surely equal, symbols compared by their expressions."""
     if one.sizes != other.sizes:
         return False
-    return all(_dim(a) == _dim(b) for a, b in zip(one.shape, other.shape, strict=True))
-
-
-def _dim(size: Any) -> Any:
-    return size if isinstance(size, int) else size.node.expr
+    return [*map(expression_of, one.shape)] == [*map(expression_of, other.shape)]

@@ -8,6 +8,7 @@ from lowerdeck.emitter.ir.instructions import Code, KernelStep, Step
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue, root_of
 from lowerdeck.emitter.memory import Spans, spans
+from lowerdeck.torch_base import expression_of
 
 
 def write_in_place(code: Code, table: KernelTable) -> None:
@@ -157,5 +158,5 @@ def _whole(value: TensorValue) -> bool:
 
 def _form(value: TensorValue) -> tuple[object, ...]:
     """Return what two tensors must share so that element i lies at the same offset in both."""
-    shape = tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
+    shape = tuple(map(expression_of, value.shape))
     return (value.dtype, shape, value.sizes, value.dim_order)

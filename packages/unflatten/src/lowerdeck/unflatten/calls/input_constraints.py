@@ -11,6 +11,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Node
 
+from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded
 from lowerdeck.unflatten.errors import InputConstraintError
 
@@ -147,7 +148,7 @@ def _leaf(node: Node, path: str) -> LeafConstraint | None:
     if isinstance(value, torch.Tensor):
         shape = tuple(_size(size) for size in value.shape)
         return LeafConstraint(path, shape, dtype=value.dtype)
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLS):
         expression = _size(value)
         return LeafConstraint(path, None, expression, isinstance(expression, sympy.Basic))
     if isinstance(value, (int, float, str)) or (value is None and "val" in node.meta):
@@ -156,10 +157,7 @@ def _leaf(node: Node, path: str) -> LeafConstraint | None:
 
 
 def _size(size: Any) -> Any:
-    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        expression = size.node.expr
-        return int(expression) if getattr(expression, "is_Integer", False) else expression
-    return size
+    return expression_of(plain_number(size))
 
 
 def _finite(bound: Any) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, add_node, schema_of
+from lowerdeck.torch_base import OpOverload, add_node, expression_of, schema_of, varies
 from lowerdeck.unflatten.cut.preserved import Leaf
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor
@@ -187,12 +187,12 @@ class _OwnSizes:
             for argument in self._given(frame):
                 value = argument.meta.get("val")
                 if isinstance(value, torch.SymInt):
-                    known.setdefault(str(value.node.expr), partial(_itself, argument))
+                    known.setdefault(str(expression_of(value)), partial(_itself, argument))
                 for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-                    if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+                    if varies(size):
                         asked = partial(self._ask, frame, argument, dim, size)
-                        known.setdefault(str(size.node.expr), asked)
-                        self._solve(frame, size.node.expr, asked, known)
+                        known.setdefault(str(expression_of(size)), asked)
+                        self._solve(frame, expression_of(size), asked, known)
         return known
 
     def _solve(
@@ -221,7 +221,7 @@ class _OwnSizes:
             return call.nodes(call.inputs)
         return list(self._made.graph.find_nodes(op="placeholder"))
 
-    def _ask(self, frame: Frame, argument: Node, dim: int, size: torch.SymInt) -> Node:
+    def _ask(self, frame: Frame, argument: Node, dim: int, size: Any) -> Node:
         return self._add(frame, _SIZE, (argument, dim), f"{argument.name}_size", size)
 
     def _add(
@@ -247,9 +247,7 @@ def _itself(node: Node) -> Node:
 def _expression(node: Node) -> Any:
     """Return the expression of a size that varies; None for any other value."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.SymInt) or value.node.expr.is_number:
-        return None
-    return value.node.expr
+    return expression_of(value) if isinstance(value, torch.SymInt) and varies(value) else None
 
 
 def _up(frame: Frame, around: Frame) -> Iterator[Frame]:

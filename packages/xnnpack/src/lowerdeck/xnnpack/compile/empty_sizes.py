@@ -16,8 +16,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack._torch_private import can_be
+from lowerdeck.torch_base import arguments_of, size_range
 from lowerdeck.xnnpack.emit import Call, fake, is_one, shape_of
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.clamps import CLAMPS
@@ -157,7 +156,7 @@ def _first_empty(node: Node, table: Mapping[object, Sizes], ranges: Ranges) -> s
     if sizes is None:
         return None
     found = sizes(Call(node, arguments_of(node), ()))
-    return next((str(size) for size in found if can_be(size, 0, ranges)), None)
+    return next((str(size) for size in found if size_range(size, ranges)[0] == 0), None)
 
 
 def unset_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[Node, str]:
@@ -173,7 +172,7 @@ def unset_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[Node, str]:
     found: dict[Node, str] = {}
     for node in nodes:
         shape = _shape(node)
-        if node.target in _WINDOWS and shape and can_be(shape[0], 0, ranges):
+        if node.target in _WINDOWS and shape and size_range(shape[0], ranges)[0] == 0:
             # One dimension is computed as an image of one row, reshaped back, which sets all.
             if len(shape) == 4 and not _is_global(node):
                 found[node] = str(shape[0])
