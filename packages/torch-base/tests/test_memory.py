@@ -15,8 +15,11 @@ from lowerdeck.torch_base import (
     MemoryUse,
     held_tensors,
     hides_aliases,
+    returns_alias,
     returns_view,
+    returns_written,
     shared_inputs,
+    written_arguments,
 )
 
 aten = torch.ops.aten
@@ -272,3 +275,23 @@ def test_the_example_runs() -> None:
 )
 def test_what_returns_a_view_by_its_schema(target: object, told: bool) -> None:
     assert returns_view(target) is told
+
+
+@pytest.mark.parametrize(
+    ("target", "written", "alias", "returned"),
+    [
+        (torch.ops.aten.relu_.default, ("self",), True, True),
+        (torch.ops.aten.add.out, ("out",), True, False),
+        (torch.ops.aten.sort.values, ("values", "indices"), True, False),
+        (torch.ops.aten.view.default, (), True, False),
+        (torch.ops.aten.split.Tensor, (), True, False),
+        (torch.ops.aten.relu.default, (), False, False),
+        (torch.ops.aten._foreach_add_.Scalar, ("self",), False, False),
+        (operator.getitem, (), False, False),
+    ],
+)
+def test_what_a_schema_says_of_writes_and_results(
+    target: object, written: tuple[str, ...], alias: bool, returned: bool
+) -> None:
+    assert written_arguments(target) == written
+    assert (returns_alias(target), returns_written(target)) == (alias, returned)

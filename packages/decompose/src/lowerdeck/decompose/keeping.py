@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import is_preservable, is_taken_apart
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, returns_alias, written_arguments
 
 Keep = Iterable[OpOverload] | Mapping[OpOverload, Callable[[Node], bool] | None]
 """Operators that stay whole; in a mapping, each with which of its calls do, None for all."""
@@ -30,8 +30,7 @@ def can_keep(operator: object, *, some: bool = False) -> bool:
 
 
 def _shares_memory(operator: OpOverload) -> bool:
-    schema = schema_of(operator)
-    return any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
+    return bool(written_arguments(operator)) or returns_alias(operator)
 
 
 def check_kept(operator: Any, which: Any) -> None:

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.torch_base import hint_of, schema_of, unset_fake_temporarily
+from lowerdeck.torch_base import hint_of, schema_of, unset_fake_temporarily, written_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
 
 def _uses(node: Node, args: Any, kwargs: Any) -> Iterator[_Use]:
     target: Any = node.target
+    written = written_arguments(target)
     for index, argument in enumerate(schema_of(target).arguments):
         source: Any = node.args[index] if index < len(args) else node.kwargs.get(argument.name)
         given = args[index] if index < len(args) else kwargs.get(argument.name)
-        alias = argument.alias_info
-        writes = alias is not None and alias.is_write
+        writes = argument.name in written
         if isinstance(given, Value):
             yield _Use(given, source.meta["val"], None, writes)
         elif isinstance(given, (tuple, list)):

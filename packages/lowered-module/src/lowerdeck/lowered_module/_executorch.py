@@ -11,7 +11,7 @@ import functools
 import sys
 from typing import Any
 
-from lowerdeck.torch_base import OpOverload, overload_name, schema_of
+from lowerdeck.torch_base import OpOverload, overload_name, returns_alias, schema_of
 
 _DELEGATES = "executorch.exir.lowered_backend_module"
 _BACKENDS = "executorch.exir.backend.backend_details"
@@ -103,8 +103,7 @@ def in_edge_dialect(operator: OpOverload) -> Any:
     """
     namespace, _, name = schema_of(operator).name.partition("::")
     edge = getattr(sys.modules[_DIALECT].ops.edge, namespace)
-    views = any(one.alias_info is not None for one in schema_of(operator).returns)
-    for one in (f"{name}_copy", name) if views else (name,):
+    for one in (f"{name}_copy", name) if returns_alias(operator) else (name,):
         found = getattr(getattr(edge, one, None), overload_name(operator), None)
         if found is not None:
             return found

@@ -10,7 +10,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowerdeck.torch_base import OpOverload, OpOverloadPacket, find_schema, pytree, schema_of
+from lowerdeck.torch_base import (
+    OpOverload,
+    OpOverloadPacket,
+    find_schema,
+    pytree,
+    schema_of,
+    written_arguments,
+)
 
 __all__ = [
     "SchemaArgument",
@@ -73,7 +80,7 @@ def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
             str(argument.real_type).replace("SymInt", "int"),
             argument.kwarg_only,
             argument.is_out,
-            argument.alias_info is not None and argument.alias_info.is_write,
+            argument.name in written_arguments(operator),
         )
         for argument in schema_of(operator).arguments
     )

@@ -49,7 +49,15 @@ from lowerdeck.torch_base._torch_private import (
 from lowerdeck.torch_base.arguments import arguments_of
 from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
-from lowerdeck.torch_base.callees import Behaviour, Effect, hides_aliases, returns_view
+from lowerdeck.torch_base.callees import (
+    Behaviour,
+    Effect,
+    hides_aliases,
+    returns_alias,
+    returns_view,
+    returns_written,
+    written_arguments,
+)
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
@@ -87,8 +95,11 @@ __all__ = [
     "WrittenOverlap",
     "held_tensors",
     "hides_aliases",
+    "returns_alias",
     "returns_view",
+    "returns_written",
     "shared_inputs",
+    "written_arguments",
     "written_overlap",
     # The bytes of a tensor, and copies that cost nothing until they are written
     "OwnCopies",

@@ -6,8 +6,9 @@ import inspect
 import operator
 from dataclasses import dataclass, replace
 from enum import Flag, auto
+from functools import cache
 from types import FunctionType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
@@ -151,6 +152,52 @@ def returns_view(target: object) -> bool:
     )
 
 
+@cache
+def returns_alias(target: object) -> bool:
+    """Return whether an operator's schema says that a result may share an argument's memory.
+
+    Args:
+        target: What a node calls.
+    """
+    return isinstance(target, OpOverload) and any(
+        result.alias_info is not None for result in schema_of(target).returns
+    )
+
+
+@cache
+def written_arguments(target: object) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes, as its schema says, in order.
+
+    Args:
+        target: What a node calls.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.torch_base import written_arguments
+        >>> written_arguments(torch.ops.aten.add_.Tensor)
+        ('self',)
+    """
+    if not isinstance(target, OpOverload):
+        return ()
+    return tuple(
+        argument.name
+        for argument in schema_of(target).arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def returns_written(target: Any) -> bool:
+    """Return whether an operator writes its first argument and returns it, and nothing else.
+
+    Args:
+        target: What a node calls.
+    """
+    if not returns_alias(target):
+        return False
+    schema = schema_of(target)
+    return len(schema.returns) == 1 and schema.arguments[0].name in written_arguments(target)
+
+
 def hides_writes(target: object) -> bool:
     """Return whether an operator may write arguments though its schema keeps silent.
 
@@ -202,7 +249,8 @@ def _overload(target: OpOverload) -> Behaviour:
         (-1 if argument.kwarg_only else index, argument.name, argument.alias_info)
         for index, argument in enumerate(schema.arguments)
     ]
-    writes = tuple((index, name) for index, name, alias in arguments if alias and alias.is_write)
+    written = written_arguments(target)
+    writes = tuple((index, name) for index, name, _ in arguments if name in written)
     spared: Arguments = ()
     silent = _SILENT_WRITES.get(schema.name.rpartition("::")[2])
     if silent is not None and not writes:
@@ -214,7 +262,7 @@ def _overload(target: OpOverload) -> Behaviour:
         effect |= Effect.RANDOM
     if hides_aliases(target):
         return Behaviour(effect, writes, aliases=True)
-    aliases = any(result.alias_info is not None for result in schema.returns)
+    aliases = returns_alias(target)
     aliased = tuple((index, name) for index, name, alias in arguments if alias) if aliases else ()
     # A composite operator, such as reshape, may copy.
     is_view = aliases and not writes and not is_composite(target)

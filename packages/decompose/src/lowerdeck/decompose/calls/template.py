@@ -25,6 +25,7 @@ from lowerdeck.torch_base import (
     hides_aliases,
     is_composite,
     pytree,
+    returns_alias,
     schema_of,
 )
 
@@ -337,12 +338,9 @@ def parent_of(node: Node) -> Node | None:
     if node.target is operator.getitem:
         source = node.args[0]
         return parent_of(source) if isinstance(source, Node) else None
-    if not isinstance(node.target, OpOverload):
+    if not isinstance(node.target, OpOverload) or not returns_alias(node.target):
         return None
-    schema = schema_of(node.target)
-    if not any(returned.alias_info is not None for returned in schema.returns):
-        return None
-    for argument, given in zip(schema.arguments, node.args, strict=False):
+    for argument, given in zip(schema_of(node.target).arguments, node.args, strict=False):
         if argument.alias_info is not None:
             return given if isinstance(given, Node) else None
     raise WholeProgramError(f"{node.target} shares memory with more than its first arguments")

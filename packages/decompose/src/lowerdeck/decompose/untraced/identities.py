@@ -19,7 +19,7 @@ from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
-from lowerdeck.torch_base import FakeTensor, OpOverload, schema_of
+from lowerdeck.torch_base import FakeTensor, OpOverload, returns_alias, schema_of
 
 _ATEN = torch.ops.aten
 
@@ -72,7 +72,7 @@ def recorded(call: Call, before: Before) -> Recording | None:
     if not lies_as_before(call, before):
         return None
     given = [before.value(each) for each in call.inputs]
-    viewed = _viewed(target)
+    viewed = returns_alias(target)
     if viewed and (call.differentiable or any(facts.requires_grad for facts in call.facts)):
         # A view of a parameter is one that requires gradients, unless it is taken apart.
         return None
@@ -113,10 +113,6 @@ def _is_plain(target: OpOverload) -> bool:
         return False
     aliases = [argument.alias_info is not None for argument in schema.arguments]
     return not any(aliases[1:])
-
-
-def _viewed(target: OpOverload) -> bool:
-    return schema_of(target).returns[0].alias_info is not None
 
 
 def _is_as_before(facts: Any, value: Any) -> bool:

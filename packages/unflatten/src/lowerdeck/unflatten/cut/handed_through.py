@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, returns_written, schema_of
 from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
@@ -82,16 +82,9 @@ def _given(node: Node, inner: Frame, frame_of: dict[Node, Frame]) -> Node | None
 def _returns_argument(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not node.args:
         return False
-    schema = schema_of(node.target)
-    if schema.is_mutable:
-        returned, first = schema.returns, schema.arguments[0]
-        return (
-            len(returned) == 1
-            and first.alias_info is not None
-            and first.alias_info.is_write
-            and returned[0].alias_info is not None
-        )
-    return schema.name in _CONVERSIONS and _is_alike(node, node.args[0])
+    if returns_written(node.target):
+        return True
+    return schema_of(node.target).name in _CONVERSIONS and _is_alike(node, node.args[0])
 
 
 def _is_alike(node: Node, source: object) -> bool:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
-from lowerdeck.torch_base import add_node
+from lowerdeck.torch_base import add_node, returns_written
 from lowerdeck.unflatten._torch_private import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -38,7 +38,7 @@ from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item, Role, Scope, mode_arguments
-from lowerdeck.unflatten.trace.mutations import Mutation, Mutations, is_inplace
+from lowerdeck.unflatten.trace.mutations import Mutation, Mutations
 from lowerdeck.unflatten.trace.state import ProgramState
 from lowerdeck.unflatten.trace.trace import Trace
 
@@ -153,7 +153,7 @@ class ProgramCopier:
         kwargs = self._resolve(node.kwargs, scope, frame, position) if node.kwargs else {}
         copy = add_node(self.graph, node.op, target, args, node.name, kwargs)
         enter_node(copy, frame, node)
-        first = node.args[0] if node.args and is_inplace(node.target) else None
+        first = node.args[0] if node.args and returns_written(node.target) else None
         held = values.get(first) if isinstance(first, Node) else None
         # What is written in place is the state itself: later calls read it from there.
         values[node] = held if isinstance(held, StateRead) else copy

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import arguments_of, written_arguments
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
@@ -52,11 +52,9 @@ def _state_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
 
 
 def _written(node: Node, working: WorkingGraph) -> Iterator[str]:
-    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
-        return
-    for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written and isinstance(value, Node) and value in working.reads:
+    written = written_arguments(node.target)
+    for name, value in arguments_of(node).items() if written else ():
+        if name in written and isinstance(value, Node) and value in working.reads:
             yield working.reads[value]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, returns_view, schema_of
+from lowerdeck.torch_base import returns_view
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item
 
@@ -65,21 +65,6 @@ class Mutations:
         self.after.clear()
         self.through_state.clear()
         self.final.clear()
-
-
-def is_inplace(target: object) -> bool:
-    """Return whether an operator writes its first argument and returns it."""
-    if not isinstance(target, OpOverload):
-        return False
-    schema = schema_of(target)
-    return (
-        len(schema.returns) == 1
-        and schema.returns[0].alias_info is not None
-        and schema.returns[0].alias_info.is_write
-        and bool(schema.arguments)
-        and schema.arguments[0].alias_info is not None
-        and schema.arguments[0].alias_info.is_write
-    )
 
 
 def aliases_of(node: Node) -> set[Node]:

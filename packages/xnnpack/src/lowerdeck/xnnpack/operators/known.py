@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, returns_alias, schema_of
 
 _MOST_BYTES = 4 << 20
 """How large a result may be that takes more bytes than what it is computed of."""
@@ -106,7 +106,7 @@ def _writes_into_others(node: Node, target: OpOverload) -> bool:
         not isinstance(source, Node)
         or not isinstance(source.target, OpOverload)
         or len(source.users) > 1
-        or any(one.alias_info is not None for one in schema_of(source.target).returns)
+        or returns_alias(source.target)
     )
 
 
