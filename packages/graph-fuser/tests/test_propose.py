@@ -26,8 +26,8 @@ from lowerdeck.graph_fuser import (
     fuse_partitions,
     propose_partitions,
 )
-from lowerdeck.graph_fuser.order.elements import is_getitem
 from lowerdeck.graph_fuser.order.hazards import order_hazards
+from lowerdeck.torch_base import is_getitem
 
 aten = torch.ops.aten
 

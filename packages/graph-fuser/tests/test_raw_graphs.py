@@ -11,7 +11,7 @@ from raw_models import raw_graph, run_raw
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from lowerdeck.graph_fuser import fuse_partitions, propose_partitions, validate_partition
-from lowerdeck.graph_fuser.order.elements import is_getitem
+from lowerdeck.torch_base import is_getitem
 
 
 def check(gm: GraphModule, supported: set[str], rng: random.Random) -> int:

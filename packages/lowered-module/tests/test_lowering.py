@@ -34,14 +34,14 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.program.graphs import computing_nodes, is_getitem
+from lowerdeck.lowered_module.program.graphs import computing_nodes
 from lowerdeck.lowered_module.testing import (
     RunPartitioner,
     Sample,
     TaggingPartitioner,
     generated,
 )
-from lowerdeck.torch_base import graphs_of
+from lowerdeck.torch_base import graphs_of, is_getitem
 
 
 def close(found: Any, wanted: Any) -> None:

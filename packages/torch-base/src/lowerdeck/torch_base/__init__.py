@@ -66,6 +66,7 @@ from lowerdeck.torch_base.graphs import (
     attribute_of,
     copy_graph_module,
     graphs_of,
+    is_getitem,
     mend_program,
     mended,
     nested_graphs,
@@ -167,6 +168,7 @@ __all__ = [
     "attribute_of",
     "copy_graph_module",
     "graphs_of",
+    "is_getitem",
     "nested_graphs",
     # Attributes by their dotted path
     "attribute",

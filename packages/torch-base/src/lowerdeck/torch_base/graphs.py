@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,15 @@ def nested_graphs(graph_module: GraphModule) -> Iterator[tuple[Node, GraphModule
         attribute = attribute_of(graph_module, node)
         if isinstance(attribute, GraphModule):
             yield node, attribute
+
+
+def is_getitem(node: Node) -> bool:
+    """Return whether ``node`` takes an element of a value.
+
+    Args:
+        node: Any node.
+    """
+    return node.op == "call_function" and node.target is operator.getitem
 
 
 def attribute_of(graph_module: GraphModule, node: Node) -> object:

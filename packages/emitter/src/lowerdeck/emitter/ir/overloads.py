@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lowerdeck.emitter._torch_private import operator_schemas
+from lowerdeck.emitter.ir.graph import Kernel
 from lowerdeck.torch_base import OpOverload, schema_of
 
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
@@ -20,25 +21,14 @@ _RENAMED = {"_unsafe_view": "view_copy", "_reshape_alias": "view_copy", "reshape
 
 
 @dataclass(frozen=True, slots=True)
-class OutVariant:
+class OutVariant(Kernel):
     """The overload of an operator that writes into tensors it is given.
 
     Attributes:
-        name: Operator with namespace.
-        overload: Its overload.
         kept: Position in the functional schema of each argument before the outputs.
-        list_out: Whether the outputs are one list.
     """
 
-    name: str
-    overload: str
-    kept: tuple[int, ...]
-    list_out: bool
-
-    @property
-    def full_name(self) -> str:
-        """Return the name as the runtime registers it."""
-        return f"{self.name}.{self.overload}" if self.overload else self.name
+    kept: tuple[int, ...] = ()
 
 
 def copying_name(name: str) -> str:
@@ -78,6 +68,6 @@ def out_variant(target: OpOverload) -> OutVariant | None:
         if given == wanted:
             list_out = str(outs[0].type) == "List[Tensor]"
             return OutVariant(
-                name, candidate.overload_name, tuple(i for i, _ in arguments), list_out
+                name, candidate.overload_name, list_out, tuple(i for i, _ in arguments)
             )
     return None

@@ -2,7 +2,7 @@
 
 from lowerdeck.graph_fuser.order.attributes import install
 from lowerdeck.graph_fuser.order.components import strong_components
-from lowerdeck.graph_fuser.order.elements import followers, is_getitem
+from lowerdeck.graph_fuser.order.elements import followers
 from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
 from lowerdeck.graph_fuser.order.ordering import (
     is_legal,
@@ -17,7 +17,6 @@ __all__ = [
     "call_meta",
     "followers",
     "install",
-    "is_getitem",
     "is_legal",
     "legal_order",
     "legalize_graph",

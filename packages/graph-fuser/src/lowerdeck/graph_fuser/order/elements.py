@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 
 from torch.fx import Node
 
-
-def is_getitem(node: Node) -> bool:
-    """Return whether ``node`` takes an element of a value."""
-    return node.op == "call_function" and node.target is operator.getitem
+from lowerdeck.torch_base import is_getitem
 
 
 def is_element(node: Node) -> bool:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.order import followers, is_getitem, legal_order
+from lowerdeck.graph_fuser.order import followers, legal_order
 from lowerdeck.graph_fuser.proposer.connecting import fewest_connected
 from lowerdeck.graph_fuser.proposer.grouping import (
     check_nodes,
@@ -22,7 +22,7 @@ from lowerdeck.graph_fuser.proposer.items import ItemGraph, keep_items_apart
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.proposer.spreading import spread
 from lowerdeck.graph_fuser.proposer.targets import qualified_name
-from lowerdeck.torch_base import collector_held, mend_readers
+from lowerdeck.torch_base import collector_held, is_getitem, mend_readers
 
 Supported: TypeAlias = Callable[[Node], bool] | OperatorSupportBase
 """Says whether a node may be fused: a predicate, or torch's operator support."""

@@ -21,8 +21,7 @@ from lowerdeck.lowered_module.authoring.supported import (
 )
 from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.errors import UnsupportedOperatorError
-from lowerdeck.lowered_module.program.graphs import is_getitem
-from lowerdeck.torch_base import describe_node
+from lowerdeck.torch_base import describe_node, is_getitem
 
 Visitor = TypeVar("Visitor", bound=Callable[..., Any])
 

@@ -18,9 +18,8 @@ from lowerdeck.lowered_module.authoring.rejects import WhyNoPartitionReporter
 from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_of, overload_of
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of
+from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, is_getitem
 
 
 class TablePartitioner(Partitioner):

@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.graphs import value_of
 from lowerdeck.lowered_module.program.signature import argument_of, user_values
 from lowerdeck.torch_base import executorch_call_delegate
 
@@ -51,7 +52,7 @@ def single_call_program(
     call = graph.call_function(
         executorch_call_delegate, (graph.get_attr("lowered_module_0"), *arguments)
     )
-    call.meta = {"val": [_value(output) for output in returned], HANDLE: 1}
+    call.meta = {"val": [value_of(output) for output in returned], HANDLE: 1}
     parts = [_picked(call, index, output) for index, output in enumerate(returned)]
     mutated = () if convention is None else convention.mutated
     output_specs = [
@@ -80,7 +81,7 @@ def single_call_program(
 
 def _picked(call: Node, index: int, output: object) -> Node:
     part = call.graph.call_function(operator.getitem, (call, index))
-    part.meta = {"val": _value(output)}
+    part.meta = {"val": value_of(output)}
     return part
 
 
@@ -93,7 +94,3 @@ def _call_graph(
         inputs=[], outputs=[], in_spec=convention.in_spec, out_spec=convention.out_spec
     )
     return [ModuleCallEntry("", signature)]
-
-
-def _value(output: object) -> object:
-    return output.meta.get("val") if isinstance(output, Node) else output

@@ -12,9 +12,14 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
-from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
-from lowerdeck.torch_base import attribute_of, executorch_call_delegate, module_path, source_frame
+from lowerdeck.torch_base import (
+    attribute_of,
+    executorch_call_delegate,
+    is_getitem,
+    module_path,
+    source_frame,
+)
 
 _LONGEST = 300
 

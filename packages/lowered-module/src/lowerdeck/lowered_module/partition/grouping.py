@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.graphs import computing_nodes, is_getitem
+from lowerdeck.lowered_module.program.graphs import computing_nodes
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import attribute_of, graphs_of
+from lowerdeck.torch_base import attribute_of, graphs_of, is_getitem
 
 Groups = dict[str, list[Node]]
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)

@@ -15,6 +15,7 @@ from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.partition.cut import CutProgram
 from lowerdeck.lowered_module.partition.grouping import strip_tags
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.graphs import value_of
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import STATE_MUTATIONS, renamed
 from lowerdeck.torch_base import executorch_call_delegate, graphs_of
@@ -102,7 +103,7 @@ def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
     outputs = delegate.original_module.graph.output_node().args[0]
     specs = delegate.original_module.graph_signature.output_specs
     skipped = sum(spec.kind in STATE_MUTATIONS for spec in specs)
-    new.meta["val"] = [_value(output) for output in outputs[skipped:]]
+    new.meta["val"] = [value_of(output) for output in outputs[skipped:]]
     stack = _stack_around(delegate.original_module.graph)
     for reader in list(old.users):
         reader.args = (new, cast("int", reader.args[1]) - skipped)
@@ -196,7 +197,3 @@ def _is_whole(entry: ModuleCallEntry, names: set[str]) -> bool:
 
 def _name(argument: object) -> str | None:
     return argument.name if isinstance(argument, Node) else None
-
-
-def _value(output: object) -> object:
-    return output.meta.get("val") if isinstance(output, Node) else output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import operator
 import threading
 import warnings
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from torch.fx.node import map_aggregate
 from lowerdeck.lowered_module.authoring.backend import PreprocessResult, with_plain_bytes
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.torch_base import graphs_of, reserve_name
+from lowerdeck.torch_base import graphs_of, is_getitem, reserve_name
 
 # torch.export.save and load keep what they are doing in globals.
 _one_at_a_time = threading.Lock()
@@ -179,8 +178,8 @@ def _matched(graph: Graph, sent: Sequence[_SentNode]) -> list[Node]:
     Operators keep their order. A result of an operator of several is known by its place among
     them: loading makes all of them, right behind the operator, and each once.
     """
-    others = [node for node in graph.nodes if not _is_result(node)]
-    results = {node.args[:2]: node for node in graph.nodes if _is_result(node)}
+    others = [node for node in graph.nodes if not is_getitem(node)]
+    results = {node.args[:2]: node for node in graph.nodes if is_getitem(node)}
     taken: set[Node] = set()
     original: dict[Node, Node] = {}
     found: list[Node] = []
@@ -206,10 +205,6 @@ def _matched(graph: Graph, sent: Sequence[_SentNode]) -> list[Node]:
     if more is not None:
         raise _arrived_otherwise(f"{more.op} {_target_name(more)} arrived and was not sent")
     return found
-
-
-def _is_result(node: Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem
 
 
 def _arrived_otherwise(difference: str) -> PreprocessError:

@@ -15,7 +15,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose import decompose
 from lowerdeck.lowered_module.errors import AliasingError
-from lowerdeck.lowered_module.program.graphs import is_getitem
 from lowerdeck.lowered_module.program.signature import MUTATIONS
 from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, DELEGATION_TAG, USED_ELSEWHERE
 from lowerdeck.torch_base import (
@@ -29,6 +28,7 @@ from lowerdeck.torch_base import (
     explicit,
     graphs_of,
     held_tensors,
+    is_getitem,
     shared_inputs,
     written_overlap,
 )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import cast
 
 from torch.fx import GraphModule, Node
 
-from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of
+from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of, is_getitem
 
 
-def is_getitem(node: Node) -> bool:
-    """Return whether ``node`` picks one value of a node that has several."""
-    return node.op == "call_function" and node.target is operator.getitem
+def value_of(output: object) -> object:
+    """Return what an output of a graph is, of a node its fake value."""
+    return output.meta.get("val") if isinstance(output, Node) else output
 
 
 def delegate_of(graph_module: GraphModule, call: Node) -> object:

@@ -8,7 +8,7 @@ is called in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from lowerdeck.torch_base import OpOverload, returns_written, schema_of
 from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
-from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor
+from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
 # They return their argument where there is nothing to convert.
 _CONVERSIONS = frozenset({"aten::to", "aten::contiguous", "aten::type_as"})
@@ -107,18 +107,10 @@ def _only_hands_through(made: WorkingGraph, node: Node, inner: Frame, reader: Fr
     """Return whether ``reader`` is outside of a preserved call of which ``node`` is no result."""
     calls = [
         made.preserved[frame]
-        for frame in _left(inner, common_ancestor(inner, reader))
+        for frame in frames_around(inner, common_ancestor(inner, reader))
         if frame in made.preserved
     ]
     return bool(calls) and not any(node in call.outputs for call in calls)
-
-
-def _left(inner: Frame, outer: Frame) -> Iterator[Frame]:
-    """Yield the calls that a value leaves on its way from ``inner`` to ``outer``."""
-    frame: Frame | None = inner
-    while frame is not None and frame is not outer:
-        yield frame
-        frame = frame.parent
 
 
 def _rename_leaves(

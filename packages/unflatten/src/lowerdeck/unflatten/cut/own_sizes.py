@@ -9,7 +9,7 @@ of a size that only data tell asks that tensor.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch.fx import Node
 from lowerdeck.torch_base import OpOverload, add_node, expression_of, schema_of, varies
 from lowerdeck.unflatten.cut.preserved import Leaf
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
-from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor
+from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
 _SIZE = torch.ops.aten.sym_size.int
 ITEM = torch.ops.aten.item.default
@@ -61,7 +61,7 @@ def _move_to_their_tensors(made: WorkingGraph) -> None:
     for node in made.graph.find_nodes(op="call_function", target=_SIZE):
         frame, source = frame_of[node], node.args[0]
         owner = frame_of.get(source, made.tree.root)
-        entered = _up(frame, common_ancestor(frame, owner))
+        entered = frames_around(frame, common_ancestor(frame, owner))
         if any(
             call in made.preserved and source not in made.preserved[call].inputs
             for call in entered
@@ -103,8 +103,10 @@ class _OwnSizes:
             reader: The call that reads it.
         """
         around = common_ancestor(inner, reader)
-        left = [frame for frame in _up(inner, around) if frame in self._made.preserved]
-        entered = [frame for frame in _up(reader, around) if frame in self._made.preserved]
+        left, entered = (
+            [frame for frame in frames_around(start, around) if frame in self._made.preserved]
+            for start in (inner, reader)
+        )
         if entered:
             return None if self._is_argument(node, entered[-1]) else self._in(node, entered[0])
         if not left or any(node in self._made.preserved[frame].outputs for frame in left):
@@ -248,11 +250,3 @@ def _expression(node: Node) -> Any:
     """Return the expression of a size that varies; None for any other value."""
     value = node.meta.get("val")
     return expression_of(value) if isinstance(value, torch.SymInt) and varies(value) else None
-
-
-def _up(frame: Frame, around: Frame) -> Iterator[Frame]:
-    """Yield ``frame`` and the calls that make it, the innermost first, as far as ``around``."""
-    found: Frame | None = frame
-    while found is not None and found is not around:
-        yield found
-        found = found.parent

@@ -83,11 +83,13 @@ def common_ancestor(first: Frame, second: Frame) -> Frame:
     return first
 
 
-def frames_around(frame: Frame) -> list[Frame]:
-    """Return ``frame`` and the calls around it, the innermost first."""
-    found = [frame]
-    while found[-1].parent is not None:
-        found.append(found[-1].parent)
+def frames_around(frame: Frame, outer: Frame | None = None) -> list[Frame]:
+    """Return ``frame`` and the calls around it inside of ``outer``, the innermost first."""
+    found = []
+    around: Frame | None = frame
+    while around is not None and around is not outer:
+        found.append(around)
+        around = around.parent
     return found
 
 

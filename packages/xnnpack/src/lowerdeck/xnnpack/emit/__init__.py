@@ -1,6 +1,14 @@
 """What an operator's emitter is given: the call, and the payload that grows."""
 
-from lowerdeck.xnnpack.emit.arguments import Call, fake, is_fixed, is_one, pair, shape_of
+from lowerdeck.xnnpack.emit.arguments import (
+    Call,
+    broadcast,
+    fake,
+    is_fixed,
+    is_one,
+    pair,
+    shape_of,
+)
 from lowerdeck.xnnpack.emit.emission import (
     MOST_RESCALED,
     Emission,
@@ -21,6 +29,7 @@ __all__ = [
     "Range",
     "Scratch",
     "Tracked",
+    "broadcast",
     "fake",
     "float_of",
     "is_fixed",

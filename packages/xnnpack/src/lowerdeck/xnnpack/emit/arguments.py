@@ -35,6 +35,13 @@ def is_one(size: object) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return the sizes of two tensors together, where those that vary meet only ones."""
+    rank = max(len(left), len(right))
+    wide = [(*(1,) * (rank - len(one)), *one) for one in (left, right)]
+    return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
+
+
 def pair(value: int | Sequence[int]) -> tuple[int, int]:
     """Return two numbers where torch takes one for both."""
     if isinstance(value, int):

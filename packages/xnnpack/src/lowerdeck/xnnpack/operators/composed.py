@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, broadcast, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
@@ -31,7 +31,7 @@ def _addcmul(emission: Emission, call: Call) -> None:
     shape = shape_of(call.node)
     rank = len(shape)
     layout = emission.common_layout(base, left, right, rank=rank)
-    product = _broadcast(left.shape, right.shape)
+    product = broadcast(left.shape, right.shape)
     value = emission.add(
         NodeKind.MULTIPLY,
         (*(1,) * (rank - len(product)), *product),
@@ -49,13 +49,6 @@ def _addcmul(emission: Emission, call: Call) -> None:
         input2_id=value,
     )
     emission.define_value(last, value, layout)
-
-
-def _broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the sizes of two tensors of fixed sizes together."""
-    rank = max(len(left), len(right))
-    wide = [(*(1,) * (rank - len(one)), *one) for one in (left, right)]
-    return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
 
 
 def _times(emission: Emission, tracked: Tracked, factor: float) -> Tracked:

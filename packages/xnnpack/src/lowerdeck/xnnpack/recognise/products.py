@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import is_one, shape_of
+from lowerdeck.xnnpack.emit import broadcast, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Either,
     Leaf,
@@ -69,14 +67,8 @@ def _product(match: Match) -> Arguments | None:
         return None
     if not same_sizes(result[-2:], (wide[0][-2], wide[1][-1])):
         return None
-    batches = _broadcast(shape_of(left)[:-2], shape_of(right)[:-2])
+    batches = broadcast(shape_of(left)[:-2], shape_of(right)[:-2])
     return (left, right) if same_sizes(batches, result[:-2]) else None
-
-
-def _broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> list[Dim]:
-    rank = max(len(left), len(right))
-    wide = ((*(1,) * (rank - len(one)), *one) for one in (left, right))
-    return [b if is_one(a) else a for a, b in zip(*wide, strict=True)]
 
 
 def _side(leaf: Leaf, name: str) -> Piece:
