@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import doctest
 import operator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 import lowerdeck.torch_base.memory
 from lowerdeck.torch_base import (
@@ -19,6 +20,7 @@ from lowerdeck.torch_base import (
     returns_view,
     returns_written,
     shared_inputs,
+    writes_in_place,
     written_arguments,
 )
 
@@ -172,7 +174,27 @@ def test_control_flow_and_delegates_give_values_of_their_own() -> None:
     memory = MemoryUse.of_program(program)
     nodes = named(program.graph)
     assert memory.has_writes
+    assert writes_in_place(program.graph_module)
     assert not memory.writers(nodes["x"])
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x: (x + 1).relu(), False),
+        (lambda x: x.view(-1)[0], False),
+        (lambda x: x.relu_(), True),
+        (lambda x: nn.functional.relu(x, inplace=True), True),
+        (lambda x: torch.add(x, 1, out=x), True),
+        (lambda x: aten.add_.Tensor(x, 1), True),
+        (lambda x: nn.functional.batch_norm(x, x, x, training=False), False),
+    ],
+)
+def test_whether_a_graph_writes_is_told_as_its_memory_tells(
+    function: Callable[[Tensor], Tensor], told: bool
+) -> None:
+    gm = symbolic_trace(function)
+    assert writes_in_place(gm) is MemoryUse(gm.graph, gm).has_writes is told
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import (
     LazyGraphModule,
-    MemoryUse,
     OperatorBase,
     RepeatedMemoryError,
     collector_held,
@@ -41,6 +40,7 @@ from lowerdeck.torch_base import (
     graphs_of,
     is_traceable_wrapper_subclass,
     mended,
+    writes_in_place,
     written_overlap,
 )
 
@@ -239,7 +239,7 @@ def _check(program: ExportedProgram) -> None:
 def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return ``program`` with each memory that it writes under one name; whether it writes any."""
     program = mended(program)
-    if not any(MemoryUse(gm.graph, gm).has_writes for gm in graphs_of(program.graph_module)):
+    if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False
     try:
         said = explicit(program, copies=False)

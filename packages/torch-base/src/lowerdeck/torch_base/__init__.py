@@ -48,7 +48,7 @@ from lowerdeck.torch_base._torch_private import (
 )
 from lowerdeck.torch_base.arguments import arguments_of
 from lowerdeck.torch_base.attributes import attribute, has_attribute
-from lowerdeck.torch_base.behaviours import Behaviours
+from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
 from lowerdeck.torch_base.callees import (
     Behaviour,
     Effect,
@@ -89,6 +89,7 @@ __all__ = [
     "Behaviour",
     "Behaviours",
     "Effect",
+    "writes_in_place",
     # What shares memory
     "Extent",
     "MemoryMap",

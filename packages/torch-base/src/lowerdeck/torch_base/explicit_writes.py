@@ -27,6 +27,7 @@ from lowerdeck.torch_base._torch_private import (
     schema_of,
     with_graph_module,
 )
+from lowerdeck.torch_base.behaviours import writes_in_place
 from lowerdeck.torch_base.callees import hides_aliases, hides_writes, returns_view
 from lowerdeck.torch_base.extents import Extent
 from lowerdeck.torch_base.graphs import add_call, copy_graph_module, graphs_of
@@ -114,9 +115,9 @@ def _second_names(program: ExportedProgram) -> dict[str, _Name]:
     A parameter or buffer comes before others, else what the program lists first; what holds a part
     comes before the part.
     """
-    memory = MemoryUse.of_program(program)
-    if not memory.has_writes:
+    if not writes_in_place(program.graph_module):
         return {}
+    memory = MemoryUse.of_program(program)
     held = {node: value for node, value in held_tensors(program).items() if memory.writers(node)}
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
     together: dict[Node, list[Node]] = {}

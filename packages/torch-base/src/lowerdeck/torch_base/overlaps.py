@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from lowerdeck.torch_base.behaviours import writes_in_place
 from lowerdeck.torch_base.memory import MemoryUse, shared_inputs
 
 
@@ -36,9 +37,9 @@ def written_overlap(program: ExportedProgram) -> WrittenOverlap | None:
     Args:
         program: A program as ``explicit`` returns it: two names of one tensor are one there.
     """
-    memory = MemoryUse.of_program(program)
-    if not memory.has_writes:
+    if not writes_in_place(program.graph_module):
         return None
+    memory = MemoryUse.of_program(program)
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     for nodes in shared_inputs(program):
         writers = memory.writers(nodes[0])

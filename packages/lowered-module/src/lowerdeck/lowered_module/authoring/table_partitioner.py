@@ -19,7 +19,7 @@ from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, is_getitem
+from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, is_getitem, writes_in_place
 
 
 class TablePartitioner(Partitioner):
@@ -131,9 +131,9 @@ def _writes_shown_elsewhere(gm: GraphModule) -> Iterator[tuple[Node, str]]:
 
     Export gives what is written a new name, and the old one to nobody: only views keep theirs.
     """
-    memory = MemoryUse(gm.graph, gm)
-    if not memory.has_writes:
+    if not writes_in_place(gm):
         return
+    memory = MemoryUse(gm.graph, gm)
     names: dict[Node, list[Node]] = {}
     order = {node: position for position, node in enumerate(gm.graph.nodes)}
     for node in gm.graph.nodes:

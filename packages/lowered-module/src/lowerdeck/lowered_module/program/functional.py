@@ -13,24 +13,20 @@ from dataclasses import dataclass
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.decompose import decompose
+from lowerdeck.decompose import DecomposeError, decompose
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.program.signature import MUTATIONS
 from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, DELEGATION_TAG, USED_ELSEWHERE
 from lowerdeck.torch_base import (
-    Behaviours,
-    Effect,
     Extent,
     MemoryMap,
     MemoryUse,
-    RepeatedMemoryError,
     aliasing_parts,
-    explicit,
     graphs_of,
     held_tensors,
     is_getitem,
     shared_inputs,
-    written_overlap,
+    writes_in_place,
 )
 
 _OUTSIDE = frozenset({"placeholder", "get_attr"})
@@ -85,30 +81,20 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
         AliasingError: torch cannot tell its writes in values.
     """
     try:
-        plain = explicit(program)
-    except RepeatedMemoryError as error:
-        raise AliasingError(f"{harm}, and a delegate passes values only; but {error}") from error
-    overlap = written_overlap(plain)
-    if overlap is not None:
-        raise AliasingError(
-            f"{harm}, and a delegate passes values only; but {overlap}, which values cannot tell: "
-            "leave these nodes out of partitions, or use one buffer in the model, and views of it "
-            "where it is used"
-        )
-    try:
-        return decompose(plain, aliasing_parts(plain))
+        return decompose(program, aliasing_parts(program))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
+        if not isinstance(error, DecomposeError):
+            reason = f"torch cannot make the program functional ({type(error).__name__}: {reason})"
         raise AliasingError(
-            f"{harm}, and a delegate passes values only. torch cannot make the program functional "
-            f"({type(error).__name__}: {reason}): leave these nodes out of partitions, or write "
-            "the model without the write in place"
+            f"{harm}, and a delegate passes values only; but {reason}. Leave these nodes out of "
+            "partitions, or write the model without the write in place"
         ) from error
 
 
 def writes_anything(program: ExportedProgram) -> bool:
     """Return whether any node of ``program``, or of a graph nested in it, writes in place."""
-    return any(_memory(program, gm).has_writes for gm in graphs_of(program.graph_module))
+    return any(map(writes_in_place, graphs_of(program.graph_module)))
 
 
 def writes_outside(program: ExportedProgram) -> Node | None:
@@ -118,9 +104,9 @@ def writes_outside(program: ExportedProgram) -> Node | None:
         program: Any program; a functional one, whose signature tells what it writes, has none.
     """
     for gm in graphs_of(program.graph_module):
-        memory = _memory(program, gm)
-        if not memory.has_writes:
+        if not writes_in_place(gm):
             continue
+        memory = _memory(program, gm)
         foreign = {memory.group(node) for node in gm.graph.nodes if node.op in _OUTSIDE}
         for node in gm.graph.nodes:
             if not foreign.isdisjoint(memory.writes(node)):
@@ -143,7 +129,7 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
         spec.target for spec in program.graph_signature.output_specs if spec.kind in MUTATIONS
     }
     elsewhere = {node for node in placeholders if CHANGED_ELSEWHERE in node.meta}
-    if not targets and not _writes_in_place(program):
+    if not targets and not writes_in_place(program.graph_module):
         # Most programs and nearly all partitions: who shares memory with whom does not matter.
         return elsewhere
     memory = MemoryUse.of_program(program)
@@ -157,14 +143,6 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
         for node in placeholders
         if memory.group(node) in mutated or memory.writers(node) or node in elsewhere
     }
-
-
-def _writes_in_place(program: ExportedProgram) -> bool:
-    known = Behaviours(program.graph_module)
-    return any(
-        not known.is_plain(node) and known.effect(node) & Effect.WRITES
-        for node in program.graph.nodes
-    )
 
 
 def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
@@ -221,9 +199,8 @@ def mark_shared(
 
 def _harms(program: ExportedProgram, tags: Container[object]) -> Iterator[Harm]:
     for gm in graphs_of(program.graph_module):
-        memory = _memory(program, gm)
-        if memory.has_writes:
-            yield from _harms_in(gm.graph, memory, _tags(gm.graph, tags))
+        if writes_in_place(gm):
+            yield from _harms_in(gm.graph, _memory(program, gm), _tags(gm.graph, tags))
 
 
 def _memory(program: ExportedProgram, gm: GraphModule) -> MemoryUse:
