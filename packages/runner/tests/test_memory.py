@@ -122,6 +122,28 @@ def test_a_loop_reads_what_its_last_round_wrote(build: Any) -> None:
         program.method("onto")
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_rows_of_rounds_before_stay_until_all_are_filled(build: Any, rounds: int) -> None:
+    for name, at in (("apart", 80), ("onto", 48)):
+        m = build.method(name)
+        done, x, row = m.tensor([], torch.bool, at=128), m.tensor([2], at=0), m.tensor([2], at=16)
+        rows, spoiler, result = m.tensor([4, 2], at=32), m.tensor([2], at=at), m.tensor([4, 2])
+        head = relu(m, x, spoiler)
+        relu(m, spoiler, row)
+        m.call("executorch_prim::et_copy_index.tensor", rows, row, m.integer(0))
+        m.jump(done, head)
+        relu(m, rows, result)
+        if rounds == 2:
+            # The next time the same rows are filled, what lay there is of no use to anybody.
+            relu(m, x, m.tensor([8], at=32))
+            m.jump(done, 0)
+        m.ends([done, x], [result])
+    program = load(build.program)
+    program.method("apart")
+    with pytest.raises(MemoryPlanError, match=r"writes value 4 onto value 3, needed later"):
+        program.method("onto")
+
+
 def test_methods_must_agree_where_their_state_lies(build: Any) -> None:
     for name, at in (("one", 0), ("two", 16)):
         m = build.method(name)

@@ -13,7 +13,8 @@ bytes that hold something else is refused before the first call. Four things can
   plans, and refuse 4 of those 612 names.
 - Sizes are upper bounds: a plan is checked as if every value had its largest shape.
 - Where branches meet, a register that may lie on several values is right if any of them is.
-- An ``et_copy_index`` is taken to fill all rows before anyone reads them.
+- An ``et_copy_index`` is taken to fill all rows before anyone reads them. What it has filled must
+  be there when it fills the next one.
 """
 
 from __future__ import annotations
@@ -206,7 +207,9 @@ class PlanCheck:
                 state.lies_on[follower] = self._under(follower, state) | under
             return
         for index in item.reads:
-            if item.name != COPY_INDEX or index not in item.writes:
+            if item.name == COPY_INDEX and index in item.writes:
+                self._refuse_lost_rows(index, state, at)
+            else:
                 self._read(index, state, at)
         if item.writes:
             self._refuse_overlaps(at, item, state)
@@ -291,6 +294,14 @@ class PlanCheck:
     def _size(self, index: int) -> tuple[int, int]:
         spec = self._specs[index]
         return (0, 0) if spec is None else (spec.dtype.itemsize, spec.nbytes)
+
+    def _refuse_lost_rows(self, index: int, state: _State, at: _Location) -> None:
+        """Refuse a loop in which a turn overwrites rows that turns before it have filled."""
+        for value in self._under(index, state) & state.written:
+            found = state.bytes.of(*self._planned[value]) if value in self._planned else ()
+            for owners in found:
+                if self._group(value) not in map(self._group, owners - {NOBODY}):
+                    self._fail_overwritten(min(owners), value, at)
 
     def _write(self, index: int, state: _State, at: _Location) -> None:
         under = self._under(index, state)

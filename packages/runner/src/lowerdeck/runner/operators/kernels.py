@@ -172,17 +172,20 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
     if not any(argument.is_written for argument in arguments):
         return None
     in_place: Collection[int] = ()
-    if is_pointwise(namespace, short) or short.strip("_") == "copy":
-        in_place = range(len(arguments))
-    elif _writes_its_first(full_name) or arguments[0].is_written:
+    words = _words(full_name, namespace, short)
+    if words & {"into_self", "first_in_place"} or arguments[0].is_written:
         in_place = (0,)
+    elif "in_place" in words or short == "copy":
+        in_place = range(len(arguments))
     return TorchKernel(full_name, guarded(full_name, direct_call(operator)), arguments, in_place)
 
 
-def _writes_its_first(full_name: str) -> bool:
-    """Return whether the runtime's kernel may write the very bytes of its first argument."""
+def _words(full_name: str, namespace: str, short: str) -> frozenset[str]:
+    """Return what the table says of the runtime's kernel, and torch of one that a caller names."""
     kernel = runtime_kernels().get(full_name)
-    return kernel is not None and bool(kernel.words & {"into_self", "first_in_place"})
+    if kernel is not None:
+        return kernel.words
+    return frozenset({"in_place"}) if is_pointwise(namespace, short) else frozenset()
 
 
 def accepts(type_name: str, value: KernelTypes) -> bool:
