@@ -56,7 +56,7 @@ class DebugMaps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A line of the user's code, and what it became.
 
     Attributes:
@@ -90,19 +90,21 @@ class SourceFinder:
             self._sources = maps.debug_handle_map.get(plan.name, {})
             self._delegates = maps.delegate_debug_maps.get(plan.name, {})
 
-    def of(self, chain: int, instruction: int) -> Place:
+    def of(self, chain: int, instruction: int) -> SourceLocation:
         """Return where an instruction comes from, empty where nothing is known."""
         source = self._sources.get(instruction) if chain == 0 else None
         if source is not None:
             return _place_of(source)
         traces = self._plan.chains[chain].stacktrace
         if not traces or instruction >= len(traces) or not traces[instruction].items:
-            return Place()
+            return SourceLocation()
         frames = traces[instruction].items
         frame = next((f for f in reversed(frames) if _TORCH not in f.filename), frames[-1])
-        return Place(source_line=f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+        return SourceLocation(
+            source_line=f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        )
 
-    def inside(self, instruction: int, identifier: int | str) -> list[Place]:
+    def inside(self, instruction: int, identifier: int | str) -> list[SourceLocation]:
         """Return what a debug identifier of a delegate stands for.
 
         Args:
@@ -116,18 +118,18 @@ class SourceFinder:
         handles = (handles,) if isinstance(handles, int) else tuple(handles)
         sources = getattr(delegate, "sources", {})
         return [
-            _place_of(sources[handle]) if handle in sources else Place((handle,))
+            _place_of(sources[handle]) if handle in sources else SourceLocation((handle,))
             for handle in handles
         ]
 
 
-def merged(parts: Sequence[Place]) -> Place:
+def merged(parts: Sequence[SourceLocation]) -> SourceLocation:
     """Return one source for what several nodes became."""
 
     def joined(texts: Sequence[str]) -> str:
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
-    return Place(
+    return SourceLocation(
         tuple(handle for part in parts for handle in part.handles),
         parts[-1].node if parts else "",
         joined([part.source_line for part in parts]),
@@ -136,8 +138,8 @@ def merged(parts: Sequence[Place]) -> Place:
     )
 
 
-def _place_of(source: InstructionSource) -> Place:
-    return Place(
+def _place_of(source: InstructionSource) -> SourceLocation:
+    return SourceLocation(
         tuple(source.handles),
         source.node,
         source.source_line,

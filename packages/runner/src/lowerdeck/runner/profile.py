@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner.debug_info import Place, SourceFinder, merged
+from lowerdeck.runner.debug_info import SourceFinder, SourceLocation, merged
 from lowerdeck.runner.delegates import DelegateStep, LoggedStep, Precision
 from lowerdeck.runner.instructions import BoundChain, Step, StepInTwoParts
 from lowerdeck.runner.values.frame import Frame
@@ -42,7 +42,7 @@ class Event:
     name: str
     start_ns: int
     duration_ns: int
-    place: Place = field(default_factory=Place)
+    place: SourceLocation = field(default_factory=SourceLocation)
     values: tuple[Any, ...] = ()
     identifier: int | str | None = None
     label: str = ""

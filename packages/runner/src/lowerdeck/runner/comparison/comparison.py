@@ -14,7 +14,7 @@ from lowerdeck.runner.comparison.eager import EagerOp, record_calls, record_node
 from lowerdeck.runner.comparison.following import Following
 from lowerdeck.runner.comparison.pairing import Pair, by_node, by_order, same_kind, tensors_of
 from lowerdeck.runner.comparison.quanta import Expected, expected_of
-from lowerdeck.runner.debug_info import Place
+from lowerdeck.runner.debug_info import SourceLocation
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.profile import Event
 from lowerdeck.runner.program import LoadedProgram
@@ -37,7 +37,7 @@ class Difference:
 
     instruction: int
     name: str
-    place: Place
+    place: SourceLocation
     eager_name: str
     found: torch.Tensor
     expected: torch.Tensor
@@ -262,15 +262,17 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
         largest = _distance(left, Expected(right.detach()), rtol, atol)
         if largest is not None:
             differences.append(
-                Difference(-1, f"output {number}", Place(), "", left, right, largest)
+                Difference(-1, f"output {number}", SourceLocation(), "", left, right, largest)
             )
     return differences
 
 
-def _place_of(place: Place, op: EagerOp) -> Place:
+def _place_of(place: SourceLocation, op: EagerOp) -> SourceLocation:
     """Return ``place`` with eager's own line where the program knows none."""
     line = place.source_line or op.source_line
-    return Place(place.handles, place.node or op.node, line, place.module_path, place.operator)
+    return SourceLocation(
+        place.handles, place.node or op.node, line, place.module_path, place.operator
+    )
 
 
 def _copied(value: Any) -> Any:
