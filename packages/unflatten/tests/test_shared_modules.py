@@ -292,7 +292,7 @@ def test_read_by_a_name_that_no_program_tells(
         setattr(module, name, other)
         setattr(eager, name, same)
     if len(replaced) < 2:
-        with pytest.raises(UnflattenError, match=r"'first', 'second'.*no longer one module"):
+        with pytest.raises(UnflattenError, match=r"'first.n', 'second.n' are no longer one"):
             module(x)
         return
     for _ in range(2):

@@ -83,6 +83,11 @@ SEVERAL_NAMES = (
     "has several names, and another module reads or writes what it holds by one that the program "
     "does not tell. Put the other module there by all of its names."
 )
+SHARED_STATE = (
+    "holds what another module holds too, and the code around them reads or writes it by a name "
+    "that the program does not tell. Put a module there that holds the same tensor, or export the "
+    "model with the other module in it."
+)
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"
@@ -124,25 +129,29 @@ def must_compute_nothing(module: object, name: str, why: str) -> None:
         must_be_generated(module, name, why)
 
 
-def must_hold_one(modules: Sequence[Any], names: Sequence[str], attribute: str) -> None:
-    """Check that a module of several names holds the same by each, whatever was put around it.
+def must_be_one(held: Sequence[Any], names: Sequence[str]) -> None:
+    """Check that state of several names is one by each, whatever was put where it is held.
 
     Args:
-        modules: What is there by each name.
+        held: What is there by each name.
         names: The names, as the caller knows them.
-        attribute: Which of what it holds the caller reads or writes.
 
     Raises:
         UnflattenError: It was replaced by some of its names only.
     """
-    first = modules[0]
-    if all(module is first for module in modules) or torch.compiler.is_dynamo_compiling():
-        return
-    held = [getattr(module, attribute, None) for module in modules]
+    first = held[0]
     # A symbolic trace makes a new proxy for each read.
-    if any(value is not held[0] and not isinstance(value, Proxy) for value in held):
-        shown = ", ".join(map(repr, names))
-        raise UnflattenError(f"What {shown} name is no longer one module, which {SEVERAL_NAMES}")
+    if all(value is first or isinstance(value, Proxy) for value in held):
+        return
+    if not torch.compiler.is_dynamo_compiling() and all(
+        isinstance(value, torch.Tensor) and _show_the_same(value, first) for value in held
+    ):
+        return
+    raise UnflattenError(
+        f"{', '.join(map(repr, names))} are no longer one, and the program does not tell by which "
+        "of these names the model's code reads or writes what was one when it was recorded. Put "
+        "the same there by all of them, or export the model with the other module in it."
+    )
 
 
 def must_hand_through(result: object, argument: object, name: str, where: str) -> None:

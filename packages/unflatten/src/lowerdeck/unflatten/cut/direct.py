@@ -15,6 +15,7 @@ from torch.fx import Node
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.cut.preserved import asked_signatures, not_recorded
+from lowerdeck.unflatten.cut.state_reads import names_known
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.flat_items import Item, Role
 from lowerdeck.unflatten.trace.trace import Trace
@@ -45,7 +46,7 @@ def direct_graph(trace: Trace) -> WorkingGraph | None:
             owner = path_of.get(user, "")
             found = (trace.paths.attribute(owner, name) for name in names)
             path = next((text for text in found if text is not None), None)
-            if path is None:
+            if path is None or names_known(trace.paths, owner, path, names):
                 return None
             local.setdefault((owner, node), path)
     for item in items:

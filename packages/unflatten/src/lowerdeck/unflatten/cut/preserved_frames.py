@@ -160,12 +160,7 @@ def _marked_call(
 
 def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) -> None:
     """Let ``caller`` check before a call that its module is still the generated one."""
-    made.forbidden[frame.path] = why
-    # Whatever is between the two holds the module, and would bring another one with it.
-    outer = frame.path.rpartition(".")[0]
-    while outer and outer != caller.path:
-        made.forbidden.setdefault(outer, f"holds {frame.path!r}, which {why}")
-        outer = outer.rpartition(".")[0]
+    made.forbid(frame.path, caller, why)
     first = first_node(frame)
     if first is None:
         return

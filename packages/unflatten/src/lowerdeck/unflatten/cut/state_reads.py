@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from torch.fx import Node
 
 from lowerdeck.torch_base import add_node
-from lowerdeck.unflatten.calls.carrying import SEVERAL_NAMES, must_hold_one
+from lowerdeck.unflatten.calls.carrying import SEVERAL_NAMES, SHARED_STATE, must_be_one
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node, first_node
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.flat_items import Scope
@@ -70,7 +71,7 @@ class StateReads:
             read = self._insert(owner, path, owner is frame and not early)
             read.meta["val"] = self._examples[placeholder]
             self._reads[key] = read
-            self._check_names(owner, path, read)
+            self._check_names(owner, path, read, names)
             self.made.reads[read] = placeholder
         return read
 
@@ -101,29 +102,43 @@ class StateReads:
         owner.nodes.insert(0, read)
         return read
 
-    def _check_names(self, owner: Frame, path: str, read: Node) -> None:
-        """Check that a module is one by all its names, where ``owner`` reads what it holds.
-
-        The program does not tell by which of them eager's code does that.
-        """
-        local, _, attribute = path.rpartition(".")
-        if not local:
+    def _check_names(self, owner: Frame, path: str, read: Node, names: Sequence[str]) -> None:
+        """Check that state is one by all its names that ``owner`` knows, where it reads it."""
+        known = names_known(self.paths, owner.path, path, names)
+        if not known:
             return
         prefix = f"{owner.path}." if owner.path else ""
-        names = self.paths.same_under(prefix + local, prefix)
-        if len(names) < 2:
-            return
-        for name in names:
-            self.made.forbidden.setdefault(name, SEVERAL_NAMES)
-        inside = tuple(name.removeprefix(prefix) for name in names)
+        holders = [prefix + name.rpartition(".")[0] for name in known if "." in name]
+        is_one = len({self.paths.canonical(holder) for holder in holders}) == 1 < len(holders)
+        for holder in holders:
+            self.made.forbid(holder, owner, SEVERAL_NAMES if is_one else SHARED_STATE)
         with self.made.graph.inserting_before(read):
-            modules = tuple(self.made.graph.get_attr(name) for name in inside)
-            check = self.made.graph.call_function(must_hold_one, (modules, inside, attribute))
+            held = tuple(add_node(self.made.graph, "get_attr", name, (), name) for name in known)
+            check = self.made.graph.call_function(must_be_one, (held, tuple(known)))
         index = owner.nodes.index(read)
-        owner.nodes[index:index] = [*modules, check]
+        owner.nodes[index:index] = [*held, check]
 
     @cached_property
     def _model_names(self) -> frozenset[str]:
         """Whatever the model calls a child or state anywhere: calls read those by such names."""
         names = (*self.paths.order, *self.state.entries)
         return frozenset(part for name in names for part in name.split("."))
+
+
+def names_known(
+    paths: ModulePaths, owner: str, path: str, names: Sequence[str]
+) -> Sequence[str]:
+    """Return by which paths code of a module may read state, where others may be put there.
+
+    The program does not tell by which of them it does. None if only one is possible.
+
+    Args:
+        paths: The modules.
+        owner: The module.
+        path: One of these paths.
+        names: All names of the state.
+    """
+    if len(names) == 1 and "." not in path:
+        return ()
+    found = paths.attributes(owner, names)
+    return found if len(found) > 1 and any("." in name for name in found) else ()

@@ -43,6 +43,15 @@ class WorkingGraph:
     local: Mapping[tuple[str, Node], str] = field(default_factory=dict)
     forbidden: dict[str, str] = field(default_factory=dict)
 
+    def forbid(self, path: str, caller: Frame, why: str) -> None:
+        """Note that another module may not take the place of a module that ``caller`` knows."""
+        self.forbidden.setdefault(path, why)
+        # Whatever is between the two holds the module, and would bring another one with it.
+        outer = path.rpartition(".")[0]
+        while outer and outer != caller.path:
+            self.forbidden.setdefault(outer, f"holds {path!r}, which {why}")
+            outer = outer.rpartition(".")[0]
+
 
 def enter_node(node: Node, frame: Frame, origin: Node | None = None) -> Node:
     """Enter a new node into the call that runs it, with the meta of the node it came from."""

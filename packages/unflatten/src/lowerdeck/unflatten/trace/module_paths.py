@@ -104,13 +104,20 @@ class ModulePaths:
             return last
         return f"{whole[len(start) + 1 :]}.{last}" if whole.startswith(start + ".") else None
 
-    def same_under(self, name: str, prefix: str) -> list[str]:
-        """Return the names of module ``name`` that start with ``prefix``."""
-        # Most programs have one name for each module.
-        if not self._first:
-            return [name]
-        found = self._names_of(self.canonical(name))
-        return [other for other in found if other.startswith(prefix)]
+    def attributes(self, owner: str, names: Iterable[str]) -> list[str]:
+        """Return the paths from module ``owner`` by which its code may read state of ``names``."""
+        prefix, start = owner + "." if owner else "", self.canonical(owner)
+        found: dict[str, None] = {}
+        for name in names:
+            held, _, last = name.rpartition(".")
+            whole = self.canonical(held)
+            if whole == start:
+                found[last] = None
+                continue
+            for other in self._names_of(whole):
+                if other.startswith(prefix):
+                    found[f"{other[len(prefix) :]}.{last}"] = None
+        return list(found)
 
     def _names_of(self, canonical: str) -> list[str]:
         return [name for name in self.order if self.canonical(name) == canonical]
