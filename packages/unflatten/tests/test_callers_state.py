@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
@@ -49,11 +48,6 @@ class Tied(Two):
         return found
 
 
-def pruned(inner: nn.Module) -> nn.Module:
-    found: nn.Module = prune.random_unstructured(inner, "weight", 0.5)  # type: ignore[no-untyped-call]
-    return found
-
-
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -75,22 +69,11 @@ class Writes(Two):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
-    "prune": (
-        lambda: Two(pruned),
-        {"weight_mask", "weight_orig"},
-    ),
-    "weight_norm": (lambda: Two(nn.utils.weight_norm), {"weight_g", "weight_v"}),
-    "spectral_norm": (
-        lambda: Two(nn.utils.spectral_norm),
-        {"weight_orig", "weight_u", "weight_v"},
-    ),
     "tied": (lambda: Tied(lambda inner: inner), {"weight"}),
     "written": (Writes, {"count"}),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*_norm.* is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*was assigned during export:UserWarning")
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_another_module_lacks_is_told(kind: str, depth: int) -> None:

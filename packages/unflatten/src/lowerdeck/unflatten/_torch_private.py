@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -32,6 +34,7 @@ __all__ = [
     "TRACER_ROOT",
     "buffers_of",
     "children_of",
+    "hooks_inside",
     "module_state",
     "packet_name",
     "parameters_of",
@@ -120,6 +123,51 @@ def runs_more_than_forward(module: torch.nn.Module) -> bool:
         or "forward" in module.__dict__
         or module._compiled_call_impl is not None
     )
+
+
+@contextmanager
+def hooks_inside(module: torch.nn.Module) -> Iterator[None]:
+    """Let all forward hooks of ``module`` run in its ``forward``, if some come before that."""
+    if not module._forward_pre_hooks:
+        yield
+        return
+    cls, state = type(module), module.__dict__
+    forward = state.pop("forward", None)
+    names = [name for name in state if name.startswith(("_forward_hooks", "_forward_pre_hooks"))]
+    held = {name: state[name] for name in names}
+    before, after = state["_forward_pre_hooks"], state["_forward_hooks"]
+    with_kwargs = {*state["_forward_pre_hooks_with_kwargs"], *state["_forward_hooks_with_kwargs"]}
+
+    # A method, as strict export names the module by how the code comes by it.
+    def hooked(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for number, hook in before.items():
+            if number in with_kwargs:
+                found = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if found is None else found
+            else:
+                found = hook(self, args)
+                if found is not None:
+                    args = found if isinstance(found, tuple) else (found,)
+        if forward is None:
+            result = cls.forward(self, *args, **kwargs)
+        else:
+            result = forward(*args, **kwargs)
+        for number, hook in after.items():
+            given = (args, kwargs) if number in with_kwargs else (args,)
+            found = hook(self, *given, result)
+            result = result if found is None else found
+        return result
+
+    described = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    module.__class__ = type(cls.__name__, (cls,), {**described, "forward": hooked})
+    state.update((name, OrderedDict()) for name in names)
+    try:
+        yield
+    finally:
+        module.__class__ = cls
+        state.update(held)
+        if forward is not None:
+            state["forward"] = forward
 
 
 def without_effect_tokens(program: ExportedProgram) -> ExportedProgram:

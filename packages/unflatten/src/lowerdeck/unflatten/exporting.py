@@ -20,6 +20,7 @@ from lowerdeck.torch_base import (
     pytree,
     schema_of,
 )
+from lowerdeck.unflatten._torch_private import hooks_inside
 from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ, IN_BRANCHES, NOT_RECORDED
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 
@@ -85,8 +86,12 @@ def export_preserving(
         names = tuple(recorded)
         return export(model, args, taken, preserve_module_call_signature=names, **given)
 
-    program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
-    _note_read_arguments(program, exported, model, paths)
+    with ExitStack() as stack:
+        # Export records arguments as pre-hooks return them, but these leave with their module.
+        for module in dict.fromkeys(map(model.get_submodule, paths)):
+            stack.enter_context(hooks_inside(module))
+        program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
+        _note_read_arguments(program, exported, model, paths)
     return _without_unused_names(program, model)
 
 

@@ -125,9 +125,7 @@ class StateReads:
         return frozenset(part for name in names for part in name.split("."))
 
 
-def names_known(
-    paths: ModulePaths, owner: str, path: str, names: Sequence[str]
-) -> Sequence[str]:
+def names_known(paths: ModulePaths, owner: str, path: str, names: Sequence[str]) -> Sequence[str]:
     """Return by which paths code of a module may read state, where others may be put there.
 
     The program does not tell by which of them it does. None if only one is possible.
