@@ -127,6 +127,8 @@ def test_other_modules_compute_as_eagers_or_are_told(
     eager: nn.Module = nn.Sequential(nn.Tanh(), model()) if depth else model()
     path, x = "1.act" if depth else "act", torch.randn(3, 4)
     for program in programs(eager, x, strict=strict):
+        row = next(row for row in unflatten(program).swappable() if row.path == path)
+        assert ("must return as its result what it is given" in row.reason) == (model in UNTOLD)
         others = (nn.ReLU(inplace=True), nn.ReLU6(inplace=True), nn.Identity(), nn.GELU())
         for other in (*others, nn.Sequential(nn.ReLU(inplace=True))):
             module, changed = unflatten(program), copy.deepcopy(eager)

@@ -71,8 +71,8 @@ LOST_CALL = (
     "Unflatten the program before run_decompositions(), and replace the module there."
 )
 COMPUTES_NOTHING = (
-    "returns what it is given, so that this program has no call of it: another module in its "
-    "place would have no effect. Export the model with that module in it."
+    "returns what it is given or holds, so that this program has no call of it: another module in "
+    "its place would have no effect. Export the model with that module in it."
 )
 SOMETIMES_NOTHING = (
     "returns in some of its calls what it is given, so that this program has not all of them: "
@@ -161,7 +161,7 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
 
     Args:
         result: What it returned.
-        argument: What it was given.
+        argument: What it was given, or holds.
         name: The module's name in its caller.
         where: Which of its results it is.
 
@@ -177,9 +177,10 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
     elif type(result) is type(argument) and result == argument:
         return
     raise UnflattenError(
-        f"{name!r} returned as {where} something else than the argument that it returned when it "
-        "was recorded, so that the program does not tell which of the two is read afterwards. "
-        "Return that argument, or export the model with a module that computes it."
+        f"{name!r} returned as {where} something else than the argument, or what it holds, that "
+        "it returned when it was recorded, so that the program does not tell which of the two is "
+        "read afterwards. Return that argument or state, or export the model with a module that "
+        "computes it."
     )
 
 

@@ -8,7 +8,7 @@ is called in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -48,7 +48,22 @@ def read_arguments_themselves(made: WorkingGraph) -> None:
     for frame, call in made.preserved.items():
         found = {leaf: _written(leaf, call) for leaf in call.nodes(call.outputs)}
         written = {leaf: given for leaf, given in found.items() if given is not None}
-        made.preserved[frame] = replace(call, written=written)
+        held = dict(_held(made, frame, call, frame_of))
+        made.preserved[frame] = replace(call, written=written, held=held)
+
+
+def _held(
+    made: WorkingGraph, frame: Frame, call: PreservedCall, frame_of: Mapping[Node, Frame]
+) -> Iterator[tuple[Node, str]]:
+    """Yield the results of ``call`` that are state which its caller reads too, and as what.
+
+    The program has one value for both, and does not tell which of them the caller means.
+    """
+    for leaf in call.nodes(call.outputs):
+        state = made.reads.get(leaf)
+        for read, placeholder in made.reads.items() if state is not None else ():
+            if placeholder == state and frame_of.get(read) is frame.parent:
+                yield leaf, str(read.target)
 
 
 def _written(node: Node, call: PreservedCall) -> Node | None:

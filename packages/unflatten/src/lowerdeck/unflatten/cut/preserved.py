@@ -52,12 +52,14 @@ class PreservedCall:
         outputs: What each leaf of the result is.
         written: Results that are arguments written in place, which the caller reads afterwards
             as arguments too, and which arguments they are.
+        held: Results that are state of the module, and by which path the caller reads that state.
     """
 
     signature: CallSignature
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     written: Mapping[Node, Node] = field(default_factory=dict)
+    held: Mapping[Node, str] = field(default_factory=dict)
 
     def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
         """Return the different nodes among ``leaves``."""
@@ -347,7 +349,7 @@ def _unpack(
     results = dict(zip(cut.outputs, cut.results, strict=True))
     written = {leaf: here[argument] for leaf, argument in call.written.items()}
     later = {**_read_later(cut, here), **written}
-    reader = _Reader(node.graph, node, results, later)
+    reader = _Reader(node.graph, node, results, later, call.held)
     result = node
     if more:
         result = reader.node(operator.getitem, (node, 0))
@@ -363,12 +365,18 @@ class _Reader:
     """Points the nodes that carried flat results at their positions in a structured one."""
 
     def __init__(
-        self, graph: Graph, anchor: Node, results: dict[Node, Node], later: Mapping[Node, Node]
+        self,
+        graph: Graph,
+        anchor: Node,
+        results: dict[Node, Node],
+        later: Mapping[Node, Node],
+        held: Mapping[Node, str],
     ) -> None:
         self.graph = graph
         self.anchor = anchor
         self.results = results
         self.later = later
+        self.held = held
         self.name = str(anchor.target)
         self.replaced: dict[Node, Node] = {}
         self.added: list[Node] = []
@@ -405,15 +413,24 @@ class _Reader:
                 self.graph.erase_node(node)
 
     def bind(self, leaf: Leaf, value: Node, where: str = "") -> None:
-        """Let what carried ``leaf`` be carried by ``value``; an argument must be what it was."""
+        """Let what carried ``leaf`` be carried by ``value``.
+
+        An argument must be what the call was given, and state what the module holds.
+        """
         old = self.results.pop(leaf, None) if isinstance(leaf, Node) else None
         if old is not None:
             value.meta.update(old.meta)
             old.replace_all_uses_with(value)
             self.replaced[old] = value
             self.graph.erase_node(old)
-        if where and isinstance(leaf, Node) and leaf in self.later:
+        if not where or not isinstance(leaf, Node):
+            return
+        wanted = self.later.get(leaf)
+        if leaf in self.held:
+            with self.graph.inserting_after(self.anchor):
+                wanted = self.anchor = self.graph.get_attr(self.held[leaf])
+        if wanted is not None:
             with self.graph.inserting_after(self.anchor):
                 self.anchor = self.graph.call_function(
-                    must_hand_through, (value, self.later[leaf], self.name, where)
+                    must_hand_through, (value, wanted, self.name, where)
                 )

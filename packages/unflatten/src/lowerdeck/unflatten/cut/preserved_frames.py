@@ -135,14 +135,14 @@ def _guard_uncalled(
             yield path
         if path in made.forbidden:
             continue
-        why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature)
+        why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature, trace)
         forbid_uncalled(trace, made, path, why)
 
 
-def _why_uncalled(signature: Any) -> str:
+def _why_uncalled(signature: Any, trace: Trace) -> str:
     if signature is None:
         return LOST_CALL
-    taken = {spec.name for spec in signature.inputs}
+    taken = {*trace.state.targets, *(spec.name for spec in signature.inputs)}
     return COMPUTES_NOTHING if taken.issuperset(s.name for s in signature.outputs) else LOST_CALL
 
 

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
+from torch.fx import Graph
 
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls.carrying import (
     IN_PARTS,
     PRIVATE,
+    must_hand_through,
     read_by_others,
     reads_of_others,
 )
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.calls.recorded_calls import untold_forms
+from lowerdeck.unflatten.code import split_call_target
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
 
@@ -37,6 +40,7 @@ _UNCALLED = (
     "is called nowhere in this program, or computes nothing: another module in its place has no "
     "effect; export_preserving tells which"
 )
+_SAME = "what it is given or holds, as the one recorded did, for others read that afterwards too"
 _READ_THERE = "which the code that calls it reads or writes there"
 
 
@@ -111,7 +115,7 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
 def _rows(
     root: torch.nn.Module, forbidden: Mapping[str, str], *, is_plain: bool
 ) -> Iterator[Swap]:
-    wanted = _read_by_callers(root)
+    wanted, returned = _read_by_callers(root), _handed_through(root)
     for path, module in root.named_modules():
         if path in forbidden and isinstance(module, Container):
             yield Swap(path, False, False, forbidden[path])
@@ -130,6 +134,9 @@ def _rows(
         if replaceable and path in wanted:
             names = ", ".join(map(repr, wanted[path]))
             reasons.append(f"another module in its place must hold {names} too, {_READ_THERE}")
+        if replaceable and path in returned:
+            wheres = " and as ".join(returned[path])
+            reasons.append(f"another module in its place must return as {wheres} {_SAME}")
         told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
 
@@ -138,17 +145,34 @@ def _read_by_callers(root: torch.nn.Module) -> dict[str, list[str]]:
     """Return for each module what others read or write of what it holds, by its path."""
     found: dict[str, dict[str, None]] = {}
     modules = dict(root.named_modules())
-    for path, module in modules.items():
-        if not isinstance(module, GeneratedModule):
-            continue
-        body: Body = module.__dict__[PRIVATE]
-        for form in (body, *body.others):
-            for node in form.graph.find_nodes(op="get_attr"):
-                outer, _, name = str(node.target).rpartition(".")
-                held = f"{path}.{outer}" if path else outer
-                if outer and held in modules and name not in children_of(modules[held]):
-                    found.setdefault(held, {})[name] = None
+    for path, graph in _graphs(root):
+        for node in graph.find_nodes(op="get_attr"):
+            outer, _, name = str(node.target).rpartition(".")
+            held = f"{path}.{outer}" if path else outer
+            if outer and held in modules and name not in children_of(modules[held]):
+                found.setdefault(held, {})[name] = None
     return {path: list(names) for path, names in found.items()}
+
+
+def _handed_through(root: torch.nn.Module) -> dict[str, list[str]]:
+    """Return for each module which of its results must be what it is given, by its path."""
+    found: dict[str, dict[str, None]] = {}
+    for path, graph in _graphs(root):
+        for node in graph.find_nodes(op="call_function", target=must_hand_through):
+            call: Any = node.args[0]
+            while call.op != "call_module":
+                call = call.args[0]
+            name, _ = split_call_target(str(call.target))
+            found.setdefault(f"{path}.{name}" if path else name, {})[str(node.args[3])] = None
+    return {path: list(wheres) for path, wheres in found.items()}
+
+
+def _graphs(root: torch.nn.Module) -> Iterator[tuple[str, Graph]]:
+    """Yield the graph of each form of each module, with the module's path."""
+    for path, module in root.named_modules():
+        if isinstance(module, GeneratedModule):
+            body: Body = module.__dict__[PRIVATE]
+            yield from ((path, form.graph) for form in (body, *body.others))
 
 
 def _not_replaceable(bodies: Sequence[Body], forbidden: str | None) -> Iterator[str]:
