@@ -114,6 +114,21 @@ def must_be_generated(module: object, name: str, why: str) -> None:
         raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
 
 
+def must_hold_generated(module: Any, name: str, why: str) -> None:
+    """Check that a module that takes flat values was not replaced, but wrapped at most.
+
+    Args:
+        module: What is there.
+        name: The name of what was there.
+        why: What is not known of that.
+
+    Raises:
+        UnflattenError: It was.
+    """
+    if not _is_generated(module) and not any(map(_is_generated, module.modules())):
+        must_be_generated(module, name, why)
+
+
 def must_compute_nothing(module: object, name: str, why: str) -> None:
     """Check that a module of which no call is left was not replaced by one that computes.
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from lowerdeck.unflatten.cut.preserved_frames import forbid_uncalled
+from lowerdeck.unflatten.calls.carrying import must_hold_generated
+from lowerdeck.unflatten.cut.preserved_frames import forbid_replacing, forbid_uncalled
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.module_paths import is_delegate
 from lowerdeck.unflatten.trace.trace import Trace
@@ -44,8 +45,8 @@ def forbid_delegated(trace: Trace, made: WorkingGraph) -> None:
                 if path in trace.paths and not is_around and path not in made.forbidden:
                     forbid_uncalled(trace, made, path, _DELEGATED.format(delegate.backend_id))
     for frame in made.tree.frames():
-        if frame.path and frame not in made.preserved:
-            made.forbidden.setdefault(frame.path, _CUT)
+        if frame.parent is not None and frame not in made.preserved:
+            forbid_replacing(made, frame, frame.parent, _CUT, must_hold_generated)
 
 
 def _nodes(delegate: Any) -> Iterable[Node]:

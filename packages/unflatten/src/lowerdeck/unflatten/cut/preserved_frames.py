@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -158,7 +158,13 @@ def _marked_call(
     return found if (len(inputs), len(outputs)) == wanted else None
 
 
-def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) -> None:
+def forbid_replacing(
+    made: WorkingGraph,
+    frame: Frame,
+    caller: Frame,
+    why: str,
+    check: Callable[..., None] = must_be_generated,
+) -> None:
     """Let ``caller`` check before a call that its module is still the generated one."""
     made.forbid(frame.path, caller, why)
     first = first_node(frame)
@@ -166,9 +172,9 @@ def forbid_replacing(made: WorkingGraph, frame: Frame, caller: Frame, why: str) 
         return
     with made.graph.inserting_before(first):
         module = made.graph.get_attr(frame.accessor)
-        check = made.graph.call_function(must_be_generated, (module, frame.path, why))
+        checked = made.graph.call_function(check, (module, frame.path, why))
     index = sum(1 for node in caller.nodes if node < first)
-    caller.nodes[index:index] = [module, check]
+    caller.nodes[index:index] = [module, checked]
 
 
 def forbid_uncalled(trace: Trace, made: WorkingGraph, name: str, why: str) -> None:
