@@ -25,7 +25,8 @@ class Scales(nn.Module):
         self.weight = nn.Parameter(torch.randn(4))
 
     def forward(self, x: Tensor, times: Any = 1.0) -> Tensor:
-        return x * self.weight * times
+        found: Tensor = x * self.weight * times
+        return found
 
 
 class Model(nn.Module):
@@ -88,7 +89,7 @@ def pruned(module: nn.Module) -> None:
 
 
 def normed(module: nn.Module) -> None:
-    nn.utils.weight_norm(module, dim=None)
+    nn.utils.weight_norm(module)
 
 
 def spectral(module: Any) -> None:

@@ -133,7 +133,7 @@ def test_another_module_with_the_same_state_is_eagers(
     for path in paths:
         module, wanted = unflatten(program), copy.deepcopy(eager)
         other = copy.deepcopy(wanted).get_submodule(path)
-        held = dict(module.named_parameters(remove_duplicate=False))
+        held: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         held.update(module.named_buffers(remove_duplicate=False))
         for inner, part in other.named_modules():
             for name in (*part._parameters, *part._buffers):
