@@ -170,3 +170,18 @@ def test_a_move_reaches_every_module_by_apply() -> None:
     assert (made[0].plain.device.type, made[0].plain.dtype) == ("meta", torch.float32)
     made.to_empty(device="cpu")
     torch.testing.assert_close(made[0].plain, torch.ones(2))
+
+
+def test_hooks_run_in_forward_with_what_those_before_returned() -> None:
+    module, x = torch.nn.Identity(), torch.ones(2)
+    module.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    module.register_forward_hook(lambda _, args, result: result * args[0])
+    wanted = module(x)
+    with private.hooks_inside(module):
+        assert not private.runs_more_than_forward(module)
+        assert type(module).__qualname__ == "Identity"
+        torch.testing.assert_close(module(x), wanted)
+        torch.testing.assert_close(module.forward(x), wanted)
+    assert type(module) is torch.nn.Identity
+    assert private.runs_more_than_forward(module)
+    torch.testing.assert_close(module(x), wanted)
