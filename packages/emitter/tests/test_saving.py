@@ -102,7 +102,9 @@ def test_save_leaves_nothing_where_it_cannot_write(tmp_path: Path, weights: str 
 
 
 @pytest.mark.parametrize("weights", [None, "weights"])
-@pytest.mark.parametrize("given", [3, None, b"model.pte", "a\0b", io.StringIO()], ids=lambda given: type(given).__name__)
+@pytest.mark.parametrize(
+    "given", [3, None, b"model.pte", "a\0b", io.StringIO()], ids=lambda given: type(given).__name__
+)
 def test_save_refuses_what_is_no_path(given: Any, weights: str | None) -> None:
     program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
     made = emit(program, config=EmitConfig(weights_file=weights))

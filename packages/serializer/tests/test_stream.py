@@ -245,7 +245,9 @@ def test_external_data_are_written_the_same_way(tmp_path: Path) -> None:
 _NO_PATHS: list[Any] = [3, None, b"path.pte", 1.5, ["a"], object(), "a\0b", Path("a\0b"), _Bytes()]
 
 
-@pytest.mark.parametrize("given", [*_NO_PATHS, io.StringIO()], ids=lambda given: type(given).__name__)
+@pytest.mark.parametrize(
+    "given", [*_NO_PATHS, io.StringIO()], ids=lambda given: type(given).__name__
+)
 def test_what_is_no_path_is_refused_before_anything_is_done(given: Any, tmp_path: Path) -> None:
     entries = {"w": ExternalEntry(bytes(24))}
     uses: list[Callable[[Any], object]] = [

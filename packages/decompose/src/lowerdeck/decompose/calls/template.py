@@ -23,7 +23,6 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OpOverload,
     hides_aliases,
-    is_composite,
     pytree,
     returns_alias,
     schema_of,
@@ -188,7 +187,6 @@ class _Results:
     def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
         self._recording = recording
         self._hides = hides_aliases(target)
-        self._owns = _gives_own_memory(target)
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
         self._whole = whole
         self._leaves = pytree.tree_leaves(whole.result) if whole is not None else []
@@ -212,14 +210,14 @@ class _Results:
         self, position: int, leaf: Node, root: Node, views: tuple[Seen, ...], is_shared: bool
     ) -> Result:
         recording = self._recording
-        if position in recording.returned and not self._owns:
+        if position in recording.returned:
             return Result(leaf, leaf, (), recording.returned[position])
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
         # Below functionalisation, where rules are called, one memory may show as several.
         fresh = (
-            (position in recording.alone or self._owns)
+            position in recording.alone
             and (is_shared or root in self._inputs)
             and not (views and self._hides)
         )
@@ -233,19 +231,6 @@ class _Results:
             if root in inputs:
                 return self._recording.inputs[inputs[root]], views
         return _origin(leaf, self._inputs)
-
-
-def _gives_own_memory(target: object) -> bool:
-    """Return whether an operator's kernel gives memory of its own, whatever stands for it here.
-
-    ``native_dropout`` of nothing does, and torch's decomposition returns its argument.
-    """
-    return (
-        isinstance(target, OpOverload)
-        and not is_composite(target)
-        and not hides_aliases(target)
-        and not any(returned.alias_info for returned in schema_of(target).returns)
-    )
 
 
 def _check(recording: Recording) -> None:
