@@ -473,7 +473,7 @@ def _functional(leaf: Any) -> Any:
     return FunctionalTensor.to_functional(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, ...]:
+def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """Return result, written, returned, shared, alone and differentiable of a recording."""
     leaves = pytree.tree_leaves(result)
     returned: dict[int, int] = {}
