@@ -63,6 +63,48 @@ def test_what_a_write_becomes_knows_by_what_it_was_written() -> None:
         assert sorted(map(str, found)) == sorted(map(str, expected))
 
 
+class Shown(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.view(2, 2).t(), x.sin()
+
+
+class Adding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+class ReadAfterwards(nn.Module):
+    """Reads what one module shows after another has written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = Shown()
+        self.adding = Adding()
+        self.again = Shown()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = x * 2
+        shown, computed = self.shown(made)
+        self.adding(made)
+        return shown, computed, shown * 2, *self.again(made)
+
+
+def test_a_view_made_anew_is_no_second_call_of_the_module_that_made_it() -> None:
+    x = torch.arange(4.0)
+    program = decompose(torch.export.export(ReadAfterwards(), (x,)))
+    names = [
+        list(node.meta["nn_module_stack"].values())[-1][0]
+        for node in program.graph.nodes
+        if node.op == "call_function"
+    ]
+    # Each module in one piece.
+    for name in ("shown", "adding", "again"):
+        first, last = names.index(name), len(names) - names[::-1].index(name)
+        assert set(names[first:last]) == {name}
+    found = torch.export.unflatten(program)(x)
+    torch.testing.assert_close(tuple(found), ReadAfterwards()(x))
+
+
 class Kept(nn.Module):
     """Calls that stay as they are: by what is asked, by their sizes, and of higher order."""
 

@@ -62,7 +62,9 @@ class Walk:
         self.templates = templates
         self.regions = regions
         self.state = state
-        self._heritage: dict[Node, Heritage] = {}
+        self._heritage: dict[tuple[Node, Node | None], Heritage] = {}
+        self._reader: Node | None = None
+        self._is_anew: bool = False
 
     def nested(self, graph: Graph, regions: Any) -> Walk:
         """Return a walk that writes another graph, in the same contexts.
@@ -107,6 +109,7 @@ class Walk:
             WholeProgramError: It does what cannot be told call by call.
         """
         for node in gm.graph.nodes:
+            self._reader = node
             if node.op == "call_function":
                 env[node] = self._node(node, env)
             elif node.op == "get_attr":
@@ -123,9 +126,12 @@ class Walk:
         Args:
             source: A node of an original graph.
         """
-        known = self._heritage.get(source)
+        # A view that is made anew stands in the module that reads it: with the stack of the one
+        # that made it, which may have ended, it would be a second call of that.
+        at = self._reader if self._is_anew else None
+        known = self._heritage.get((source, at))
         if known is None:
-            known = self._heritage[source] = Heritage(source)
+            known = self._heritage[source, at] = Heritage(source, at)
         return known
 
     def current(self, value: Value) -> Node:
@@ -136,8 +142,12 @@ class Walk:
         """
         if not value.is_current:
             node = self.base(value.memory)
-            for view in value.views:
-                node = self._view(node, view)
+            self._is_anew = True
+            try:
+                for view in value.views:
+                    node = self._view(node, view)
+            finally:
+                self._is_anew = False
             value.node, value.generation = node, value.memory.generation
         return value.node
 

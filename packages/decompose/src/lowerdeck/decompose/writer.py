@@ -34,16 +34,22 @@ class Heritage:
 
     Args:
         source: The node.
+        reader: The node in whose module they stand, where that is not the source's.
     """
 
     __slots__ = ("_meta", "source")
 
-    def __init__(self, source: Node) -> None:
+    def __init__(self, source: Node, reader: Node | None = None) -> None:
         self.source: Node = source
         meta = source.meta
         self._meta: dict[str, Any] = {
             name: meta[name] for name in ("stack_trace", *COPIED_META) if name in meta
         }
+        stack = meta.get("nn_module_stack")
+        if reader is not None and stack:
+            # What the program returns is read in the outermost module.
+            outermost = dict([next(iter(stack.items()))])
+            self._meta["nn_module_stack"] = reader.meta.get("nn_module_stack") or outermost
         # Shared by all nodes that come from it: nobody changes a source.
         self._meta["from_node"] = [node_source(source)]
 
