@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from lowerdeck.unflatten._torch_private import MovesConstants, children_of
-from lowerdeck.unflatten.calls.carrying import Generated
+from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.modules.replacing import Holder
 
 
-class Container(Generated, MovesConstants):
+class Container(Holder):
     """A module that the program never calls, such as a list of layers.
 
     It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.

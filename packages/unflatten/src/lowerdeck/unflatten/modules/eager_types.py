@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -12,6 +11,7 @@ import torch
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
+from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
 """Returns what a name gets in place of the module that was made for it."""
@@ -29,7 +29,8 @@ def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | Non
         if not name:
             continue
         model = _child(eager, name)
-        cls = type(model) if model is not None else _loaded_class(module)
+        body = module.__dict__.get(PRIVATE)
+        cls = type(model) if model is not None else loaded_class(body and body.type_name)
         if cls is None or not issubclass(cls, torch.nn.Module):
             continue
         if isinstance(module, GeneratedModule):
@@ -48,6 +49,7 @@ def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
             continue
         if id(child) not in made:
             made[id(child)] = factory(name, child)
+        check_replacement(name, child, made[id(child)])
         parent, _, last = name.rpartition(".")
         children_of(root.get_submodule(parent))[last] = made[id(child)]
 
@@ -56,14 +58,6 @@ def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
     for part in name.split("."):
         eager = children_of(eager).get(part) if eager is not None else None
     return eager
-
-
-def _loaded_class(module: torch.nn.Module) -> type | None:
-    body = module.__dict__.get(PRIVATE)
-    outer, _, name = (body.type_name or "" if body is not None else "").rpartition(".")
-    # Not by getattr: a module may import others when it is asked for a name.
-    found = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
-    return found if isinstance(found, type) else None
 
 
 def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:

@@ -13,13 +13,12 @@ from torch.fx import Graph, GraphModule
 
 from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
-    MovesConstants,
     buffers_of,
     children_of,
     module_state,
     parameters_of,
 )
-from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
+from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
@@ -32,6 +31,7 @@ from lowerdeck.unflatten.modules.graph_record import (
     record_module,
 )
 from lowerdeck.unflatten.modules.graph_view import GraphView
+from lowerdeck.unflatten.modules.replacing import Holder
 
 Function = Callable[..., Any]
 
@@ -148,7 +148,7 @@ def body_of(record: tuple[Any, ...]) -> Body:
     return made
 
 
-class GeneratedModule(Generated, MovesConstants):
+class GeneratedModule(Holder):
     """Base of the modules that ``unflatten`` makes.
 
     Each has a class of its own (shared by modules of equal code) that carries its ``forward``.

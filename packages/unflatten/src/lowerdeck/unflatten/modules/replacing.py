@@ -1,0 +1,101 @@
+"""Refuse what takes the place of a module that takes flat values, where its call is not known.
+
+A program without a module's signature has the values that it reads, in the order of their use, and
+no more: neither the order in which eager's caller gives them, nor numbers or None given beside.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from lowerdeck.unflatten._torch_private import MovesConstants, children_of
+from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
+from lowerdeck.unflatten.errors import UnflattenError
+
+
+class Holder(Generated, MovesConstants):
+    """Base of the modules that ``unflatten`` makes, which look at what is put in them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.nn.Module):
+            check_replacement(name, children_of(self).get(name), value)
+        super().__setattr__(name, value)
+
+
+def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Module | None) -> None:
+    """Check that the program's calls of ``old`` tell how ``new`` is called.
+
+    What is put around generated modules knows how it is called, and so does a module of which
+    such a call gives the one parameter.
+
+    Args:
+        name: The name of both.
+        old: What the program calls, or holds modules that it calls.
+        new: What takes its place.
+
+    Raises:
+        UnflattenError: They do not.
+    """
+    if not isinstance(old, Generated) or new is None:
+        return
+    if any(isinstance(module, Generated) for module in new.modules()):
+        return
+    body = old.__dict__.get(PRIVATE)
+    if body is None:
+        for key, child in children_of(old).items():
+            check_replacement(f"{name}.{key}", child, children_of(new).get(key))
+        return
+    for form in (body, *body.others):
+        if form.signature is None or form.signature.flat:
+            why = _unknown(form, new)
+            if why is not None:
+                raise UnflattenError(
+                    f"A {type(new).__name__} cannot take the place of {name!r}, of which this "
+                    f"program has no signature: {why}. Export the model with export_preserving, "
+                    "or put a module there that holds this one and takes one value alone."
+                )
+
+
+def _unknown(form: Any, new: torch.nn.Module) -> str | None:
+    """Return what is not known of the call of ``new`` in the place of ``form``."""
+    if form.is_part:
+        return "it is computed in several parts"
+    graph: Graph = form.graph
+    taken = len(graph.find_nodes(op="placeholder"))
+    returned = len(next(iter(graph.find_nodes(op="output"))).all_input_nodes)
+    parameters = _parameters(new.forward)
+    if parameters is None:
+        return None  # it hands on what it is given
+    if taken > 1 or returned > 1:
+        return (
+            f"it takes {taken} and returns {returned} values in an order that may be another one"
+        )
+    eager = _parameters(getattr(loaded_class(form.type_name), "forward", None))
+    if len(parameters) > taken and (eager is None or len(eager) != taken + 1):
+        names = ", ".join(repr(each.name) for each in parameters[taken:])
+        return f"eager's caller may give {names} too, which the program does not tell"
+    return None
+
+
+def _parameters(function: Callable[..., Any] | None) -> list[inspect.Parameter] | None:
+    """Return the parameters, or None where it takes any or does not tell."""
+    try:
+        found = list(inspect.signature(function).parameters.values()) if function else None
+    except (TypeError, ValueError):
+        return None
+    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return None if found is None or any(each.kind in variable for each in found) else found
+
+
+def loaded_class(type_name: str | None) -> type | None:
+    """Return the class of this qualified name if its file is loaded."""
+    outer, _, name = (type_name or "").rpartition(".")
+    # Not by getattr: a module may import others when it is asked for a name.
+    found = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
+    return found if isinstance(found, type) else None

@@ -1,0 +1,117 @@
+"""What may take the place of a module of which the program has no signature."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lowerdeck.unflatten import UnflattenError, unflatten
+
+X = torch.randn(3, 4)
+
+
+class Scale(nn.Module):
+    """Has a parameter that callers give or leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, k: float = 1.0) -> torch.Tensor:
+        made: torch.Tensor = x + self.a(x) * k
+        return made
+
+
+class Difference(nn.Module):
+    """Reads its arguments in another order than it takes them."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y.neg() + x
+
+
+class Both(nn.Module):
+    """Returns its results in another order than it computes them."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = x.sin()
+        return x.cos(), first
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Scale(), Scale()])
+        self.difference, self.both = Difference(), Both()
+        self.layer, self.drop = nn.Linear(4, 4), nn.Dropout()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x, k=number + 2.0)
+        one, two = self.both(self.drop(self.layer(x)))
+        made: torch.Tensor = self.difference(one, two * 2)
+        return made
+
+
+class Takes(nn.Module):
+    """Takes one value and says itself what it gives its module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x, 3.0)
+
+
+# Every module of the plain export is replaced by eager's own: it computes what eager does, or is
+# refused; never anything else.
+@pytest.mark.parametrize("preserve", [None, "all"])
+@pytest.mark.parametrize("how", ["set", "in a list", "factory"])
+def test_eager_modules_in_a_plain_export_are_right_or_refused(preserve: Any, how: str) -> None:
+    eager = Model().eval()
+    program = torch.export.export(eager, (X,))
+    refused = {"blocks.0", "blocks.1", "difference", "both"}
+    for path in (*refused, "layer", "drop", "blocks.1.a"):
+        other = copy.deepcopy(eager.get_submodule(path))
+
+        def put(path: str = path, other: nn.Module = other) -> Any:
+            if how == "factory":
+                return unflatten(
+                    program,
+                    preserve=preserve,
+                    module_factory=lambda name, made: other if name == path else made,
+                )
+            made: Any = unflatten(program, preserve=preserve)
+            if how == "in a list" and path.startswith("blocks.") and path in refused:
+                made.blocks = copy.deepcopy(eager.blocks)
+            else:
+                made.set_submodule(path, other)
+            return made
+
+        if path in refused:
+            with pytest.raises(UnflattenError, match="export_preserving"):
+                put()
+        else:
+            torch.testing.assert_close(put()(X), eager(X))
+
+
+def test_what_says_how_its_module_is_called_is_taken() -> None:
+    eager = Model().eval()
+    module: Any = unflatten(torch.export.export(eager, (X,)))
+    module.blocks[1] = Takes(copy.deepcopy(eager.blocks[1]))
+    torch.testing.assert_close(module(X), eager(X))
+    # What is put around a generated module knows how that is called.
+    module.difference = nn.ModuleList([module.difference])[0]
+    module.layer = nn.Sequential(module.layer)
+    torch.testing.assert_close(module(X), eager(X))
+
+
+# Eager's linear layer has one parameter, so that its caller gave no other.
+def test_a_module_with_more_parameters_takes_the_place_of_one_with_one() -> None:
+    module: Any = unflatten(torch.export.export(Model().eval(), (X,)))
+    module.layer = Scale()
+    module(X)
