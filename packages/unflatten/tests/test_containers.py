@@ -105,3 +105,25 @@ def test_restored_types_print_without_their_attributes() -> None:
     program = torch.export.export(eager, (X,))
     assert "(0): Shown()" in repr(unflatten(program, restore_types=True))
     assert "(0): Shown(some)" in repr(unflatten(program, restore_types=eager))
+
+
+class Step(nn.Module):
+    def forward(self, x: torch.Tensor, k: float) -> torch.Tensor:
+        return x * k
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.held = Step(), nn.ModuleList([nn.ReLU()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.held[0](self.step(self.step(x, 2.0), 3.0))
+        return made
+
+
+def test_a_container_of_ours_in_the_place_of_forms_is_told() -> None:
+    module: Any = unflatten(torch.export.export(Steps(), (X,)))
+    module.step = module.held
+    with pytest.raises(UnflattenError, match="calls nowhere"):
+        module(X)

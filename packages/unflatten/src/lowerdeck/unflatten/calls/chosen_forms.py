@@ -45,7 +45,9 @@ def form_of(
         number: Which of its forms the call is.
     """
     keys: Sequence[str] = caller.__dict__[PRIVATE].keys_of.get(path, ())
-    own: Sequence[str] = module.__dict__[PRIVATE].keys if isinstance(module, Generated) else ()
+    # A container of ours has no forms.
+    body = module.__dict__.get(PRIVATE) if isinstance(module, Generated) else None
+    own: Sequence[str] = body.keys if body is not None else ()
     if not keys:
         # A graph that somebody wrote means the module that is there.
         keys = own
