@@ -14,7 +14,13 @@ from torch.nn.modules import module as registries
 from torch.utils import _pytree as pytree
 from unflatten_comparison import FORMS, assert_equal, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import InputConstraintError, InterpreterModuleDispatcher, unflatten
+from lowerdeck.unflatten import (
+    InputConstraintError,
+    InterpreterModuleDispatcher,
+    UnflattenError,
+    export_preserving,
+    unflatten,
+)
 
 if TYPE_CHECKING:
 
@@ -255,3 +261,48 @@ def test_a_failed_call_leaves_no_form_chosen() -> None:
         with pytest.raises(InputConstraintError, match="which of them is meant"):
             step(X)
         assert_equal(module(X), wanted)
+
+
+class Cached(Model):
+    """Writes its state, which its caller reads: decomposing makes that a value of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(3, 4))
+
+    def forward(self, x: Tensor, row: int) -> Tensor:
+        self.cache[row : row + 1] = x[:1]
+        made: Tensor = self.cache.sum(0) + x
+        return made
+
+
+class ReadsCache(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached = Cached()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.cached(self.cached(x, 0) + self.cached.cache, 1)
+        return made
+
+
+def _doubled(_: object, __: object, result: Any) -> Any:
+    return result * 2
+
+
+def _doubled_in_pair(_: object, __: object, result: Any) -> Any:
+    return (result[0] * 2, result[1]) if type(result) is tuple else result * 2
+
+
+def test_a_hook_that_returns_no_pair_where_one_is_wanted_is_told() -> None:
+    x, eager = torch.ones(3, 4), ReadsCache()
+    program = export_preserving(ReadsCache(), (x,)).run_decompositions({})
+    eager.cached.register_forward_hook(_doubled)
+    module: Any = unflatten(program)
+    assert "other modules read" in module.swappable()[0].reason
+    module.cached.register_forward_hook(_doubled_in_pair)
+    torch.testing.assert_close(module(x), eager(x))
+    module = unflatten(program)
+    module.cached.register_forward_hook(_doubled)
+    with pytest.raises(UnflattenError, match="pair"):
+        module(x)

@@ -49,17 +49,30 @@ def returned(module: Callable[..., Any], result: Any, names: Sequence[str]) -> A
     """Return the result of a call that must return the values ``names`` too.
 
     Raises:
-        UnflattenError: The module was replaced by one that does not return them.
+        UnflattenError: The module was replaced by one that does not return them, or a hook put
+            something else in the place of both.
     """
-    if _is_generated(module):
+    if not _is_generated(module):
+        raise UnflattenError(
+            f"A {type(module).__name__} stands for a module in which {', '.join(names)} were "
+            "computed, which other modules read without being given them; found no way to get "
+            "them from it. Preserve the signatures of those modules too, and replace them "
+            "together."
+        )
+    if isinstance(result, Proxy) or _is_pair(result, len(names)):
         return result
     raise UnflattenError(
-        f"A {type(module).__name__} stands for a module in which {', '.join(names)} were "
-        "computed, which "
-        "other modules read without being given them; found no way to get them from it. "
-        "Preserve the "
-        "signatures of those modules too, and replace them together."
+        f"A hook was given a pair, of a module's result and of {', '.join(names)}, which other "
+        "modules read without being given them, and returned something else. Return such a pair "
+        "from it, or unflatten the program before run_decompositions()."
     )
+
+
+def _is_pair(result: object, count: int) -> bool:
+    if type(result) is not tuple or len(result) != 2:
+        return False
+    others = result[1]
+    return isinstance(others, Proxy) or (type(others) is tuple and len(others) == count)
 
 
 LOST_SIGNATURE = (
