@@ -255,6 +255,40 @@ def test_what_computes_nothing_in_some_calls_is_never_replaced_without_effect() 
         made(X)
 
 
+class Borrows(nn.Module):
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.own, self.borrowed = nn.Linear(4, 4), [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.borrowed[0](self.own(x))
+        return result
+
+
+class Lends(nn.Module):
+    def __init__(self, *, calls: bool) -> None:
+        super().__init__()
+        self.lent, self.calls = nn.Linear(4, 4), calls
+        self.borrows = Borrows(self.lent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.borrows(self.lent(x) if self.calls else x)
+        return result
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_module_that_another_calls_which_does_not_hold_it_is_said_to_be_so(calls: bool) -> None:
+    eager = Lends(calls=calls)
+    made = unflatten(export_preserving(eager, (X,)))
+    torch.testing.assert_close(made(X), eager(X))
+    (row,) = [row for row in made.swappable() if row.path == "lent"]
+    assert not row.replaceable
+    assert "by a module that does not hold it" in row.reason
+    made.set_submodule("lent", nn.Linear(4, 4))
+    with pytest.raises(UnflattenError, match="by a module that does not hold it"):
+        made(X)
+
+
 class Activated(nn.Module):
     def __init__(self) -> None:
         super().__init__()

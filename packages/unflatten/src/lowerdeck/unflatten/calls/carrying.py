@@ -92,6 +92,10 @@ SOMETIMES_NOTHING = (
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
 )
+CALLED_ELSEWHERE = (
+    "is called by a module that does not hold it, which computes that call itself here: another "
+    "module or a hook would have no effect in it. Export the model with that module in it."
+)
 SEVERAL_NAMES = (
     "has several names, and another module reads or writes what it holds by one that the program "
     "does not tell. Put the other module there by all of its names."

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from torch.fx import Node
 
 from lowerdeck.unflatten.calls.carrying import (
+    CALLED_ELSEWHERE,
     COMPUTES_NOTHING,
     IN_BRANCHES,
     LOST_CALL,
@@ -127,16 +129,38 @@ def _guard_uncalled(
     frames = made.tree.frames()
     called = {known(frame.path) for frame in frames}
     calls = {(known(frame.path), frame.index) for frame in frames}
+    missing: dict[str, Any] = {}
     for name, signature in signatures.items():
         path, _, number = (name, "", "0") if name in trace.paths else name.rpartition("@")
-        if (known(path), int(number)) in calls:
-            continue
-        if signature is None:
-            yield path
+        if (known(path), int(number)) not in calls:
+            missing.setdefault(path, signature)
+            if signature is None:
+                yield path
+    elsewhere = _called_elsewhere(trace) if missing else ()
+    for path, signature in missing.items():
         if path in made.forbidden:
             continue
-        why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature, trace)
+        if path in elsewhere:
+            why = CALLED_ELSEWHERE
+        elif known(path) in called:
+            why = SOMETIMES_NOTHING
+        else:
+            why = _why_uncalled(signature, trace)
         forbid_uncalled(trace, made, path, why)
+
+
+def _called_elsewhere(trace: Trace) -> set[str]:
+    """Return the modules that are called by one that does not hold them."""
+    found: set[str] = set()
+    for item in trace.items:
+        stack = (item.node.meta.get("nn_module_stack") or {}).values()
+        paths = [path.partition("@")[0] for path, _ in stack]
+        found.update(
+            inner
+            for outer, inner in pairwise(paths)
+            if outer and not inner.startswith(outer + ".")
+        )
+    return found
 
 
 def _why_uncalled(signature: Any, trace: Trace) -> str:
