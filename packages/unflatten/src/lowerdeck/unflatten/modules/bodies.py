@@ -81,6 +81,7 @@ class BodyMaker:
         made = Body(graph, signature, attributes, frame.type_name)
         made.recorded, made.is_part = (self._recorded(frame),), bool(frame.part)
         made.is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        made.is_guarded = frame.path in self.working.forbidden
         return made
 
     def _recorded(self, frame: Frame) -> RecordedCall:
@@ -117,6 +118,7 @@ class BodyMaker:
         graph_later = self.plan.defer(region, first.graph)
         made = Body(graph_later, type_name=frame.type_name, source=first.source)
         made.recorded, made.is_checked, made.is_part = calls, is_checked, bool(frame.part)
+        made.is_guarded = frame.path in self.working.forbidden
         return made
 
     def _names_graphs(self, frame: Frame) -> bool:

@@ -55,6 +55,7 @@ class Body:
         unchecked: Whether somebody asked for no checks.
         moved: What types of tensors became when the module was moved to other ones.
         is_part: Whether this is a part of a call that others interrupt.
+        is_guarded: Whether its callers check themselves that no other module takes its place.
         keys: What tells each form from all other modules' forms, if the module has several.
         keys_of: The keys of the children that have several forms, by the name that code has for
             them.
@@ -74,6 +75,7 @@ class Body:
     unchecked: bool = False
     moved: dict[torch.dtype, torch.dtype] = field(default_factory=dict)
     is_part: bool = False
+    is_guarded: bool = False
     keys: tuple[str, ...] = ()
     keys_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     view: GraphView | None = None
@@ -126,7 +128,7 @@ class Body:
         graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
-        checks = (self.is_checked, self.unchecked, self.moved, self.is_part)
+        checks = (self.is_checked, self.unchecked, self.moved, self.is_part, self.is_guarded)
         forms = (self.recorded, self.keys, self.keys_of, checks)
         return (graph, self.signature, held, others, names, forms)
 
@@ -143,7 +145,7 @@ def body_of(record: tuple[Any, ...]) -> Body:
     made = Body(graph.graph(), signature, held)
     made.type_name, made.shadowed, made.eager_type = names
     made.recorded, made.keys, made.keys_of, checks = forms
-    made.is_checked, made.unchecked, made.moved, made.is_part = checks
+    made.is_checked, made.unchecked, made.moved, made.is_part, made.is_guarded = checks
     made.others = [body_of(other) for other in others]
     return made
 

@@ -52,7 +52,7 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
             check_replacement(f"{name}.{key}", child, children_of(new).get(key))
         return
     for form in (body, *body.others):
-        if form.signature is None or form.signature.flat:
+        if not form.is_guarded and (form.signature is None or form.signature.flat):
             why = _unknown(form, new)
             if why is not None:
                 raise UnflattenError(
