@@ -67,6 +67,14 @@ class Takes(nn.Module):
         return self.inner(x, 3.0)
 
 
+class Flat(nn.Module):
+    """Takes the values of ``Difference`` in the order of their use."""
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        used_first, used_next = values
+        return used_next - used_first
+
+
 # Every module of the plain export is replaced by eager's own: it computes what eager does, or is
 # refused; never anything else.
 @pytest.mark.parametrize("preserve", [None, "all"])
@@ -104,6 +112,9 @@ def test_what_says_how_its_module_is_called_is_taken() -> None:
     module: Any = unflatten(torch.export.export(eager, (X,)))
     module.blocks[1] = Takes(copy.deepcopy(eager.blocks[1]))
     torch.testing.assert_close(module(X), eager(X))
+    module.difference = Flat()
+    torch.testing.assert_close(module(X), eager(X))
+    module = unflatten(torch.export.export(eager, (X,)))
     # What is put around a generated module knows how that is called.
     module.difference = nn.ModuleList([module.difference])[0]
     module.layer = nn.Sequential(module.layer)

@@ -31,8 +31,8 @@ class Holder(Generated, MovesConstants):
 def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Module | None) -> None:
     """Check that the program's calls of ``old`` tell how ``new`` is called.
 
-    What is put around generated modules knows how it is called, and so does a module of which
-    such a call gives the one parameter.
+    What is put around generated modules knows how it is called, and so does what takes any
+    values (``*values``), or the one value that such a call gives.
 
     Args:
         name: The name of both.
@@ -58,7 +58,7 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
                 raise UnflattenError(
                     f"A {type(new).__name__} cannot take the place of {name!r}, of which this "
                     f"program has no signature: {why}. Export the model with export_preserving, "
-                    "or put a module there that holds this one and takes one value alone."
+                    "or put a module there whose forward takes *values, in the order of their use."
                 )
 
 
