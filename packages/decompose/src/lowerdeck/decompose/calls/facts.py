@@ -11,8 +11,6 @@ from lowerdeck.decompose._torch_private import fake_tensor, fake_view
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.torch_base import SYMBOLS, FakeTensor, FakeTensorMode, expression_of
 
-"""The types of numbers that are known only when the program runs."""
-
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:

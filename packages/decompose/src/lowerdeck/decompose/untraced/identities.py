@@ -41,7 +41,7 @@ class Before:
 
     @cached_property
     def _nodes(self) -> dict[int, Node]:
-        # Of several that have become the same, the first.
+        # By address: env holds what it tells. Of several that have become the same, the first.
         nodes = reversed(self.node.all_input_nodes)
         return {id(self.env[node]): node for node in nodes if node in self.env}
 
