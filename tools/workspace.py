@@ -26,6 +26,7 @@ PACKAGES = (
     "unflatten",
     "lowered-module",
     "xnnpack",
+    "openvino",
     "exir-compat",
     "language-models",
     "demo-backends",

@@ -223,7 +223,12 @@ class OfficialRuntime:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 bufsize=0,
-                env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                env={
+                    **os.environ,
+                    **_openvino_library(),
+                    "OMP_NUM_THREADS": threads,
+                    "MKL_NUM_THREADS": threads,
+                },
             )
         return self._process
 
@@ -285,6 +290,14 @@ def assert_outputs_close(
             torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
         else:
             assert one == other, f"{one!r}, expected {other!r}"
+
+
+def _openvino_library() -> dict[str, str]:
+    """Return where OpenVINO's library lies, which executorch's own module looks for, too."""
+    found = importlib.util.find_spec("openvino")
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    libraries = [path for one in folders for path in Path(one).glob("libs/libopenvino_c.so*")]
+    return {"OPENVINO_LIB_PATH": str(libraries[0])} if libraries else {}
 
 
 def _signal_name(status: int) -> str | None:

@@ -32,8 +32,8 @@ def _public_definitions(
     return found
 
 
-def test_there_are_twelve_packages():
-    assert len(PACKAGES) == 12
+def test_there_are_thirteen_packages():
+    assert len(PACKAGES) == 13
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -29,7 +29,7 @@ def test_it_holds_no_code_and_asks_for_nothing_but_the_packages():
 
 def test_what_needs_more_than_torch_is_an_extra():
     plain = {_package(one) for one in TABLE["dependencies"]}
-    heavy = {"xnnpack", "language-models", "exir-compat", "demo-backends"}
+    heavy = {"xnnpack", "openvino", "language-models", "exir-compat", "demo-backends"}
     assert plain == set(workspace.PACKAGES) - heavy
 
 

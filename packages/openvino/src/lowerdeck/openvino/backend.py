@@ -1,0 +1,117 @@
+"""The backend, and the partitioner that chooses for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    CompileSpec,
+    PartitionResult,
+    SupportedOp,
+    TablePartitioner,
+    constant_names,
+)
+from lowerdeck.openvino.device import DEVICE
+from lowerdeck.openvino.operators import (
+    Elementwise,
+    Matrices,
+    Movement,
+    Norms,
+    Quantized,
+    Reductions,
+    Windows,
+)
+from lowerdeck.torch_base import pytree
+
+
+class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reductions, Windows):
+    """Compiles partitions with OpenVINO, for the runtime's delegate of that name.
+
+    A payload is bound to the version of OpenVINO that made it.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
+        >>> program = torch.export.export(torch.nn.Linear(4, 2), (torch.ones(1, 4),))
+        >>> lowered = to_backend(program, OpenvinoPartitioner())
+        >>> [one.backend_id for one in get_lowered_backend_modules(lowered.graph_module)]
+        ['OpenvinoBackend']
+    """
+
+    supported: ClassVar[Sequence[SupportedOp]] = (
+        *Elementwise.elementwise,
+        *Matrices.matrices,
+        *Movement.movement,
+        *Norms.norms,
+        *Quantized.quantized,
+        *Reductions.reductions,
+        *Windows.windows,
+    )
+
+
+class OpenvinoPartitioner(TablePartitioner):
+    """Gives OpenVINO all that it computes as torch does.
+
+    Args:
+        device: Which of OpenVINO's devices runs the payloads, such as ``"CPU"`` or ``"GPU.1"``.
+        dynamic_sizes: Whether to take tensors whose sizes are known at run time alone. The
+            official runtime up to 1.5 does not tell the program how large a result became, and
+            gives all of its memory instead: only ``lowerdeck.runner`` runs such files rightly.
+        min_nodes: Partitions with fewer nodes are left to the program.
+    """
+
+    def __init__(
+        self, *, device: str = "CPU", dynamic_sizes: bool = False, min_nodes: int = 1
+    ) -> None:
+        super().__init__(
+            OpenvinoBackend.__name__,
+            OpenvinoBackend.supported,
+            compile_specs=[CompileSpec(DEVICE, device.encode())],
+            min_nodes=min_nodes,
+            owns_state=OpenvinoBackend.owns_state,
+        )
+        self.dynamic_sizes = dynamic_sizes
+        self._constants: set[str] = set()
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Return the program with tags.
+
+        Args:
+            exported_program: The program.
+        """
+        self._constants = set(constant_names(exported_program))
+        return super().partition(exported_program)
+
+    def objection(self, node: Node) -> str | None:
+        """Return why ``node`` is left to the program, or None if OpenVINO takes it.
+
+        Args:
+            node: A call in the program, or in a nested graph.
+        """
+        reason = super().objection(node)
+        if reason is not None:
+            return reason
+        for one in (*node.all_input_nodes, node):
+            if one.name not in self._constants:
+                reason = self._refused_value(one)
+                if reason is not None:
+                    return reason
+        return None
+
+    def _refused_value(self, node: Node) -> str | None:
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if leaf.dim() == 0:
+                return f"{node.name} has no dimensions, which the official runtime refuses"
+            if not self.dynamic_sizes and any(not isinstance(size, int) for size in leaf.shape):
+                return (
+                    f"size {tuple(leaf.shape)} is dynamic, of which the official runtime does "
+                    "not tell the program; dynamic_sizes=True takes it for ours"
+                )
+        return None

@@ -1,0 +1,55 @@
+"""OpenVINO itself: compiling a model for a device, and the payload that the runtime imports."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import cache
+
+import openvino
+
+from lowerdeck.openvino.errors import DeviceError
+
+# The key under which the runtime looks for the name of the device.
+DEVICE = "device"
+
+
+@cache
+def core() -> openvino.Core:
+    """Return OpenVINO's entry, made once: it looks for devices, which takes a while."""
+    return openvino.Core()
+
+
+def device_of(compile_specs: Mapping[str, bytes]) -> str:
+    """Return the device that compile specs name, the processor where they name none.
+
+    Args:
+        compile_specs: Values by key.
+
+    Raises:
+        DeviceError: It is not on this machine.
+    """
+    # Other than the text, the runtime takes a trailing zero byte for a part of the name.
+    wanted = bytes(compile_specs.get(DEVICE, b"CPU")).decode(errors="replace")
+    found = core().available_devices
+    if wanted.partition(".")[0] not in found:
+        raise DeviceError(
+            f"found device {wanted!r}, expected one of {', '.join(found)}: payloads are compiled "
+            "on the device that runs them"
+        )
+    return wanted
+
+
+def payload_of(model: openvino.Model, device: str) -> bytes:
+    """Return the bytes that the runtime imports.
+
+    Args:
+        model: What is to be compiled.
+        device: Where it is to run.
+
+    Raises:
+        RuntimeError: OpenVINO cannot compile it.
+    """
+    compiled = core().compile_model(model, device, {"INFERENCE_PRECISION_HINT": "f32"})
+    exported = compiled.export_model()
+    return exported.getvalue() if isinstance(exported, io.BytesIO) else bytes(exported)

@@ -1,0 +1,81 @@
+"""Images whose channels lie last in memory, which OpenVINO is handed by their sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from openvino import Output, Type, opset13
+
+# Ends the name of a result whose bytes lie so.
+CHANNELS_LAST = "channels_last"
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def whole(numbers: int | Sequence[int]) -> Output:
+    """Return integers as a constant.
+
+    Args:
+        numbers: One, or several.
+    """
+    return opset13.constant(numbers, Type.i64).output(0)
+
+
+def lies_channels_last(tensor: torch.Tensor) -> bool:
+    """Tell whether a file holds a tensor with its channels last.
+
+    Args:
+        tensor: A tensor, or what stands for it while programs are traced.
+    """
+    wanted = _FORMATS.get(tensor.dim())
+    return (
+        wanted is not None
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=wanted)
+    )
+
+
+def memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as the runtime hands it over: its bytes as they lie, under its own sizes.
+
+    Args:
+        tensor: A tensor.
+    """
+    if not lies_channels_last(tensor):
+        return tensor.contiguous()
+    order = (0, *range(2, tensor.dim()), 1)
+    return tensor.permute(order).reshape(tensor.shape)
+
+
+def from_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what ``memory_order`` was given, which lay channels-last.
+
+    Args:
+        tensor: A contiguous tensor.
+    """
+    batch, channels, *image = tensor.shape
+    order = (0, tensor.dim() - 1, *range(1, tensor.dim() - 1))
+    return tensor.reshape(batch, *image, channels).permute(order)
+
+
+def with_channels_first(value: Output) -> Output:
+    """Return an input of the model that lies channels-last, in torch's order of dimensions.
+
+    Args:
+        value: A parameter with torch's sizes.
+    """
+    batch, channels, *image = value.get_shape()
+    lying = opset13.reshape(value, whole([batch, *image, channels]), special_zero=False)
+    rank = len(image) + 2
+    return opset13.transpose(lying, whole([0, rank - 1, *range(1, rank - 1)])).output(0)
+
+
+def with_channels_last(value: Output) -> Output:
+    """Return a result of the model so that its bytes lie channels-last, under torch's sizes.
+
+    Args:
+        value: A value in torch's order of dimensions.
+    """
+    sizes = list(value.get_shape())
+    moved = opset13.transpose(value, whole([0, *range(2, len(sizes)), 1]))
+    return opset13.reshape(moved, whole(sizes), special_zero=False).output(0)

@@ -1,0 +1,294 @@
+"""Operators that compute each element by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+import openvino
+import torch
+from openvino import Output, opset13
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    PartitionView,
+    SupportedOp,
+    arguments_of,
+    operator_name,
+    visits,
+)
+from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS, VALUES
+from lowerdeck.openvino.translation import Translation, tensor_of
+
+_UNARY: dict[str, Callable[[Output], openvino.Node]] = {
+    "aten.abs": opset13.abs,
+    "aten.acos": opset13.acos,
+    "aten.acosh": opset13.acosh,
+    "aten.asin": opset13.asin,
+    "aten.asinh": opset13.asinh,
+    "aten.atan": opset13.atan,
+    "aten.atanh": opset13.atanh,
+    "aten.ceil": opset13.ceiling,
+    "aten.cos": opset13.cos,
+    "aten.cosh": opset13.cosh,
+    "aten.erf": opset13.erf,
+    "aten.exp": opset13.exp,
+    "aten.floor": opset13.floor,
+    "aten.hardsigmoid": opset13.hsigmoid,
+    "aten.hardswish": opset13.hswish,
+    "aten.log": opset13.log,
+    "aten.mish": opset13.mish,
+    "aten.neg": opset13.negative,
+    "aten.relu": opset13.relu,
+    "aten.relu6": lambda value: opset13.clamp(value, 0.0, 6.0),
+    "aten.round": opset13.round,
+    "aten.sigmoid": opset13.sigmoid,
+    "aten.sign": opset13.sign,
+    "aten.silu": lambda value: opset13.multiply(value, opset13.sigmoid(value)),
+    "aten.sin": opset13.sin,
+    "aten.sinh": opset13.sinh,
+    "aten.sqrt": opset13.sqrt,
+    "aten.square": lambda value: opset13.multiply(value, value),
+    "aten.tan": opset13.tan,
+    "aten.tanh": opset13.tanh,
+}
+_ARITHMETIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
+    "aten.add": opset13.add,
+    "aten.sub": opset13.subtract,
+    "aten.mul": opset13.multiply,
+    "aten.div": opset13.divide,
+    "aten.maximum": opset13.maximum,
+    "aten.minimum": opset13.minimum,
+}
+_COMPARISONS: dict[str, Callable[[Output, Output], openvino.Node]] = {
+    "aten.eq": opset13.equal,
+    "aten.ne": opset13.not_equal,
+    "aten.lt": opset13.less,
+    "aten.le": opset13.less_equal,
+    "aten.gt": opset13.greater,
+    "aten.ge": opset13.greater_equal,
+}
+_LOGIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
+    "aten.logical_and": opset13.logical_and,
+    "aten.logical_or": opset13.logical_or,
+    "aten.logical_xor": opset13.logical_xor,
+}
+
+
+def _forms(names: Iterable[str], *overloads: str) -> list[str]:
+    """Return names with each overload, and those that torch has for writing in place."""
+    found = []
+    for name in names:
+        short = name.partition(".")[2]
+        for form in (short, f"{short}_"):
+            packet = getattr(torch.ops.aten, form, None)
+            for overload in overloads:
+                if packet is not None and overload in packet.overloads():
+                    found.append(f"aten.{form}.{overload}")
+    return found
+
+
+_UNARY_FORMS = _forms(_UNARY, "default")
+_ARITHMETIC_FORMS = [
+    *_forms(("aten.add", "aten.sub", "aten.mul", "aten.div"), "Tensor", "Scalar"),
+    *_forms(("aten.maximum", "aten.minimum"), "default"),
+]
+_COMPARISON_FORMS = [f"{name}.{form}" for name in _COMPARISONS for form in ("Tensor", "Scalar")]
+_CLAMPS = _forms(("aten.clamp", "aten.hardtanh"), "default")
+_LEAKY = _forms(("aten.leaky_relu",), "default")
+_ELU = _forms(("aten.elu",), "default")
+_SELU = _forms(("aten.selu",), "default")
+_GELU = _forms(("aten.gelu",), "default")
+_RECIPROCALS = _forms(("aten.reciprocal", "aten.rsqrt"), "default")
+
+
+def _same_dtype(node: Node) -> bool | str:
+    found = arguments_of(node)
+    kept = all(
+        tensor_of(one).dtype == tensor_of(node).dtype
+        for one in (found["self"], found["other"])
+        if isinstance(one, Node)
+    )
+    return kept or "its operands are of another dtype than its result"
+
+
+def _exponential_linear(node: Node) -> bool | str:
+    found = arguments_of(node)
+    plain = found["scale"] == 1 and found["input_scale"] == 1
+    return plain or "it scales its input or its result"
+
+
+def _softplus(node: Node) -> bool | str:
+    found = arguments_of(node)
+    return (found["beta"] == 1 and found["threshold"] >= 20) or "its beta or threshold is unusual"
+
+
+def _plain(name: str) -> str:
+    """Return an operator's name without overload, in its functional form."""
+    return ".".join(name.split(".")[:2]).removesuffix("_")
+
+
+class Elementwise(Translation):
+    """Arithmetic, activations, comparisons and choices."""
+
+    elementwise: ClassVar[Sequence[SupportedOp]] = (
+        *(SupportedOp(name, FLOATS) for name in _UNARY_FORMS),
+        *(
+            SupportedOp(name, NUMBERS, when=_same_dtype)
+            for name in _ARITHMETIC_FORMS
+            if not name.startswith("aten.div")
+        ),
+        *(SupportedOp(name, FLOATS) for name in _ARITHMETIC_FORMS if name.startswith("aten.div")),
+        *(SupportedOp(name, VALUES) for name in _COMPARISON_FORMS),
+        *(SupportedOp(name, {torch.bool}) for name in (*_LOGIC, "aten.logical_not")),
+        *(SupportedOp(name, FLOATS) for name in (*_CLAMPS, *_LEAKY, *_SELU, *_GELU)),
+        *(SupportedOp(name, FLOATS) for name in _RECIPROCALS),
+        *(SupportedOp(name, FLOATS, when=_exponential_linear) for name in _ELU),
+        SupportedOp("aten.prelu", FLOATS),
+        SupportedOp("aten.softplus", FLOATS, when=_softplus),
+        SupportedOp("aten.log_sigmoid", FLOATS),
+        SupportedOp("aten.rsub.Scalar", FLOATS),
+        SupportedOp("aten.pow.Tensor_Scalar", FLOATS),
+        SupportedOp("aten.pow.Tensor_Tensor", FLOATS),
+        SupportedOp("aten.where.self", VALUES),
+        SupportedOp("aten.masked_fill.Scalar", VALUES),
+    )
+
+    @visits(*_UNARY_FORMS)
+    def unary(self, part: PartitionView, node: Node) -> None:
+        """Visit a function of one number."""
+        function = _UNARY[_plain(operator_name(node))]
+        self.give(part, node, function(self.read(node.args[0])))
+
+    @visits(*_ARITHMETIC_FORMS)
+    def arithmetic(self, part: PartitionView, node: Node) -> None:
+        """Visit a function of two numbers, the second perhaps scaled."""
+        found = arguments_of(node)
+        dtype = tensor_of(node).dtype
+        left, right = self.read(found["self"], dtype), self.read(found["other"], dtype)
+        if found.get("alpha", 1) != 1:
+            right = opset13.multiply(right, self.read(found["alpha"], dtype)).output(0)
+        self.give(part, node, _ARITHMETIC[_plain(operator_name(node))](left, right))
+
+    @visits("aten.rsub.Scalar")
+    def reversed_difference(self, part: PartitionView, node: Node) -> None:
+        """Visit a number minus each element, perhaps scaled."""
+        found = arguments_of(node)
+        dtype = tensor_of(node).dtype
+        taken = self.read(found["self"])
+        if found["alpha"] != 1:
+            taken = opset13.multiply(taken, self.read(found["alpha"], dtype)).output(0)
+        self.give(part, node, opset13.subtract(self.read(found["other"], dtype), taken))
+
+    @visits("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor")
+    def power(self, part: PartitionView, node: Node) -> None:
+        """Visit a power."""
+        found = arguments_of(node)
+        dtype = tensor_of(node).dtype
+        base, exponent = self.read(found["self"], dtype), self.read(found["exponent"], dtype)
+        self.give(part, node, opset13.power(base, exponent))
+
+    @visits(*_COMPARISON_FORMS)
+    def comparison(self, part: PartitionView, node: Node) -> None:
+        """Visit a comparison, in the dtype that torch compares in."""
+        found = arguments_of(node)
+        left, right = found["self"], found["other"]
+        dtype = torch.result_type(
+            *(tensor_of(x) if isinstance(x, Node) else x for x in (left, right))
+        )
+        compare = _COMPARISONS[_plain(operator_name(node))]
+        self.give(part, node, compare(self.read(left, dtype), self.read(right, dtype)))
+
+    @visits(*_LOGIC)
+    def logic(self, part: PartitionView, node: Node) -> None:
+        """Visit a function of two truths."""
+        function = _LOGIC[_plain(operator_name(node))]
+        self.give(part, node, function(self.read(node.args[0]), self.read(node.args[1])))
+
+    @visits("aten.logical_not")
+    def negation(self, part: PartitionView, node: Node) -> None:
+        """Visit the opposite of a truth."""
+        self.give(part, node, opset13.logical_not(self.read(node.args[0])))
+
+    @visits(*_CLAMPS)
+    def clamp(self, part: PartitionView, node: Node) -> None:
+        """Visit a limit on either side, or both."""
+        found = arguments_of(node)
+        lower = found["min"] if "min" in found else found["min_val"]
+        upper = found["max"] if "max" in found else found["max_val"]
+        value, dtype = self.read(found["self"]), tensor_of(node).dtype
+        # Two operators, as torch gives the upper limit where the lower is above it.
+        if lower is not None:
+            value = opset13.maximum(value, self.read(lower, dtype)).output(0)
+        if upper is not None:
+            value = opset13.minimum(value, self.read(upper, dtype)).output(0)
+        self.give(part, node, value)
+
+    @visits(*_LEAKY)
+    def leaky(self, part: PartitionView, node: Node) -> None:
+        """Visit a rectifier with a slope below zero."""
+        found = arguments_of(node)
+        slope = self.read(found["negative_slope"], tensor_of(node).dtype)
+        self.give(part, node, opset13.prelu(self.read(found["self"]), slope))
+
+    @visits("aten.prelu")
+    def learned_slopes(self, part: PartitionView, node: Node) -> None:
+        """Visit a rectifier with a slope for each channel."""
+        found = arguments_of(node)
+        self.give(part, node, opset13.prelu(self.read(found["self"]), self.read(found["weight"])))
+
+    @visits(*_ELU)
+    def exponential_linear(self, part: PartitionView, node: Node) -> None:
+        """Visit an exponential linear unit."""
+        found = arguments_of(node)
+        self.give(part, node, opset13.elu(self.read(found["self"]), float(found["alpha"])))
+
+    @visits(*_SELU)
+    def self_normalising(self, part: PartitionView, node: Node) -> None:
+        """Visit a scaled exponential linear unit, with torch's two factors."""
+        dtype = tensor_of(node).dtype
+        alpha = self.read(1.6732632423543772848170429916717, dtype)
+        scale = self.read(1.0507009873554804934193349852946, dtype)
+        self.give(part, node, opset13.selu(self.read(node.args[0]), alpha, scale))
+
+    @visits(*_GELU)
+    def gelu(self, part: PartitionView, node: Node) -> None:
+        """Visit a Gaussian error linear unit, exact or by tanh."""
+        found = arguments_of(node)
+        form = "tanh" if found["approximate"] == "tanh" else "erf"
+        self.give(part, node, opset13.gelu(self.read(found["self"]), form))
+
+    @visits("aten.softplus")
+    def softplus(self, part: PartitionView, node: Node) -> None:
+        """Visit the logarithm of one and the exponential."""
+        self.give(part, node, opset13.softplus(self.read(node.args[0])))
+
+    @visits("aten.log_sigmoid")
+    def log_sigmoid(self, part: PartitionView, node: Node) -> None:
+        """Visit the logarithm of a sigmoid, which no large number overflows."""
+        opposite = opset13.negative(self.read(node.args[0]))
+        self.give(part, node, opset13.negative(opset13.softplus(opposite)))
+
+    @visits(*_RECIPROCALS)
+    def reciprocal(self, part: PartitionView, node: Node) -> None:
+        """Visit one over an element, or over its square root."""
+        value = self.read(node.args[0])
+        if _plain(operator_name(node)) == "aten.rsqrt":
+            value = opset13.sqrt(value).output(0)
+        self.give(part, node, opset13.divide(self.read(1.0, tensor_of(node).dtype), value))
+
+    @visits("aten.where.self")
+    def choice(self, part: PartitionView, node: Node) -> None:
+        """Visit a choice between two elements."""
+        found = arguments_of(node)
+        dtype = tensor_of(node).dtype
+        chosen = self.read(found["self"], dtype), self.read(found["other"], dtype)
+        self.give(part, node, opset13.select(self.read(found["condition"]), *chosen))
+
+    @visits("aten.masked_fill.Scalar")
+    def masked(self, part: PartitionView, node: Node) -> None:
+        """Visit a number written where a mask says."""
+        found = arguments_of(node)
+        filling = self.read(found["value"], tensor_of(node).dtype)
+        kept = self.read(found["self"])
+        self.give(part, node, opset13.select(self.read(found["mask"]), filling, kept))

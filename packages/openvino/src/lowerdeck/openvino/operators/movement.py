@@ -1,0 +1,251 @@
+"""Operators that move elements, and compute none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from openvino import opset13
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    PartitionView,
+    SupportedOp,
+    arguments_of,
+    operator_name,
+    visits,
+)
+from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.operators.dtypes import VALUES, WITH_POSITIONS
+from lowerdeck.openvino.translation import Translation, axis_of, tensor_of
+
+_SHAPES = (
+    *("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten.using_ints"),
+    *("aten.unsqueeze", "aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims"),
+    "aten.unflatten.int",
+)
+_SAME = (
+    *("aten.alias", "aten.clone", "aten.contiguous", "aten.detach", "aten.lift_fresh_copy"),
+    "aten.dropout",
+)
+_CONVERSIONS = ("aten.to.dtype", "aten._to_copy", "aten.type_as")
+_ORDERS = ("aten.permute", "aten.transpose.int", "aten.t", "aten.numpy_T", "aten.mT")
+_PARTS = (
+    *("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.unbind.int"),
+    "aten.split.sizes",
+)
+
+
+def _plain_arguments(node: Node) -> bool | str:
+    """Refuse sizes that are computed at run time: payloads take tensors alone."""
+    numbers = [one.name for one in node.all_input_nodes if not _is_tensor(one)]
+    return not numbers or f"{numbers[0]} is computed at run time"
+
+
+def _one_dynamic(node: Node) -> bool | str:
+    sizes = [size for size in tensor_of(node).shape if not isinstance(size, int)]
+    return _plain_arguments(node) if len(sizes) < 2 else "several of its sizes are dynamic"
+
+
+def _static(node: Node) -> bool | str:
+    sizes = [size for size in tensor_of(node).shape if not isinstance(size, int)]
+    return not sizes or "its sizes are dynamic"
+
+
+def _idle(node: Node) -> bool | str:
+    return not arguments_of(node).get("train") or "it drops at random"
+
+
+def _conversion(node: Node) -> bool | str:
+    for dtype in (tensor_of(node.all_input_nodes[0]).dtype, tensor_of(node).dtype):
+        if dtype == torch.int64:
+            return "64-bit integers become 32-bit ones"
+        if dtype not in VALUES:
+            return f"dtype {dtype} is not taken"
+    return True
+
+
+def _numbered(node: Node) -> bool | str:
+    """Take a table and positions in it, with whatever the table holds."""
+    found = arguments_of(node)
+    table = tensor_of(found["weight"] if "weight" in found else found["self"])
+    return table.dtype in VALUES or f"dtype {table.dtype} is not taken"
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+class Movement(Translation):
+    """Shapes, orders, parts, joins and lookups."""
+
+    movement: ClassVar[Sequence[SupportedOp]] = (
+        *(SupportedOp(name, VALUES, when=_one_dynamic) for name in _SHAPES),
+        *(SupportedOp(name, VALUES, when=_idle) for name in _SAME),
+        *(SupportedOp(name, when=_conversion) for name in _CONVERSIONS),
+        *(SupportedOp(name, VALUES) for name in _ORDERS),
+        *(SupportedOp(name, VALUES, static=True) for name in _PARTS),
+        SupportedOp("aten._assert_tensor_metadata"),
+        SupportedOp("aten.cat", VALUES),
+        SupportedOp("aten.stack", VALUES),
+        SupportedOp("aten.expand", VALUES, when=_static),
+        SupportedOp("aten.repeat", VALUES, when=_static),
+        SupportedOp("aten.slice.Tensor", VALUES, when=_plain_arguments),
+        SupportedOp("aten.narrow", VALUES, when=_plain_arguments),
+        SupportedOp("aten.select.int", VALUES, when=_plain_arguments),
+        SupportedOp("aten.flip", VALUES),
+        SupportedOp("aten.roll", VALUES, when=lambda node: len(node.args) > 2 or "it has no dims"),
+        SupportedOp("aten.embedding", WITH_POSITIONS, when=_numbered),
+        SupportedOp("aten.index_select", WITH_POSITIONS | VALUES, when=_numbered),
+        SupportedOp("aten.gather", WITH_POSITIONS | VALUES, when=_numbered),
+    )
+
+    @visits(*_SHAPES)
+    def reshaped(self, part: PartitionView, node: Node) -> None:
+        """Visit other sizes of the same elements."""
+        sizes = [size if isinstance(size, int) else -1 for size in tensor_of(node).shape]
+        value = self.read(node.args[0])
+        self.give(part, node, opset13.reshape(value, whole(sizes), special_zero=False))
+
+    @visits(*_SAME)
+    def same(self, part: PartitionView, node: Node) -> None:
+        """Visit what changes nothing."""
+        self.give(part, node, self.read(node.args[0]))
+
+    @visits("aten._assert_tensor_metadata")
+    def asserted(self, part: PartitionView, node: Node) -> None:
+        """Visit what export asserts of a dtype, which no input can change any more."""
+
+    @visits(*_CONVERSIONS)
+    def conversion(self, part: PartitionView, node: Node) -> None:
+        """Visit another dtype."""
+        self.give(part, node, self.read(node.args[0], tensor_of(node).dtype))
+
+    @visits(*_ORDERS)
+    def reordered(self, part: PartitionView, node: Node) -> None:
+        """Visit another order of dimensions."""
+        found = arguments_of(node)
+        source = found["self"]
+        order = list(range(tensor_of(source).dim()))
+        short = operator_name(node).split(".")[1]
+        if short == "permute":
+            order = [axis_of(source, dim) for dim in found["dims"]]
+        elif short == "transpose":
+            first, second = axis_of(source, found["dim0"]), axis_of(source, found["dim1"])
+            order[first], order[second] = order[second], order[first]
+        elif short == "mT":
+            order[-1], order[-2] = order[-2], order[-1]
+        else:
+            order.reverse()
+        self.give(part, node, opset13.transpose(self.read(source), whole(order)))
+
+    @visits(*_PARTS)
+    def parted(self, part: PartitionView, node: Node) -> None:
+        """Visit a tensor that is cut along one dimension."""
+        found = arguments_of(node)
+        axis = axis_of(found["self"], found["dim"])
+        single = operator_name(node) == "aten.unbind.int"
+        lengths = [1 if single else int(one.shape[axis]) for one in node.meta["val"]]
+        made = opset13.variadic_split(self.read(found["self"]), whole(axis), whole(lengths))
+        for number, taken in enumerate(part.parts(node)):
+            if taken is not None:
+                value: Any = made.output(number)
+                if single:
+                    value = opset13.squeeze(value, whole([axis]))
+                self.give(part, taken, value)
+
+    @visits("aten.cat")
+    def joined(self, part: PartitionView, node: Node) -> None:
+        """Visit tensors one behind the other."""
+        found = arguments_of(node)
+        dtype = tensor_of(node).dtype
+        # torch lets an empty vector stand among tensors of any rank.
+        given = [one for one in found["tensors"] if tuple(tensor_of(one).shape) != (0,)]
+        values = [self.read(one, dtype) for one in given or found["tensors"]]
+        self.give(part, node, opset13.concat(values, axis_of(node, found["dim"])))
+
+    @visits("aten.stack")
+    def stacked(self, part: PartitionView, node: Node) -> None:
+        """Visit tensors along a new dimension."""
+        found = arguments_of(node)
+        dtype, axis = tensor_of(node).dtype, axis_of(node, found["dim"])
+        values = [
+            opset13.unsqueeze(self.read(one, dtype), whole([axis])) for one in found["tensors"]
+        ]
+        self.give(part, node, opset13.concat(values, axis))
+
+    @visits("aten.expand")
+    def expanded(self, part: PartitionView, node: Node) -> None:
+        """Visit dimensions that are repeated."""
+        sizes = whole(list(tensor_of(node).shape))
+        self.give(part, node, opset13.broadcast(self.read(node.args[0]), sizes))
+
+    @visits("aten.repeat")
+    def repeated(self, part: PartitionView, node: Node) -> None:
+        """Visit a tensor several times along each dimension."""
+        found = arguments_of(node)
+        self.give(part, node, opset13.tile(self.read(found["self"]), whole(found["repeats"])))
+
+    @visits("aten.slice.Tensor", "aten.narrow")
+    def sliced(self, part: PartitionView, node: Node) -> None:
+        """Visit a stretch of a dimension."""
+        found = arguments_of(node)
+        start, step = found["start"] or 0, found.get("step", 1)
+        end = start + found["length"] if "length" in found else found["end"]
+        if end is None or ("length" in found and start < 0 and end == 0):
+            end = torch.iinfo(torch.int64).max
+        bounds = (whole([one]) for one in (start, end, step))
+        axis = whole([axis_of(node, found["dim"])])
+        self.give(part, node, opset13.slice(self.read(found["self"]), *bounds, axis))
+
+    @visits("aten.select.int")
+    def selected(self, part: PartitionView, node: Node) -> None:
+        """Visit one place of a dimension."""
+        found = arguments_of(node)
+        axis = axis_of(found["self"], found["dim"])
+        value = self.read(found["self"])
+        self.give(part, node, opset13.gather(value, whole(found["index"]), whole(axis)))
+
+    @visits("aten.flip")
+    def flipped(self, part: PartitionView, node: Node) -> None:
+        """Visit dimensions from their end to their beginning."""
+        found = arguments_of(node)
+        dims = [axis_of(node, dim) for dim in found["dims"]]
+        least = torch.iinfo(torch.int64).min
+        made: Any = self.read(found["self"])
+        if dims:
+            bounds = (whole([one] * len(dims)) for one in (-1, least, -1))
+            made = opset13.slice(made, *bounds, whole(dims))
+        self.give(part, node, made)
+
+    @visits("aten.roll")
+    def rolled(self, part: PartitionView, node: Node) -> None:
+        """Visit dimensions that begin elsewhere."""
+        found = arguments_of(node)
+        shifts, dims = ([x] if isinstance(x, int) else x for x in (found["shifts"], found["dims"]))
+        value = self.read(found["self"])
+        self.give(part, node, opset13.roll(value, whole(shifts), whole(dims)))
+
+    @visits("aten.embedding")
+    def looked_up(self, part: PartitionView, node: Node) -> None:
+        """Visit rows of a table."""
+        found = arguments_of(node)
+        rows = self.read(found["indices"])
+        self.give(part, node, opset13.gather(self.read(found["weight"]), rows, whole(0)))
+
+    @visits("aten.index_select")
+    def chosen(self, part: PartitionView, node: Node) -> None:
+        """Visit places of a dimension, known at run time."""
+        found = arguments_of(node)
+        axis = whole(axis_of(found["self"], found["dim"]))
+        self.give(
+            part, node, opset13.gather(self.read(found["self"]), self.read(found["index"]), axis)
+        )
+
+    @visits("aten.gather")
+    def gathered(self, part: PartitionView, node: Node) -> None:
+        """Visit one place of a dimension for each element."""
+        found = arguments_of(node)
+        value, places = self.read(found["self"]), self.read(found["index"])
+        self.give(part, node, opset13.gather_elements(value, places, axis_of(node, found["dim"])))

@@ -1,0 +1,109 @@
+"""Quantised programs: what torch says with pairs of operators, OpenVINO says with one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from openvino import Output, Type, opset13
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    PartitionView,
+    SupportedOp,
+    arguments_of,
+    operator_name,
+    visits,
+)
+from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
+
+_QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
+_QUANTIZE_CHANNELS = "quantized_decomposed.quantize_per_channel.default"
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
+_DEQUANTIZE_CHANNELS = "quantized_decomposed.dequantize_per_channel.default"
+_INTEGERS = {torch.int8, torch.uint8}
+_ALLOWED = frozenset({torch.float32, torch.float64, torch.int64, torch.int32} | _INTEGERS)
+
+
+def _of_bytes(node: Node) -> bool | str:
+    found = arguments_of(node)
+    integers = tensor_of(node) if "dtype" in found and _makes(node) else tensor_of(found["input"])
+    if integers.dtype not in _INTEGERS:
+        return f"it is quantised to {integers.dtype}"
+    numbers = [one for one in ("scale", "zero_point", "scales", "zero_points") if one in found]
+    computed = [one for one in numbers if isinstance(found[one], Node) and one[-1] != "s"]
+    return not computed or f"its {computed[0]} is computed at run time"
+
+
+def _makes(node: Node) -> bool:
+    return ".quantize" in operator_name(node)
+
+
+class Quantized(Translation):
+    """Conversions between floats and bytes."""
+
+    quantized: ClassVar[Sequence[SupportedOp]] = tuple(
+        SupportedOp(name, _ALLOWED, when=_of_bytes)
+        for name in (_QUANTIZE, _QUANTIZE_CHANNELS, _DEQUANTIZE, _DEQUANTIZE_CHANNELS)
+    )
+
+    @visits(_QUANTIZE, _QUANTIZE_CHANNELS)
+    def quantize(self, part: PartitionView, node: Node) -> None:
+        """Visit floats that become bytes."""
+        found = arguments_of(node)
+        scale, zero = self._parameters_of(found)
+        value = opset13.round(opset13.divide(self.read(found["input"]), scale), "half_to_even")
+        if zero is not None:
+            value = opset13.add(value, zero)
+        lowest, highest = float(found["quant_min"]), float(found["quant_max"])
+        bounded = opset13.clamp(value, lowest, highest)
+        self.give(part, node, opset13.convert(bounded, TYPES[tensor_of(node).dtype]))
+
+    @visits(_DEQUANTIZE, _DEQUANTIZE_CHANNELS)
+    def dequantize(self, part: PartitionView, node: Node) -> None:
+        """Visit bytes that become floats.
+
+        Where the bytes were floats just before, the pair is one ``FakeQuantize``, which OpenVINO
+        moves about until products are computed on integers.
+        """
+        found = arguments_of(node)
+        source = found["input"]
+        if operator_name(node) == _DEQUANTIZE and operator_name(source) == _QUANTIZE:
+            before = arguments_of(source)
+            same = all(
+                before[name] == found[name]
+                for name in ("scale", "zero_point", "quant_min", "quant_max", "dtype")
+            )
+            if same:
+                self.give(part, node, self._rounded(before))
+                return
+        scale, zero = self._parameters_of(found)
+        value: Any = opset13.convert(self.read(source), Type.f32)
+        if zero is not None:
+            value = opset13.subtract(value, zero)
+        self.give(part, node, opset13.multiply(value, scale))
+
+    def _rounded(self, found: dict[str, Any]) -> Any:
+        scale, zero = float(found["scale"]), int(found["zero_point"])
+        lowest, highest = int(found["quant_min"]), int(found["quant_max"])
+        low, high = self.read((lowest - zero) * scale), self.read((highest - zero) * scale)
+        levels = highest - lowest + 1
+        return opset13.fake_quantize(self.read(found["input"]), low, high, low, high, levels)
+
+    def _parameters_of(self, found: dict[str, Any]) -> tuple[Output, Output | None]:
+        if "scale" in found:
+            zero = int(found["zero_point"])
+            return self.read(float(found["scale"])), self.read(float(zero)) if zero else None
+        rank = tensor_of(found["input"]).dim()
+        sizes = [1] * rank
+        sizes[found["axis"] % rank] = -1
+        return (
+            self._along(found["scales"], sizes),
+            None if found["zero_points"] is None else self._along(found["zero_points"], sizes),
+        )
+
+    def _along(self, node: Node, sizes: list[int]) -> Output:
+        value = opset13.convert(self.read(node), Type.f32)
+        return opset13.reshape(value, whole(sizes), special_zero=False).output(0)

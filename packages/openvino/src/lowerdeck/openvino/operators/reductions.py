@@ -1,0 +1,114 @@
+"""Sums, means, extremes and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import openvino
+import torch
+from openvino import Output, opset13
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    PartitionView,
+    SupportedOp,
+    arguments_of,
+    operator_name,
+    visits,
+)
+from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS
+from lowerdeck.openvino.translation import Translation, axes_of, axis_of, tensor_of
+
+_REDUCTIONS: dict[str, Callable[[Output, Output, bool], openvino.Node]] = {
+    "aten.amax.default": opset13.reduce_max,
+    "aten.amin.default": opset13.reduce_min,
+    "aten.mean.dim": opset13.reduce_mean,
+    "aten.sum.dim_IntList": opset13.reduce_sum,
+    "aten.prod.dim_int": opset13.reduce_prod,
+}
+_TRUTHS: dict[str, Callable[[Output, Output, bool], openvino.Node]] = {
+    "aten.any.dim": opset13.reduce_logical_or,
+    "aten.all.dim": opset13.reduce_logical_and,
+}
+_SOFTMAX = {
+    "aten.softmax.int": opset13.softmax,
+    "aten._softmax.default": opset13.softmax,
+    "aten.log_softmax.int": opset13.log_softmax,
+    "aten._log_softmax.default": opset13.log_softmax,
+}
+_VARIANCES = ("aten.var.correction", "aten.var.dim", "aten.std.correction", "aten.std.dim")
+
+
+def _norm(node: Node) -> bool | str:
+    return arguments_of(node)["ord"] in (1, 2) or "it is neither of order 1 nor of order 2"
+
+
+def _has_elements(node: Node) -> bool | str:
+    return 0 not in tensor_of(node.all_input_nodes[0]).shape or "there is nothing to reduce"
+
+
+class Reductions(Translation):
+    """Reductions."""
+
+    reductions: ClassVar[Sequence[SupportedOp]] = (
+        *(SupportedOp(name, FLOATS, when=_has_elements) for name in _REDUCTIONS),
+        *(SupportedOp(name, {torch.bool}, when=_has_elements) for name in _TRUTHS),
+        *(SupportedOp(name, FLOATS) for name in _SOFTMAX),
+        *(SupportedOp(name, FLOATS, static=True, when=_has_elements) for name in _VARIANCES),
+        SupportedOp("aten.linalg_vector_norm", FLOATS, when=_norm),
+        SupportedOp("aten.cumsum", NUMBERS),
+    )
+
+    @visits(*_REDUCTIONS, *_TRUTHS)
+    def reduction(self, part: PartitionView, node: Node) -> None:
+        """Visit a sum, a mean, a product or an extreme."""
+        found = arguments_of(node)
+        reduce = {**_REDUCTIONS, **_TRUTHS}[operator_name(node)]
+        axes = whole(axes_of(found["self"], found.get("dim")))
+        value = self.read(found["self"], tensor_of(node).dtype)
+        self.give(part, node, reduce(value, axes, bool(found.get("keepdim"))))
+
+    @visits(*_SOFTMAX)
+    def softmax(self, part: PartitionView, node: Node) -> None:
+        """Visit a softmax, or its logarithm."""
+        found = arguments_of(node)
+        value = self.read(found["self"], tensor_of(node).dtype)
+        function = _SOFTMAX[operator_name(node)]
+        self.give(part, node, function(value, axis_of(found["self"], found["dim"])))
+
+    @visits(*_VARIANCES)
+    def variance(self, part: PartitionView, node: Node) -> None:
+        """Visit a variance, or its root."""
+        found = arguments_of(node)
+        axes = axes_of(found["self"], found["dim"])
+        correction = found.get("correction", 1 if found.get("unbiased", True) else 0)
+        correction = 1 if correction is None else correction
+        value, dtype = self.read(found["self"]), tensor_of(node).dtype
+        mean = opset13.reduce_mean(value, whole(axes), True)
+        squares = opset13.squared_difference(value, mean)
+        total = opset13.reduce_sum(squares, whole(axes), bool(found["keepdim"]))
+        count = 1
+        for axis in axes:
+            count *= int(tensor_of(found["self"]).shape[axis])
+        made = opset13.divide(total, self.read(max(count - correction, 0), dtype))
+        if operator_name(node).startswith("aten.std"):
+            made = opset13.sqrt(made)
+        self.give(part, node, made)
+
+    @visits("aten.linalg_vector_norm")
+    def vector_norm(self, part: PartitionView, node: Node) -> None:
+        """Visit a norm of vectors."""
+        found = arguments_of(node)
+        reduce = opset13.reduce_l1 if found["ord"] == 1 else opset13.reduce_l2
+        axes = whole(axes_of(found["self"], found["dim"]))
+        value = self.read(found["self"], tensor_of(node).dtype)
+        self.give(part, node, reduce(value, axes, bool(found["keepdim"])))
+
+    @visits("aten.cumsum")
+    def running_sum(self, part: PartitionView, node: Node) -> None:
+        """Visit a running sum."""
+        found = arguments_of(node)
+        value = self.read(found["self"], tensor_of(node).dtype)
+        self.give(part, node, opset13.cumsum(value, whole(axis_of(node, found["dim"]))))

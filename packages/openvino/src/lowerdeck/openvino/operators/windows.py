@@ -1,0 +1,235 @@
+"""Convolutions, pools, and what changes the size of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import openvino
+import torch
+from openvino import Output, opset13
+from torch.fx import Node
+
+from lowerdeck.lowered_module import (
+    PartitionView,
+    SupportedOp,
+    arguments_of,
+    operator_name,
+    visits,
+)
+from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS
+from lowerdeck.openvino.translation import Translation, tensor_of
+
+_CONVOLUTIONS = tuple(
+    f"aten.conv{rank}d.{form}" for rank in (1, 2, 3) for form in ("default", "padding")
+)
+_TRANSPOSED = (
+    "aten.conv_transpose1d.default",
+    "aten.conv_transpose2d.input",
+    "aten.conv_transpose3d.input",
+)
+_AVERAGES = ("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
+_MAXIMA = (
+    *("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d"),
+    "aten.max_pool2d_with_indices",
+)
+_ADAPTIVE = (
+    *("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d"),
+    "aten._adaptive_avg_pool2d",
+)
+_PADS = ("aten.constant_pad_nd", "aten.pad", "aten.reflection_pad2d", "aten.replication_pad2d")
+_RESIZED = ("aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec")
+
+
+def _batched(node: Node) -> bool | str:
+    """Take images in a batch: a single one has one dimension less."""
+    image = next(int(one) for one in operator_name(node) if one.isdigit())
+    rank = tensor_of(node.all_input_nodes[0]).dim()
+    return rank == image + 2 or "it is of one image, not of a batch"
+
+
+def _pool(node: Node) -> bool | str:
+    found = arguments_of(node)
+    if found["ceil_mode"]:
+        return "its last window may be partly outside"
+    if found.get("divisor_override") is not None:
+        return "it is divided by another number than its window has elements"
+    if isinstance(node.meta["val"], list | tuple):
+        read = [user for user in node.users if user.args[1] == 1 and user.users]
+        if read:
+            return f"{read[0].name} reads where the maxima are"
+    return _batched(node)
+
+
+def _padded(node: Node) -> bool | str:
+    mode = arguments_of(node).get("mode", "constant")
+    return mode in ("constant", "reflect", "replicate") or f"its mode is {mode!r}"
+
+
+def _resized(node: Node) -> bool | str:
+    source, wanted = tensor_of(node.all_input_nodes[0]).shape, tensor_of(node).shape
+    found = arguments_of(node)
+    factors = found["scale_factors"]
+    if not all(isinstance(size, int) for size in (*source, *wanted)):
+        return "its sizes are dynamic"
+    if factors is None:
+        return True
+    exact = all(a * f == b for a, f, b in zip(source[2:], factors, wanted[2:], strict=True))
+    return exact or "its factors do not give whole sizes"
+
+
+class Windows(Translation):
+    """Convolutions, pools, padding and resizing."""
+
+    windows: ClassVar[Sequence[SupportedOp]] = (
+        *(SupportedOp(name, FLOATS, when=_batched) for name in (*_CONVOLUTIONS, *_TRANSPOSED)),
+        SupportedOp("aten.convolution", FLOATS, ranks={1, 3, 4, 5}),
+        *(SupportedOp(name, FLOATS, when=_pool) for name in (*_AVERAGES, *_MAXIMA[:-1])),
+        SupportedOp(_MAXIMA[-1], FLOATS | {torch.int64}, when=_pool),
+        *(SupportedOp(name, FLOATS, when=_batched) for name in _ADAPTIVE),
+        *(SupportedOp(name, NUMBERS, when=_padded) for name in _PADS),
+        *(SupportedOp(name, FLOATS, when=_resized) for name in _RESIZED),
+        SupportedOp("aten.pixel_shuffle", FLOATS, ranks={4}),
+        SupportedOp("aten.pixel_unshuffle", FLOATS, ranks={4}),
+    )
+
+    @visits(*_CONVOLUTIONS, *_TRANSPOSED, "aten.convolution")
+    def convolution(self, part: PartitionView, node: Node) -> None:
+        """Visit a convolution: plain, in groups, transposed."""
+        found = arguments_of(node)
+        weight = tensor_of(found["weight"])
+        image = weight.dim() - 2
+        stride, dilation = _each(found["stride"], image), _each(found["dilation"], image)
+        groups = int(found["groups"])
+        transposed = found.get("transposed", operator_name(node) in _TRANSPOSED)
+        begin, end = _padding(found["padding"], weight.shape[2:], dilation)
+        value, filters = self.read(found["input"]), self.read(found["weight"])
+        if groups > 1:
+            filters = _grouped(filters, weight.shape, groups)
+        if transposed:
+            more = _each(found["output_padding"], image)
+            make = (
+                opset13.group_convolution_backprop_data
+                if groups > 1
+                else opset13.convolution_backprop_data
+            )
+            made = make(value, filters, stride, None, begin, end, dilation, "explicit", more)
+        else:
+            make = opset13.group_convolution if groups > 1 else opset13.convolution
+            made = make(value, filters, stride, begin, end, dilation)
+        if found["bias"] is not None:
+            shape = whole([1, -1, *([1] * image)])
+            bias = opset13.reshape(self.read(found["bias"]), shape, special_zero=False)
+            made = opset13.add(made, bias)
+        self.give(part, node, made)
+
+    @visits(*_AVERAGES)
+    def average(self, part: PartitionView, node: Node) -> None:
+        """Visit means over windows."""
+        found = arguments_of(node)
+        image = tensor_of(node).dim() - 2
+        kernel = _each(found["kernel_size"], image)
+        stride = _each(found["stride"] or kernel, image)
+        padding = _each(found["padding"], image)
+        alone = not found["count_include_pad"]
+        self.give(
+            *(part, node),
+            opset13.avg_pool(self.read(found["self"]), stride, padding, padding, kernel, alone),
+        )
+
+    @visits(*_MAXIMA)
+    def maximum_of_windows(self, part: PartitionView, node: Node) -> None:
+        """Visit maxima over windows."""
+        found = arguments_of(node)
+        image = tensor_of(found["self"]).dim() - 2
+        kernel = _each(found["kernel_size"], image)
+        stride = _each(found["stride"] or kernel, image)
+        padding, dilation = _each(found["padding"], image), _each(found["dilation"], image)
+        made = opset13.max_pool(
+            self.read(found["self"]), stride, dilation, padding, padding, kernel
+        )
+        several = isinstance(node.meta["val"], list | tuple)
+        taken = part.parts(node)[0] if several else node
+        if taken is not None:
+            self.give(part, taken, made.output(0))
+
+    @visits(*_ADAPTIVE)
+    def adaptive(self, part: PartitionView, node: Node) -> None:
+        """Visit means over as many windows as are wanted."""
+        found = arguments_of(node)
+        wanted = whole(list(tensor_of(node).shape[2:]))
+        self.give(part, node, opset13.adaptive_avg_pool(self.read(found["self"]), wanted))
+
+    @visits(*_PADS)
+    def padded(self, part: PartitionView, node: Node) -> None:
+        """Visit a border, or what is cut off where it is negative."""
+        found = arguments_of(node)
+        pads = found["pad"] if "pad" in found else found["padding"]
+        rank = tensor_of(node).dim()
+        # torch counts from the last dimension, and begins before it ends.
+        begin = [0] * (rank - len(pads) // 2) + list(reversed(pads[::2]))
+        end = [0] * (rank - len(pads) // 2) + list(reversed(pads[1::2]))
+        short = operator_name(node).split(".")[1]
+        mode = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}.get(
+            short, found.get("mode", "constant")
+        )
+        filling = None
+        if mode == "constant":
+            filling = self.read(found["value"] or 0, tensor_of(node).dtype)
+        form = "edge" if mode == "replicate" else mode
+        self.give(
+            *(part, node),
+            opset13.pad(self.read(found.get("self")), whole(begin), whole(end), form, filling),
+        )
+
+    @visits(*_RESIZED)
+    def resized(self, part: PartitionView, node: Node) -> None:
+        """Visit an image of another size."""
+        found = arguments_of(node)
+        nearest = "nearest" in operator_name(node)
+        corners = "align_corners" if found.get("align_corners") else "half_pixel"
+        made = opset13.interpolate(
+            self.read(found["input"]),
+            whole(list(tensor_of(node).shape[2:])),
+            "nearest" if nearest else "linear_onnx",
+            "sizes",
+            coordinate_transformation_mode="asymmetric" if nearest else corners,
+            nearest_mode="floor" if nearest else "round_prefer_floor",
+            axes=whole([2, 3]),
+        )
+        self.give(part, node, made)
+
+    @visits("aten.pixel_shuffle", "aten.pixel_unshuffle")
+    def shuffled(self, part: PartitionView, node: Node) -> None:
+        """Visit channels that become pixels, or pixels that become channels."""
+        found = arguments_of(node)
+        value = self.read(found["self"])
+        if "upscale_factor" in found:
+            made = opset13.depth_to_space(value, "depth_first", int(found["upscale_factor"]))
+        else:
+            made = opset13.space_to_depth(value, "depth_first", int(found["downscale_factor"]))
+        self.give(part, node, made)
+
+
+def _each(found: int | Sequence[int], count: int) -> list[int]:
+    """Return a number for each dimension, where torch takes one for all."""
+    given = [found] if isinstance(found, int) else list(found)
+    return given * count if len(given) == 1 else given
+
+
+def _padding(
+    found: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    if found == "valid":
+        return [0] * len(kernel), [0] * len(kernel)
+    if found == "same":
+        total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        return [one // 2 for one in total], [one - one // 2 for one in total]
+    each = _each(found, len(kernel)) if not isinstance(found, str) else []
+    return each, list(each)
+
+
+def _grouped(filters: Output, shape: torch.Size, groups: int) -> openvino.Node:
+    sizes = [groups, int(shape[0]) // groups, *shape[1:]]
+    return opset13.reshape(filters, whole(sizes), special_zero=False)

@@ -1,0 +1,124 @@
+"""The half that runs payloads, for ``lowerdeck.runner``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import openvino
+import torch
+
+from lowerdeck.openvino.device import core, device_of
+from lowerdeck.openvino.errors import BlobError, DelegateInputError, DelegateRunError
+from lowerdeck.openvino.layout import CHANNELS_LAST, from_memory_order, memory_order
+from lowerdeck.openvino.translation import TYPES
+from lowerdeck.serializer import CompileSpec
+
+_DTYPES = {name: dtype for dtype, name in TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPayload:
+    """A payload that OpenVINO imported.
+
+    Attributes:
+        compiled: OpenVINO's model.
+        request: What it is run with.
+    """
+
+    compiled: openvino.CompiledModel
+    request: openvino.InferRequest
+
+
+class OpenvinoRuntime:
+    """Runs payloads with OpenVINO, as the official runtime does."""
+
+    def init(
+        self,
+        blob: memoryview,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, memoryview],  # noqa: ARG002  (weights are in the payload)
+    ) -> LoadedPayload:
+        """Return the payload, imported.
+
+        Args:
+            blob: What ``preprocess`` made, ours or ExecuTorch's.
+            compile_specs: The device.
+            named_data: Not needed.
+
+        Raises:
+            BlobError: It is damaged, or another version of OpenVINO made it.
+            DeviceError: The device is not on this machine.
+        """
+        device = device_of(
+            {spec.key: bytes(cast("memoryview", spec.value)) for spec in compile_specs}
+        )
+        try:
+            compiled = core().import_model(bytes(blob), device)
+        except RuntimeError as error:
+            raise BlobError(
+                f"openvino {openvino.__version__} cannot import a payload of {len(blob)} bytes: "
+                f"it is damaged, or was made by another version; {_last_line(error)}"
+            ) from error
+        return LoadedPayload(compiled, compiled.create_infer_request())
+
+    def input_count(self, handle: LoadedPayload) -> int:
+        """Return how many inputs a payload takes."""
+        return len(handle.compiled.inputs)
+
+    def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the outputs for ``inputs``.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The arguments of the call.
+
+        Returns:
+            New tensors, in order.
+
+        Raises:
+            DelegateInputError: Other inputs than the payload was compiled for.
+            DelegateRunError: OpenVINO cannot run it.
+        """
+        wanted = handle.compiled.inputs
+        if len(inputs) != len(wanted):
+            raise DelegateInputError(f"{len(wanted)} inputs are needed, found {len(inputs)}")
+        for number, (given, port) in enumerate(zip(inputs, wanted, strict=True)):
+            _check(number, given, port)
+            tensor = openvino.Tensor(memory_order(given).numpy(), shared_memory=False)
+            handle.request.set_input_tensor(number, tensor)
+        try:
+            handle.request.infer()
+        except RuntimeError as error:
+            raise DelegateRunError(f"OpenVINO cannot run: {_last_line(error)}") from error
+        results = []
+        for number, port in enumerate(handle.compiled.outputs):
+            result = torch.from_numpy(handle.request.get_output_tensor(number).data.copy())
+            lies_so = any(name.endswith(CHANNELS_LAST) for name in port.get_names())
+            results.append(from_memory_order(result) if lies_so else result)
+        return results
+
+
+def _last_line(error: RuntimeError) -> str:
+    """Return what OpenVINO says at last, after the places in its sources."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _check(number: int, given: object, port: openvino.ConstOutput) -> None:
+    dtype = _DTYPES.get(port.get_element_type())
+    fits = (
+        isinstance(given, torch.Tensor)
+        and given.dtype == dtype
+        and port.get_partial_shape().compatible(openvino.PartialShape(list(given.shape)))
+    )
+    if not fits:
+        found = (
+            f"a {given.dtype} tensor of {tuple(given.shape)}"
+            if isinstance(given, torch.Tensor)
+            else f"a {type(given).__name__}"
+        )
+        raise DelegateInputError(
+            f"input {number} must be a {dtype} tensor of {port.get_partial_shape()}, found {found}"
+        )

@@ -1,0 +1,162 @@
+"""What every visitor needs: OpenVINO's value of each node, and the model that becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import openvino
+import torch
+from openvino import Output, Type, opset13
+from torch.fx import Node
+
+from lowerdeck.lowered_module import DeclarativeBackend, PartitionView
+from lowerdeck.openvino.device import device_of, payload_of
+from lowerdeck.openvino.errors import CompileError
+from lowerdeck.openvino.layout import (
+    CHANNELS_LAST,
+    lies_channels_last,
+    with_channels_first,
+    with_channels_last,
+)
+
+TYPES: dict[torch.dtype, Type] = {
+    torch.float32: Type.f32,
+    torch.float16: Type.f16,
+    torch.int64: Type.i64,
+    torch.int32: Type.i32,
+    torch.int8: Type.i8,
+    torch.uint8: Type.u8,
+    torch.bool: Type.boolean,
+}
+
+# OpenVINO's mark for operators that must be computed in the precision that they have. The runtime
+# imports payloads without settings, and a processor that has bfloat16 would choose that.
+_KEEP_PRECISION = "precise_0"
+_NO_OPERATORS = ("Parameter", "Constant", "Result")
+
+
+class Translation(DeclarativeBackend):
+    """Makes an OpenVINO model of a partition; families of operators derive from it."""
+
+    version: ClassVar[str] = f"1 of openvino {openvino.__version__}"
+    # New values of buffers are returned to the program, which keeps them: payloads forget.
+    owns_state: ClassVar[bool] = False
+
+    def begin_partition(self, part: PartitionView) -> None:
+        """Make the model's parameters and constants.
+
+        Args:
+            part: The partition.
+        """
+        self._values: dict[Node, Output] = {}
+        self._parameters = [self._parameter(node) for node in part.inputs]
+        for node, tensor in part.constants.items():
+            # A view of the program's memory: OpenVINO copies it when it compiles.
+            held = tensor.contiguous().numpy()
+            self._values[node] = opset13.constant(held, TYPES[tensor.dtype]).output(0)
+
+    def _parameter(self, node: Node) -> openvino.Node:
+        tensor = tensor_of(node)
+        sizes = [size if isinstance(size, int) else -1 for size in tensor.shape]
+        made = opset13.parameter(sizes, TYPES[tensor.dtype], name=node.name)
+        value = made.output(0)
+        self._values[node] = with_channels_first(value) if lies_channels_last(tensor) else value
+        return made
+
+    def read(self, found: Any, dtype: torch.dtype | None = None) -> Output:
+        """Return the value of an argument.
+
+        Args:
+            found: A node, or a number.
+            dtype: Which the value shall have; that of the node, or float32, if None.
+        """
+        if not isinstance(found, Node):
+            return opset13.constant(found, TYPES[dtype or torch.float32]).output(0)
+        value = self._values[found]
+        if dtype is None or tensor_of(found).dtype == dtype:
+            return value
+        return opset13.convert(value, TYPES[dtype]).output(0)
+
+    def give(self, part: PartitionView, node: Node, made: openvino.Node | Output) -> None:
+        """Note what a node became, under its name.
+
+        Args:
+            part: The partition.
+            node: The node being visited, or the ``getitem`` that takes one of its values.
+            made: OpenVINO's operator, or one of its outputs.
+        """
+        value = made.output(0) if isinstance(made, openvino.Node) else made
+        if value not in self._values.values() and value.get_index() == 0:
+            value.get_node().set_friendly_name(node.name)
+            part.emit(value, nodes=[node], identifier=node.name)
+        self._values[node] = value
+
+    def compile(self, part: PartitionView) -> bytes:
+        """Return the payload.
+
+        Args:
+            part: The partition, whose nodes were visited.
+
+        Raises:
+            CompileError: OpenVINO cannot compile the model.
+            DeviceError: The device is not on this machine.
+        """
+        device = device_of(part.compile_specs)
+        results = [self._result(node) for node in (*part.mutations.values(), *part.outputs)]
+        try:
+            model = openvino.Model(results, self._parameters, "partition")
+            for operator in model.get_ops():
+                if operator.get_type_name() not in _NO_OPERATORS:
+                    operator.get_rt_info()[_KEEP_PRECISION] = ""
+            return payload_of(model, device)
+        except RuntimeError as error:
+            raise CompileError(f"OpenVINO cannot compile this partition: {error}") from error
+
+    def _result(self, node: Node) -> Output:
+        value = self._values[node]
+        if value.get_node().get_type_name() in _NO_OPERATORS:
+            # The official runtime writes nothing where a result is an input: x or x, the larger
+            # of x and x, is x, and an operator that OpenVINO does not drop.
+            join = (
+                opset13.logical_or if value.get_element_type() == Type.boolean else opset13.maximum
+            )
+            value = join(value, value).output(0)
+        if not lies_channels_last(tensor_of(node)):
+            return value
+        value = with_channels_last(value)
+        # Its name alone tells the runtime half, which is handed elements without an order.
+        value.get_tensor().set_names({f"{node.name} {CHANNELS_LAST}"})
+        return value
+
+
+def tensor_of(node: Node) -> torch.Tensor:
+    """Return what export knows of a node's tensor: its sizes and its dtype.
+
+    Args:
+        node: A node whose value is one tensor.
+    """
+    found: torch.Tensor = node.meta["val"]
+    return found
+
+
+def axis_of(node: Node, dim: int) -> int:
+    """Return a dimension counted from the first.
+
+    Args:
+        node: The node whose dimension it is.
+        dim: Counted from either end.
+    """
+    return dim % max(tensor_of(node).dim(), 1)
+
+
+def axes_of(node: Node, dims: int | Sequence[int] | None) -> list[int]:
+    """Return dimensions counted from the first, all of them where none are named.
+
+    Args:
+        node: The node whose dimensions they are.
+        dims: Counted from either end.
+    """
+    if isinstance(dims, int):
+        return [axis_of(node, dims)]
+    return [axis_of(node, dim) for dim in dims or range(tensor_of(node).dim())]

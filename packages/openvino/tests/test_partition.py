@@ -1,0 +1,221 @@
+"""What is taken, what is left and why, and how programs come out that are taken in part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from openvino_cases import Calls, numbers  # type: ignore[import-not-found]
+from torch import nn
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import (
+    CompileSpec,
+    PreprocessError,
+    get_lowered_backend_modules,
+    to_backend,
+)
+from lowerdeck.openvino import (
+    CompileError,
+    DeviceError,
+    OpenvinoBackend,
+    OpenvinoPartitioner,
+)
+from lowerdeck.openvino.device import payload_of
+from lowerdeck.runner import load
+
+aten = torch.ops.aten
+IMAGE = numbers(1, 2, 6, 6)
+
+
+def lowered(
+    function: Any,
+    inputs: tuple[Any, ...],
+    partitioner: OpenvinoPartitioner | None = None,
+    **options: Any,
+) -> torch.export.ExportedProgram:
+    model = function if isinstance(function, nn.Module) else Calls(function)
+    return to_backend(
+        torch.export.export(model, inputs, **options), partitioner or OpenvinoPartitioner()
+    )
+
+
+def run(program: torch.export.ExportedProgram, *inputs: Any) -> Any:
+    return load(emit(program).to_bytes()).run("forward", *inputs)
+
+
+REFUSED = [
+    (lambda x: x.double() + 1, (numbers(3),), "float64"),
+    (lambda x: x + 1, (torch.arange(3),), "int64"),
+    (lambda x: x + 1, (numbers(3).bfloat16(),), "bfloat16"),
+    (lambda x: torch.nn.functional.avg_pool2d(x, 4, ceil_mode=True), (IMAGE,), "partly outside"),
+    (lambda x: aten.avg_pool2d(x, [2, 2], divisor_override=3), (IMAGE,), "another number"),
+    (lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True)[1], (IMAGE,), "maxima"),
+    (lambda x: torch.nn.functional.conv2d(x, torch.ones(2, 2, 1, 1)), (IMAGE[0],), "one image"),
+    (torch.nn.functional.dropout, (numbers(3),), "at random"),
+    (lambda x: aten.elu(x, 1.0, 2.0), (numbers(3),), "scales"),
+    (lambda x: torch.nn.functional.softplus(x, 2.0), (numbers(3),), "unusual"),
+    (lambda x: torch.linalg.vector_norm(x, 3), (numbers(3),), "order"),
+    (lambda x: torch.roll(x, 1), (numbers(3),), "no dims"),
+    (lambda x: x.to(torch.int64), (numbers(3),), "64-bit"),
+    (lambda x: x + torch.ones(3, dtype=torch.int32), (numbers(3),), "another dtype"),
+    (lambda x: torch.nn.functional.pad(x, (1, 1), mode="circular"), (numbers(1, 2, 3),), "circ"),
+    (lambda x: aten.upsample_nearest2d.vec(x, None, [1.3, 1.3]), (IMAGE,), "whole sizes"),
+    (torch.erfinv, (numbers(3),), "not supported"),
+    (lambda x: x.sum(0), (numbers(3),), "no dimensions"),
+    (lambda x, y: x * y, (numbers(3), torch.tensor(2.0)), "no dimensions"),
+]
+
+
+@pytest.mark.parametrize(("function", "inputs", "reason"), REFUSED, ids=[r for *_, r in REFUSED])
+def test_what_is_left_has_a_reason_and_runs_all_the_same(
+    function: Any, inputs: tuple[Any, ...], reason: str
+) -> None:
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, inputs, partitioner)
+    assert any(reason in why for why in partitioner.refused.values()), partitioner.refused
+    # What draws at random is compared by nobody, and not every kernel is there for every dtype.
+    assert all(torch.is_tensor(one) for one in program.module()(*inputs).unsqueeze(0))
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        # A constant may have no dimensions: it is in the payload.
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls.add_(1)
+        return torch.relu(x * self.scale) + self.calls
+
+
+def test_buffers_are_the_programs_own() -> None:
+    model = Counter()
+    x = numbers(2, 4)
+    program = lowered(model, (x,))
+    assert len(get_lowered_backend_modules(program.graph_module)) == 1
+    loaded = load(emit(program).to_bytes())
+    for _ in range(3):
+        torch.testing.assert_close(loaded.run("forward", x), model(x))
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(torch.erfinv(torch.tanh(self.first(x)) * 0.5))
+
+
+def test_an_operator_between_two_partitions_is_computed_by_another_kernel() -> None:
+    model, x = Both().eval(), numbers(2, 4)
+    program = lowered(model, (x,)).run_decompositions({})
+    assert len(get_lowered_backend_modules(program.graph_module)) == 2
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_branches_are_looked_into() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return torch.cond(
+            x.sum() > 0, lambda y: torch.sin(y) * 2, lambda y: torch.cos(y) + 1, (x,)
+        )
+
+    x = numbers(3)
+    program = lowered(function, (x,))
+    for given in (x.abs(), -x.abs()):
+        torch.testing.assert_close(run(program, given), function(given))
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_channels_last_in_and_out(decomposed: bool) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    model = model.eval()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = numbers(2, 3, 6, 8).contiguous(memory_format=torch.channels_last)
+    exported = torch.export.export(model, (x,))
+    program = to_backend(
+        exported.run_decompositions() if decomposed else exported, OpenvinoPartitioner()
+    )
+    assert len(get_lowered_backend_modules(program.graph_module)) == 1
+    torch.testing.assert_close(run(program, x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_dynamic_sizes_are_for_our_runtime() -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Flatten(), nn.Softmax(-1)),
+        numbers(3, 4),
+    )
+    dynamic = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=9)},)}
+    partitioner = OpenvinoPartitioner()
+    lowered(model, (x,), partitioner, **dynamic)
+    assert any("dynamic_sizes=True" in reason for reason in partitioner.refused.values())
+    program = lowered(model, (x,), OpenvinoPartitioner(dynamic_sizes=True), **dynamic)
+    assert len(get_lowered_backend_modules(program.graph_module)) == 1
+    for size in (1, 3, 9):
+        given = numbers(size, 4)
+        torch.testing.assert_close(run(program, given), model(given), rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Conv2d(4, 2, 1)).eval().half()
+    x = numbers(1, 3, 8, 8, dtype=torch.float16)
+    found = run(lowered(model, (x,)), x)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found, model(x), rtol=2e-3, atol=2e-3)
+
+
+def test_an_output_that_is_an_input_or_comes_twice() -> None:
+    x = numbers(2, 3)
+    program = lowered(lambda t: (t.relu(), t.view(3, 2), t.relu().view(6), t), (x,))
+    torch.testing.assert_close(run(program, x), (x.relu(), x.view(3, 2), x.relu().view(6), x))
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(
+        PreprocessError, match="found device 'TOASTER', expected one of CPU"
+    ) as found:
+        lowered(torch.relu, (numbers(3),), OpenvinoPartitioner(device="TOASTER"))
+    assert isinstance(found.value.__cause__, DeviceError)
+
+
+def test_what_no_visitor_knows_is_named() -> None:
+    program = torch.export.export(Calls(torch.erfinv), (numbers(3),))
+    with pytest.raises(Exception, match="erfinv"):
+        OpenvinoBackend.preprocess(program, [CompileSpec("device", b"CPU")])
+
+
+def test_what_openvino_refuses_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: Any, device: str) -> bytes:
+        raise RuntimeError("Check 'shapes' failed")
+
+    monkeypatch.setattr("lowerdeck.openvino.translation.payload_of", refuse)
+    with pytest.raises(
+        PreprocessError, match="OpenVINO cannot compile this partition: Check"
+    ) as found:
+        lowered(torch.relu, (numbers(3),))
+    assert isinstance(found.value.__cause__, CompileError)
+
+
+def test_every_operator_computes_in_the_precision_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def look(model: Any, device: str) -> bytes:
+        seen.extend(
+            operator
+            for operator in model.get_ops()
+            if operator.get_type_name() not in ("Parameter", "Constant", "Result")
+        )
+        return payload_of(model, device)
+
+    monkeypatch.setattr("lowerdeck.openvino.translation.payload_of", look)
+    lowered(nn.Sequential(nn.Linear(3, 4), nn.GELU()), (numbers(2, 3),))
+    assert seen
+    assert all("precise_0" in operator.get_rt_info() for operator in seen)

@@ -1,0 +1,119 @@
+"""OpenVINO payloads of this project in the official runtime, with eager as the judge."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.interop import official
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/openvino/tests"))
+from openvino_cases import CASES, Calls, Case, numbers
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
+from lowerdeck.openvino import OpenvinoPartitioner
+from lowerdeck.torch_base import pytree
+
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
+]
+
+
+def file_of(model: nn.Module, inputs: tuple[Any, ...], **options: Any) -> bytes:
+    """Return a file in which OpenVINO computes as much as it takes."""
+    return emit(
+        to_backend(torch.export.export(model, inputs, **options), OpenvinoPartitioner())
+    ).to_bytes()
+
+
+def assert_ran(outcome: Any, wanted: Any, **tolerances: float) -> None:
+    """Compare the outputs of the first call."""
+    assert isinstance(outcome, official.Ran), outcome
+    for one, other in zip(outcome.outputs[0], pytree.tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, **tolerances)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_operator_runs_there_and_equals_eager(case: Case, tmp_path: Path) -> None:
+    program = to_backend(
+        torch.export.export(Calls(case.function), case.inputs), OpenvinoPartitioner()
+    )
+    assert len(get_lowered_backend_modules(program.graph_module)) == 1
+    file = emit(program).to_bytes()
+    wanted = Calls(case.function)(*case.inputs)
+    path = tmp_path / "model.pte"
+    path.write_bytes(file)
+    for program in (file, path):
+        outcome = official.run(program, [official.Call(case.inputs)])
+        assert_ran(outcome, wanted, rtol=1e-5, atol=2e-5)
+
+
+def images() -> nn.Module:
+    """Return a small network of images, as people write them."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Hardswish(inplace=True)),
+        *(nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.BatchNorm2d(8), nn.ReLU6(inplace=True)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5), nn.LogSoftmax(-1)),
+    ).eval()
+
+
+MODELS = {
+    "images": (images(), numbers(2, 3, 16, 16)),
+    "channels-last": (
+        images().to(memory_format=torch.channels_last),
+        numbers(2, 3, 16, 16).contiguous(memory_format=torch.channels_last),
+    ),
+    "encoder": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval(), numbers(2, 5, 16)),
+    "half": (images().half(), numbers(2, 3, 16, 16).half()),
+}
+
+
+@pytest.mark.parametrize("decomposed", [False, True], ids=["raw", "decomposed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_equal_eager(name: str, decomposed: bool) -> None:
+    model, x = MODELS[name]
+    with torch.no_grad():
+        wanted = model(x)
+    program = torch.export.export(model, (x,))
+    if decomposed:
+        program = program.run_decompositions()
+    lowered = to_backend(program, OpenvinoPartitioner())
+    assert get_lowered_backend_modules(lowered.graph_module)
+    outcome = official.run(emit(lowered).to_bytes(), [official.Call((x,))])
+    loose = 4e-3 if x.dtype == torch.float16 else 2e-5
+    assert_ran(outcome, wanted, rtol=loose, atol=loose)
+
+
+def test_dynamic_sizes_are_left_to_kernels_that_tell_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    dynamic = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=9)},)}
+    file = file_of(model, (numbers(3, 4),), **dynamic)
+    for size in (1, 3, 9):
+        x = numbers(size, 4)
+        assert_ran(official.run(file, [official.Call((x,))]), model(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao makes the model")
+def test_a_quantised_model_is_near_its_program() -> None:
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    from lowerdeck.xnnpack.quantizer import XnnpackQuantizer
+
+    model, x = images(), numbers(2, 3, 16, 16)
+    prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), XnnpackQuantizer())
+    for seed in range(4):
+        prepared(numbers(2, 3, 16, 16, seed=seed))
+    converted = convert_pt2e(prepared)
+    program = to_backend(torch.export.export(converted, (x,)), OpenvinoPartitioner())
+    assert len(get_lowered_backend_modules(program.graph_module)) == 1
+    outcome = official.run(emit(program).to_bytes(), [official.Call((x,))])
+    # A step of the last layer's scale, twice: roundings may fall to either side in each layer.
+    assert_ran(outcome, converted(x), rtol=0, atol=0.1)
