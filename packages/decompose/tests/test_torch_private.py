@@ -14,6 +14,7 @@ from torch.fx import traceback as fx_traceback
 
 from lowerdeck.decompose import _torch_private as private
 from lowerdeck.decompose.recording import Recording, as_dispatched
+from lowerdeck.decompose.results import Parts
 from lowerdeck.torch_base import FakeTensorMode, OpOverloadPacket, core_decompositions
 
 ATEN = torch.ops.aten
@@ -178,8 +179,10 @@ def test_sizes_are_computed_once_and_checked() -> None:
 
 def test_a_program_is_assembled_around_a_graph() -> None:
     program = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
-    signature = program.graph_signature
-    made = private.assemble(program, program.graph_module, signature, program.constants)
+    parts = Parts(
+        *(program.graph_module, program.graph_signature, program.state_dict, program.constants)
+    )
+    made = private.assemble(program, parts, program.module_call_graph)
     torch.testing.assert_close(made.module()(torch.ones(1, 2)), program.module()(torch.ones(1, 2)))
     assert made.state_dict is program.state_dict
 

@@ -20,11 +20,10 @@ from torch._export.utils import (
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ModuleCallEntry
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 from torch.export.exported_program import (
     _decompose_and_get_gm_with_new_signature_constants,
-    _get_updated_module_call_graph,
     _get_updated_range_constraints,
     _override_composite_implicit_decomp,
     _split_decomp_table_to_cia_and_python_decomp,
@@ -47,6 +46,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lowerdeck.decompose.recording import Recording
+from lowerdeck.decompose.results import Parts
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -562,38 +562,25 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
 
 
 def assemble(
-    program: ExportedProgram,
-    graph_module: GraphModule,
-    signature: ExportGraphSignature,
-    constants: Mapping[str, Any],
+    program: ExportedProgram, parts: Parts, calls: list[ModuleCallEntry]
 ) -> ExportedProgram:
     """Return a program like ``program``, with its state, around a graph that was made from it.
 
     Args:
         program: The program.
-        graph_module: The graph; its nodes know by ``from_node`` what they were made from.
-        signature: What describes it.
-        constants: Its tensors that are no state.
+        parts: The graph, and what describes it.
+        calls: What is recorded of the calls of its modules.
     """
-    with warnings.catch_warnings():
-        # torch copies its own pytree specs, which warns about how it is done.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        calls = _get_updated_module_call_graph(
-            program.graph_module,
-            program.graph_signature,
-            graph_module,
-            signature,
-            program.module_call_graph,
-        )
+    graph_module = parts.graph_module
     made = ExportedProgram(
         root=graph_module,
         graph=graph_module.graph,
-        graph_signature=signature,
+        graph_signature=parts.graph_signature,
         state_dict=program.state_dict,
         range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
         module_call_graph=calls,
         example_inputs=program.example_inputs,
-        constants=dict(constants),
+        constants=dict(parts.constants),
     )
     made.graph_module.meta.update(program.graph_module.meta)
     return made

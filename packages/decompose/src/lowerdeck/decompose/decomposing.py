@@ -24,6 +24,7 @@ from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.keeping import Keep, check_kept
+from lowerdeck.decompose.module_calls import Calls
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
@@ -64,16 +65,18 @@ def decompose(
         cache: Where templates outlive this call; for a program of fixed sizes.
 
     Raises:
-        DecomposeError: An argument is of another kind, an operator of ``keep`` cannot be kept, or
-            the program writes memory that no program of values can tell.
+        DecomposeError: An argument is of another kind, an operator of ``keep`` cannot be kept, the
+            program writes memory that no program of values can tell, or a rule fails on a call
+            that it is given; what the rule raised is the cause.
     """
     kept = _checked(exported_program, table, keep, cache)
     rules = Rules.of(table, kept)
     with collector_held():
         said, writes = _explicit(exported_program)
         try:
-            parts, _ = _by_calls(said, rules, cache, writes=writes)
-            return assemble(said, parts.graph_module, parts.graph_signature, parts.constants)
+            calls = Calls(said.module_call_graph)
+            parts, _ = _by_calls(said, rules, cache, writes=writes, calls=calls)
+            return assemble(said, parts, calls.renamed(parts.graph_module.graph))
         except WholeProgramError as error:
             reason = error
     try:
@@ -81,8 +84,6 @@ def decompose(
     except DecomposeError:
         raise
     except Exception as error:
-        if isinstance(reason, TemplateError) and reason.by_rule:
-            raise
         raise _refused(reason, error) from error
 
 
@@ -101,7 +102,8 @@ def take_apart(
         cache: As for ``decompose``.
 
     Raises:
-        DecomposeError: The program writes memory that no program of values can tell.
+        DecomposeError: The program writes memory that no program of values can tell, or a rule
+            fails.
     """
     with collector_held():
         said, writes = _explicit(exported_program)
@@ -115,8 +117,6 @@ def take_apart(
     except DecomposeError:
         raise
     except Exception as error:
-        if isinstance(reason, TemplateError) and reason.by_rule:
-            raise
         raise _refused(reason, error) from error
 
 
@@ -183,7 +183,12 @@ def _checked(program: Any, table: Any, keep: Any, cache: Any) -> Keep:
 
 
 def _by_calls(
-    program: ExportedProgram, rules: Rules, cache: DecompositionCache | None, *, writes: bool
+    program: ExportedProgram,
+    rules: Rules,
+    cache: DecompositionCache | None,
+    *,
+    writes: bool,
+    calls: Calls | None = None,
 ) -> tuple[Parts, Templates]:
     _check(program)
     graph_module = program.graph_module
@@ -202,6 +207,7 @@ def _by_calls(
         }
         env = dict(placeholders)
         outputs = walk.run(graph_module, env)
+        kept = frozenset() if calls is None else calls.became(env)
         last = graph_module.graph.output_node()
         nodes, signature = new_outputs(
             program,
@@ -213,7 +219,7 @@ def _by_calls(
         )
         made = graph.output(nodes)
         made.meta.update(last.meta, from_node=[node_source(last)])
-        graph.eliminate_dead_code()
+        graph.eliminate_dead_code(lambda node: node in kept or node.is_impure())
         made_module = LazyGraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
             insert_assertions(made_module)

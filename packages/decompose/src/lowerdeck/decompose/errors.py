@@ -15,13 +15,4 @@ class WholeProgramError(DecomposeError):
 
 
 class TemplateError(WholeProgramError):
-    """A call that fails where it is traced by itself: torch may fail on it too.
-
-    Args:
-        message: What failed, and how.
-        by_rule: Whether a function took it apart, whose error is best told as it is.
-    """
-
-    def __init__(self, message: str, *, by_rule: bool) -> None:
-        super().__init__(message)
-        self.by_rule: bool = by_rule
+    """A call that fails where it is traced by itself: torch may fail on it too."""

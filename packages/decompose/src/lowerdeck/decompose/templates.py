@@ -19,7 +19,7 @@ from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import Before, Resized, recorded
-from lowerdeck.torch_base import FakeTensorMode, OpOverload
+from lowerdeck.torch_base import FakeTensorMode, OpOverload, describe_node
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -177,10 +177,12 @@ class Templates:
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             called = f"a write through {target.view}" if isinstance(target, Undoing) else target
+            told = called if source is None else describe_node(source)
+            cure = ""
+            if isinstance(target, OpOverload) and not self.rules.keeps(target):
+                cure = "; keep it whole, or give a table with another rule for it"
             raise TemplateError(
-                f"{called} cannot be traced by itself: {type(error).__name__}: {reason}",
-                by_rule=not isinstance(target, Undoing)
-                and not (isinstance(target, OpOverload) and self.rules.keeps(target)),
+                f"{told} cannot be traced by itself: {type(error).__name__}: {reason}{cure}"
             ) from error
         if bound:
             # Its sizes are those of this call alone.
