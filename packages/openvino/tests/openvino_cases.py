@@ -116,6 +116,13 @@ def _arithmetic() -> list[Case]:
         _called("aten.clamp.default", x, None, 0.5),
         _called("aten.clamp.default", x, 2.0, 1.0),
         _called("aten.clamp_.default", x, 0.0),
+        _called("aten.clamp_min.default", x, 0.5),
+        _called("aten.clamp_max.default", x, 0.5),
+        _called("aten.clamp_min_.default", x, 0.5),
+        _called("aten.clamp_max_.default", x, 0.5),
+        _called("aten.where.ScalarSelf", x > 0, 2.5, x),
+        _called("aten.where.ScalarOther", x > 0, x, -1),
+        _called("aten.addcmul.default", row, x, y, value=0.5),
         _called("aten.hardtanh.default", x, -0.5, 0.75),
         _called("aten.hardtanh_.default", x),
         _called("aten.prelu.default", numbers(2, 4, 3), numbers(4)),
@@ -174,6 +181,12 @@ def _movement() -> list[Case]:
         _called("aten._unsafe_view.default", x, [24]),
         _called("aten.flatten.using_ints", x, 1),
         _called("aten.unflatten.int", x, 2, [2, 2]),
+        _called("aten.reshape_as.default", x, numbers(4, 6)),
+        _called("aten.view_as.default", x, numbers(4, 6)),
+        _called("aten.expand_as.default", numbers(3, 1), x),
+        _called("aten.to.dtype_layout", x, dtype=torch.float16, layout=torch.strided),
+        _called("aten.to.device", x, torch.device("cpu"), torch.float16),
+        _called("aten.to.other", x, numbers(1, dtype=torch.float16)),
         _called("aten.unsqueeze.default", x, -1),
         _called("aten.squeeze.default", numbers(1, 3, 1)),
         _called("aten.squeeze.dim", numbers(1, 3, 1), 0),
@@ -329,6 +342,13 @@ def _windows() -> list[Case]:
             ),
             _called(f"aten.max_pool{rank}d.default", value, [3] * rank, [2] * rank, [1] * rank),
             _called(f"aten.max_pool{rank}d.default", value, [2] * rank),
+            _called(
+                f"aten.max_pool{rank}d.default",
+                *(value, [3] * rank, [2] * rank, [1] * rank, [1] * rank, True),
+            ),
+            _called(
+                f"aten.avg_pool{rank}d.default", value, [2] * rank, [3] * rank, [1] * rank, True
+            ),
             _called(f"aten.adaptive_avg_pool{rank}d.default", value, [2] * rank),
         ]
     nearest, linear = "aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec"

@@ -94,7 +94,8 @@ _ARITHMETIC_FORMS = [
     *_forms(("aten.maximum", "aten.minimum"), "default"),
 ]
 _COMPARISON_FORMS = [f"{name}.{form}" for name in _COMPARISONS for form in ("Tensor", "Scalar")]
-_CLAMPS = _forms(("aten.clamp", "aten.hardtanh"), "default")
+_CLAMPS = _forms(("aten.clamp", "aten.hardtanh", "aten.clamp_min", "aten.clamp_max"), "default")
+_CHOICES = tuple(f"aten.where.{form}" for form in ("self", "ScalarSelf", "ScalarOther"))
 _LEAKY = _forms(("aten.leaky_relu",), "default")
 _ELU = _forms(("aten.elu",), "default")
 _SELU = _forms(("aten.selu",), "default")
@@ -150,7 +151,8 @@ class Elementwise(Translation):
         SupportedOp("aten.rsub.Scalar", FLOATS),
         SupportedOp("aten.pow.Tensor_Scalar", FLOATS),
         SupportedOp("aten.pow.Tensor_Tensor", FLOATS),
-        SupportedOp("aten.where.self", VALUES),
+        *(SupportedOp(name, VALUES) for name in _CHOICES),
+        SupportedOp("aten.addcmul", FLOATS),
         SupportedOp("aten.masked_fill.Scalar", VALUES),
     )
 
@@ -214,8 +216,10 @@ class Elementwise(Translation):
     def clamp(self, part: PartitionView, node: Node) -> None:
         """Visit a limit on either side, or both."""
         found = arguments_of(node)
-        lower = found["min"] if "min" in found else found["min_val"]
-        upper = found["max"] if "max" in found else found["max_val"]
+        lower, upper = (
+            found.get("min", found.get("min_val")),
+            found.get("max", found.get("max_val")),
+        )
         value, dtype = self.read(found["self"]), tensor_of(node).dtype
         # Two operators, as torch gives the upper limit where the lower is above it.
         if lower is not None:
@@ -277,7 +281,17 @@ class Elementwise(Translation):
             value = opset13.sqrt(value).output(0)
         self.give(part, node, opset13.divide(self.read(1.0, tensor_of(node).dtype), value))
 
-    @visits("aten.where.self")
+    @visits("aten.addcmul")
+    def added_product(self, part: PartitionView, node: Node) -> None:
+        """Visit a product of elements, perhaps scaled, that is added."""
+        found = arguments_of(node)
+        dtype = tensor_of(node).dtype
+        made = opset13.multiply(self.read(found["tensor1"]), self.read(found["tensor2"]))
+        if found["value"] != 1:
+            made = opset13.multiply(made, self.read(found["value"], dtype))
+        self.give(part, node, opset13.add(self.read(found["self"]), made))
+
+    @visits(*_CHOICES)
     def choice(self, part: PartitionView, node: Node) -> None:
         """Visit a choice between two elements."""
         found = arguments_of(node)

@@ -23,13 +23,17 @@ from lowerdeck.openvino.translation import Translation, axis_of, tensor_of
 _SHAPES = (
     *("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten.using_ints"),
     *("aten.unsqueeze", "aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims"),
-    "aten.unflatten.int",
+    *("aten.unflatten.int", "aten.reshape_as", "aten.view_as"),
 )
 _SAME = (
     *("aten.alias", "aten.clone", "aten.contiguous", "aten.detach", "aten.lift_fresh_copy"),
     "aten.dropout",
 )
-_CONVERSIONS = ("aten.to.dtype", "aten._to_copy", "aten.type_as")
+_CONVERSIONS = (
+    *("aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other"),
+    *("aten._to_copy", "aten.type_as"),
+)
+_EXPANDED = ("aten.expand", "aten.expand_as")
 _ORDERS = ("aten.permute", "aten.transpose.int", "aten.t", "aten.numpy_T", "aten.mT")
 _PARTS = (
     *("aten.split.Tensor", "aten.split_with_sizes", "aten.chunk", "aten.unbind.int"),
@@ -89,7 +93,7 @@ class Movement(Translation):
         SupportedOp("aten._assert_tensor_metadata"),
         SupportedOp("aten.cat", VALUES),
         SupportedOp("aten.stack", VALUES),
-        SupportedOp("aten.expand", VALUES, when=_static),
+        *(SupportedOp(name, VALUES, when=_static) for name in _EXPANDED),
         SupportedOp("aten.repeat", VALUES, when=_static),
         SupportedOp("aten.slice.Tensor", VALUES, when=_plain_arguments),
         SupportedOp("aten.narrow", VALUES, when=_plain_arguments),
@@ -175,7 +179,7 @@ class Movement(Translation):
         ]
         self.give(part, node, opset13.concat(values, axis))
 
-    @visits("aten.expand")
+    @visits(*_EXPANDED)
     def expanded(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions that are repeated."""
         sizes = whole(list(tensor_of(node).shape))

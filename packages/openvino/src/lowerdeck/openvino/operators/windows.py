@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import openvino
 import torch
-from openvino import Output, opset13
+from openvino import Output, opset13, opset14
 from torch.fx import Node
 
 from lowerdeck.lowered_module import (
@@ -51,8 +51,6 @@ def _batched(node: Node) -> bool | str:
 
 def _pool(node: Node) -> bool | str:
     found = arguments_of(node)
-    if found["ceil_mode"]:
-        return "its last window may be partly outside"
     if found.get("divisor_override") is not None:
         return "it is divided by another number than its window has elements"
     if isinstance(node.meta["val"], list | tuple):
@@ -135,7 +133,10 @@ class Windows(Translation):
         alone = not found["count_include_pad"]
         self.give(
             *(part, node),
-            opset13.avg_pool(self.read(found["self"]), stride, padding, padding, kernel, alone),
+            opset14.avg_pool(
+                *(self.read(found["self"]), stride, padding, padding, kernel, alone),
+                rounding_type=_rounding(found),
+            ),
         )
 
     @visits(*_MAXIMA)
@@ -146,8 +147,9 @@ class Windows(Translation):
         kernel = _each(found["kernel_size"], image)
         stride = _each(found["stride"] or kernel, image)
         padding, dilation = _each(found["padding"], image), _each(found["dilation"], image)
-        made = opset13.max_pool(
-            self.read(found["self"]), stride, dilation, padding, padding, kernel
+        made = opset14.max_pool(
+            *(self.read(found["self"]), stride, dilation, padding, padding, kernel),
+            rounding_type=_rounding(found),
         )
         several = isinstance(node.meta["val"], list | tuple)
         taken = part.parts(node)[0] if several else node
@@ -210,6 +212,11 @@ class Windows(Translation):
         else:
             made = opset13.space_to_depth(value, "depth_first", int(found["downscale_factor"]))
         self.give(part, node, made)
+
+
+def _rounding(found: dict[str, Any]) -> str:
+    """Return how many windows there are: with torch's rule, none that begins in the border."""
+    return "ceil_torch" if found["ceil_mode"] else "floor"
 
 
 def _each(found: int | Sequence[int], count: int) -> list[int]:
