@@ -545,4 +545,13 @@ def bench(session: nox.Session) -> None:
     """Measure every package beside its peers and write ``benchmarks/RESULTS.md``."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate", "psutil")
     session.install("matplotlib", *EDITABLE, *DEV)
+    session.install("--no-deps", "torchao", "torchvision", "timm", "pillow", *DEV)
     session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session(default=False)
+def arm(session: nox.Session) -> None:
+    """Run XNNPACK's files of every mode on ARM: ``ARM_PYTHON`` is a Python there, or emulated."""
+    session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", *EDITABLE, *DEV)
+    session.install("--no-deps", "torchao", *DEV)
+    session.run("python", "-m", "tests.arm.run", *session.posargs)

@@ -74,19 +74,23 @@ def _row(content: dict[str, object]) -> Row:
 def state_of(package: str) -> str:
     """Return a digest of all sources that a package's benchmarks run."""
     here = Path(__file__).parent
-    bench = here / f"bench_{package}.py"
-    used = {package, *re.findall(r"lowerdeck\.(\w+)", bench.read_text())}
+    own = _imported(here / f"bench_{package}.py", {})
+    used = {package, *re.findall(r"lowerdeck\.(\w+)", "".join(own.values()))}
     names = {each for each in PACKAGES if import_name(each) in used}
     names |= {sibling for name in names for sibling in siblings(name)}
-    paths = [
-        bench,
-        here / "harness.py",
-        here / "workers.py",
-        *sorted((ROOT / "examples").glob("*.py")),
-    ]
+    paths = [*sorted(own), *sorted((ROOT / "examples").glob("*.py"))]
     for name in sorted(names):
         paths += sorted((ROOT / "packages" / name / "src").rglob("*.py"))
     digest = hashlib.sha256()
     for path in paths:
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def _imported(path: Path, seen: dict[Path, str]) -> dict[Path, str]:
+    """Return the texts of a module of this folder and of those that it imports from here."""
+    if path not in seen:
+        seen[path] = path.read_text()
+        for name in re.findall(r"^from benchmarks\.(\w+) import", seen[path], re.MULTILINE):
+            _imported(path.with_name(f"{name}.py"), seen)
+    return seen

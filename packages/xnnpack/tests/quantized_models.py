@@ -146,23 +146,36 @@ def model_and_inputs(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
         return model, (torch.randn(shapes.get(name, (1, 3, 32, 32))),)
 
 
-def with_pt2e(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> ExportedProgram:
-    """Return a program that PT2E quantised, annotated by ExecuTorch.
+def with_pt2e(
+    model: nn.Module, inputs: tuple[Tensor, ...], *, annotator: str = "peer", **options: Any
+) -> ExportedProgram:
+    """Return a program that PT2E quantised.
 
     Args:
         model: The model.
         inputs: Its inputs.
+        annotator: ``"peer"`` for ExecuTorch's, ``"ours"`` for this package's.
         **options: Of ExecuTorch's ``get_symmetric_quantization_config``.
     """
-    steps, peer = importlib.import_module(QUANTIZE), importlib.import_module(ANNOTATOR)
-    settings = peer.get_symmetric_quantization_config(**options)
-    quantizer = peer.XNNPACKQuantizer().set_global(settings)
+    steps = importlib.import_module(QUANTIZE)
+    if annotator == "peer":
+        peer = importlib.import_module(ANNOTATOR)
+        settings = peer.get_symmetric_quantization_config(**options)
+        quantizer = peer.XNNPACKQuantizer().set_global(settings)
+    else:
+        own = importlib.import_module("lowerdeck.xnnpack.quantizer")
+        quantizer = own.XnnpackQuantizer(dynamic=options.get("is_dynamic", False))
     prepared = steps.prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
-        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
+        prepared(*(_like(one, generator) for one in inputs))
     prepared(*inputs)
     return torch.export.export(steps.convert_pt2e(prepared), inputs)
+
+
+def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a sample in the place of an input: tokens stay as they are."""
+    return torch.randn(tensor.shape, generator=generator) if tensor.is_floating_point() else tensor
 
 
 def with_torchao(

@@ -1,0 +1,202 @@
+"""Models through XNNPACK beside ExecuTorch's own lowering, in the official runtime: the tables.
+
+Files, and what came of two files run in turn, are kept in ``out/xnnpack``: what has not changed is
+not run again. It needs torchvision, timm, transformers and torchao, and a machine that does
+nothing else.
+
+    python -m benchmarks.xnnpack_pairs [--counts | --forms] [MODEL[:FORM]...]
+
+``--counts`` makes our files only, and names what is left outside of them. ``--forms`` compares our
+file of the decomposed program with ours of the raw one, a row for each model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import compiled_environment
+from benchmarks.xnnpack_files import FLOAT, KEPT, MODES, ROOT, stem
+from benchmarks.xnnpack_models import NAMES
+
+QUANTIZED = (
+    *("cnn", "mlp", "decoder", "mobilenet"),
+    *("torchvision/resnet18", "torchvision/mobilenet_v2", "torchvision/squeezenet1_1"),
+    *("timm/vit_tiny_patch16_224", "transformers/bert_256", "transformers/llama_256"),
+    *("own/unet_bilinear", "own/yolo"),
+)
+"""The models of the quantised modes."""
+_WITHOUT_LINEAR = ("torchvision/squeezenet1_1", "own/unet_bilinear", "own/yolo")
+CASES = (
+    *((name, form) for name in NAMES for form in FLOAT),
+    *(
+        (name, mode)
+        for mode in MODES
+        for name in QUANTIZED
+        # torchao quantises linear layers alone.
+        if mode in ("static", "dynamic", "fp16") or name not in _WITHOUT_LINEAR
+    ),
+)
+"""All cases: a model and its form."""
+
+
+def compared(model: str, form: str) -> dict[str, Any]:
+    """Return what our file of a case and the peer's hold, and how they run.
+
+    Args:
+        model: Name of a model.
+        form: One of ``FLOAT`` or ``MODES``.
+
+    Raises:
+        RuntimeError: A step of ours failed. Where the peer fails, ``"fails"`` says how, and the
+            times are those of ours alone.
+    """
+    mine = _ours(model, form)
+    found: dict[str, Any] = {"ours": mine, "peer": None, "fails": ""}
+    try:
+        found["peer"] = _step("peer", model, form)
+    except RuntimeError as error:
+        found["fails"] = str(error).strip().splitlines()[-1][:120]
+    found["run"] = _run(mine, found["peer"], f"{stem(model, form)}.io")
+    return found
+
+
+def _ours(model: str, form: str) -> dict[str, Any]:
+    if not Path(f"{stem(model, form)}.io").exists():
+        _step("export", model, form)
+    return _step("ours", model, form)
+
+
+def _run(
+    mine: dict[str, Any], theirs: dict[str, Any] | None, io: str, other_io: str = ""
+) -> dict[str, Any]:
+    """Run two files in turn, or take what came of the same two before."""
+    kept = KEPT / f"{mine['digest']}-{theirs['digest'] if theirs else 'alone'}.json"
+    if not kept.exists():
+        figures = _step("run", mine["path"], theirs["path"] if theirs else "", io, other_io)
+        kept.write_text(json.dumps(figures))
+    figures = json.loads(kept.read_text())
+    assert isinstance(figures, dict)
+    return figures
+
+
+def _step(*words: object) -> dict[str, Any]:
+    """Run a step in a process of its own and return what its last line tells."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.xnnpack_files", *map(str, words)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
+    )
+    if done.returncode:
+        told = done.stderr[-3000:] or f"it ended with {done.returncode}"
+        message = f"{' '.join(map(str, words))} failed:\n{told}"
+        raise RuntimeError(message)
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def beside_float(model: str, form: str, mine: dict[str, Any]) -> dict[str, Any]:
+    """Return how our file runs beside our own of the same model in float32.
+
+    Args:
+        model: Name of a model.
+        form: One of ``MODES``.
+        mine: What is told of our file.
+    """
+    other = _ours(model, FLOAT[0])
+    # Inputs of half precision are no inputs of the other file: each has its own.
+    return _run(mine, other, f"{stem(model, form)}.io", f"{stem(model, FLOAT[0])}.io")
+
+
+def is_level(found: dict[str, Any]) -> bool:
+    """Tell whether our file is as fast as the peer's: by time, or because both do the same.
+
+    Args:
+        found: What :func:`compared` returned.
+    """
+    same = found["ours"]["nodes"] == found["peer"]["nodes"]
+    same = same and found["ours"]["left"] == found["peer"]["left"]
+    return bool(same or found["run"]["low"] >= 0.97)
+
+
+def main(words: list[str]) -> None:
+    """Print a table.
+
+    Args:
+        words: ``--counts`` or ``--forms``, and names of models, each with a form or without; all
+            cases where there are none.
+    """
+    names = [word for word in words if not word.startswith("--")]
+    if "--forms" in words:
+        print("| model | delegates | left | MB | lower, s | raw, ms | decomposed's time / raw's |")
+        print("|---|---|---|---|---|---|---|")
+        for name in names or NAMES:
+            print(_row_of_forms(name), flush=True)
+        return
+    print("| model | delegates | left | MB | lower, s | peer's time / ours | ours, ms | errors |")
+    print("|---|---|---|---|---|---|---|---|")
+    for model, form in _chosen(names):
+        print(_row(model, form, counts="--counts" in words), flush=True)
+
+
+def _chosen(names: list[str]) -> Iterator[tuple[str, str]]:
+    if not names:
+        yield from CASES
+    for name in names:
+        model, _, form = name.partition(":")
+        yield from ((one, kind) for one, kind in CASES if one == model and form in ("", kind))
+
+
+def _row_of_forms(name: str) -> str:
+    try:
+        raw, torn = (_ours(name, form) for form in FLOAT)
+        run = _run(raw, torn, f"{stem(name, FLOAT[0])}.io")
+    except RuntimeError as error:
+        return f"| {name} | {str(error).strip().splitlines()[-1][:120]} ||||||"
+    return (
+        f"| {name} | {' | '.join(_cells(raw, torn))} | {run['ours'] * 1e3:.2f} | {_ratio(run)} |"
+    )
+
+
+def _row(model: str, form: str, *, counts: bool) -> str:
+    try:
+        if counts:
+            mine = _ours(model, form)
+            return f"| {model} {form} | {' | '.join(_cells(mine, None))} | {mine['left']} |||"
+        found = compared(model, form)
+    except RuntimeError as error:
+        return f"| {model} {form} | {str(error).strip().splitlines()[-1][:120]} |||||||"
+    run = found["run"]
+    ratio = _ratio(run) if found["peer"] else f"the peer fails: {found['fails']}"
+    if found["peer"] and not is_level(found):
+        ratio += " **slower**"
+    errors = " / ".join(f"{error:.0e}" for error in run["errors"])
+    cells = [*_cells(found["ours"], found["peer"]), ratio, f"{run['ours'] * 1e3:.3f}", errors]
+    return f"| {model} {form} | {' | '.join(cells)} |"
+
+
+def _ratio(run: dict[str, Any]) -> str:
+    return f"{run['ratio']:.2f} ({run['low']:.2f} to {run['high']:.2f})"
+
+
+def _cells(ours: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:
+    """Return delegates, calls left, megabytes and seconds, the peer's beside ours."""
+    rows = [
+        (one["delegates"], sum(one["left"].values()), one["size"] / 1e6, one["seconds"])
+        for one in (ours, peer)
+        if one is not None
+    ]
+    return [" / ".join(f"{cell:.4g}" for cell in pair) for pair in zip(*rows, strict=True)]
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main(sys.argv[1:])
