@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
+from xml.etree import ElementTree
 
+import openvino
 import pytest
 import torch
 from openvino_cases import Calls, numbers  # type: ignore[import-not-found]
@@ -22,7 +24,8 @@ from lowerdeck.openvino import (
     OpenvinoBackend,
     OpenvinoPartitioner,
 )
-from lowerdeck.openvino.device import payload_of
+from lowerdeck.openvino.device import core
+from lowerdeck.openvino.precision import text_of, with_precision_kept
 from lowerdeck.runner import load
 
 aten = torch.ops.aten
@@ -201,20 +204,81 @@ def test_what_openvino_refuses_is_one_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(found.value.__cause__, CompileError)
 
 
-def test_every_operator_computes_in_the_precision_that_it_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[Any] = []
+class Mixed(nn.Module):
+    """What OpenVINO makes other operators of: a folded norm, a layer's bias, attention."""
 
-    def look(model: Any, device: str) -> bytes:
-        seen.extend(
-            operator
-            for operator in model.get_ops()
-            if operator.get_type_name() not in ("Parameter", "Constant", "Result")
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.layer = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+        z = self.layer(y).unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(z, z, z, is_causal=True)
+
+
+def _payload(model: nn.Module, *inputs: torch.Tensor) -> bytes:
+    [delegate] = get_lowered_backend_modules(lowered(model, inputs).graph_module)
+    return bytes(delegate.processed_bytes)
+
+
+def test_every_operator_computes_in_the_precision_that_it_has() -> None:
+    # Processors without bfloat16 do so anyway: there the marks are all that can be seen.
+    compiled = core().import_model(_payload(Mixed().eval(), numbers(1, 3, 5, 5)), "CPU")
+    kinds = {
+        operator.get_rt_info()["layerType"].astype(str): (
+            operator.get_rt_info()["runtimePrecision"].astype(str)
         )
-        return payload_of(model, device)
+        for operator in compiled.get_runtime_model().get_ordered_ops()
+    }
+    assert "Convolution" in kinds
+    assert not {"bf16", "f16"} & set(kinds.values()), kinds
 
-    monkeypatch.setattr("lowerdeck.openvino.translation.payload_of", look)
-    lowered(nn.Sequential(nn.Linear(3, 4), nn.GELU()), (numbers(2, 3),))
-    assert seen
-    assert all("precise_0" in operator.get_rt_info() for operator in seen)
+
+def test_every_operator_of_a_payload_is_marked() -> None:
+    text = text_of(_payload(Mixed().eval(), numbers(1, 3, 5, 5)))
+    layers = list(ElementTree.fromstring(text).iter("layer"))
+    assert {"Convolution", "MatMul"} <= {layer.get("type") for layer in layers}
+    for layer in layers:
+        marks = [mark.get("name") for mark in layer.findall("rt_info/attribute")]
+        assert marks.count("precise") == 1, layer.attrib
+
+
+@pytest.mark.parametrize("payload", [b"", b"short", bytes(48), bytes(500)])
+def test_a_payload_of_another_layout_is_refused(payload: bytes) -> None:
+    with pytest.raises(CompileError, match="a way that is not known"):
+        with_precision_kept(payload)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_rows_of_which_a_mask_leaves_nothing_are_zero(dtype: torch.dtype) -> None:
+    query, key, value = numbers(2, 2, 3, 8), numbers(2, 2, 5, 8), numbers(2, 2, 5, 8)
+    mask = torch.rand(2, 1, 3, 5, generator=torch.Generator().manual_seed(3)) > 0.4
+    mask[0, 0, 1] = False
+    if dtype != torch.bool:
+        mask = torch.where(mask, 0.5, -torch.inf)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    program = lowered(attend, (query, key, value, mask))
+    expected = attend(query, key, value, mask)
+    assert not expected[0, :, 1].any()
+    torch.testing.assert_close(run(program, query, key, value, mask), expected)
+
+
+def test_values_are_compared_a_few_times_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    plain = openvino.Output.__eq__
+
+    def counting(self: Any, other: Any) -> Any:
+        nonlocal compared
+        compared += 1
+        return plain(self, other)
+
+    monkeypatch.setattr(openvino.Output, "__eq__", counting)
+
+    def deep(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(100):
+            x = torch.sin(x) * 0.5
+        return x
+
+    lowered(deep, (numbers(2, 3),))
+    assert compared <= 200 * 3

@@ -30,9 +30,6 @@ TYPES: dict[torch.dtype, Type] = {
     torch.bool: Type.boolean,
 }
 
-# OpenVINO's mark for operators that must be computed in the precision that they have. The runtime
-# imports payloads without settings, and a processor that has bfloat16 would choose that.
-_KEEP_PRECISION = "precise_0"
 _NO_OPERATORS = ("Parameter", "Constant", "Result")
 
 
@@ -50,11 +47,13 @@ class Translation(DeclarativeBackend):
             part: The partition.
         """
         self._values: dict[Node, Output] = {}
+        self._known: set[Output] = set()
         self._parameters = [self._parameter(node) for node in part.inputs]
         for node, tensor in part.constants.items():
             # A view of the program's memory: OpenVINO copies it when it compiles.
             held = tensor.contiguous().numpy()
             self._values[node] = opset13.constant(held, TYPES[tensor.dtype]).output(0)
+            self._known.add(self._values[node])
 
     def _parameter(self, node: Node) -> openvino.Node:
         tensor = tensor_of(node)
@@ -62,6 +61,7 @@ class Translation(DeclarativeBackend):
         made = opset13.parameter(sizes, TYPES[tensor.dtype], name=node.name)
         value = made.output(0)
         self._values[node] = with_channels_first(value) if lies_channels_last(tensor) else value
+        self._known.add(self._values[node])
         return made
 
     def read(self, found: Any, dtype: torch.dtype | None = None) -> Output:
@@ -87,10 +87,12 @@ class Translation(DeclarativeBackend):
             made: OpenVINO's operator, or one of its outputs.
         """
         value = made.output(0) if isinstance(made, openvino.Node) else made
-        if value not in self._values.values() and value.get_index() == 0:
+        # A value that was given before keeps the name that it has.
+        if value not in self._known and value.get_index() == 0:
             value.get_node().set_friendly_name(node.name)
             part.emit(value, nodes=[node], identifier=node.name)
         self._values[node] = value
+        self._known.add(value)
 
     def compile(self, part: PartitionView) -> bytes:
         """Return the payload.
@@ -106,9 +108,6 @@ class Translation(DeclarativeBackend):
         results = [self._result(node) for node in (*part.mutations.values(), *part.outputs)]
         try:
             model = openvino.Model(results, self._parameters, "partition")
-            for operator in model.get_ops():
-                if operator.get_type_name() not in _NO_OPERATORS:
-                    operator.get_rt_info()[_KEEP_PRECISION] = ""
             return payload_of(model, device)
         except RuntimeError as error:
             raise CompileError(f"OpenVINO cannot compile this partition: {error}") from error

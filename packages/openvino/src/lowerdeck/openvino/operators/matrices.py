@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
-from openvino import opset13
+from openvino import Output, opset13
 from torch.fx import Node
 
 from lowerdeck.lowered_module import PartitionView, SupportedOp, arguments_of, visits
+from lowerdeck.openvino.layout import whole
 from lowerdeck.openvino.operators.dtypes import FLOATS
-from lowerdeck.openvino.translation import Translation, tensor_of
+from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 
 _ATTENTION = "aten.scaled_dot_product_attention"
 
@@ -72,19 +73,49 @@ class Matrices(Translation):
 
     @visits(_ATTENTION)
     def attention(self, part: PartitionView, node: Node) -> None:
-        """Visit attention, with a mask of truths, of floats, or none."""
+        """Visit attention, with a mask of truths, of floats, or none.
+
+        OpenVINO's own operator for it takes the processor's precision, whatever it is told.
+        """
         found = arguments_of(node)
         dtype = tensor_of(node).dtype
         scale = found["scale"]
         if scale is None:
             scale = float(tensor_of(found["query"]).shape[-1]) ** -0.5
-        operands = [self.read(found[name]) for name in ("query", "key", "value")]
-        mask = found["attn_mask"]
-        made = opset13.scaled_dot_product_attention(
-            *operands,
-            # Without a mask a scale must follow a mask of nothing.
-            self.read(0.0, dtype) if mask is None else self.read(mask),
-            self.read(scale, dtype),
-            bool(found["is_causal"]),
-        )
+        query, key, value = (self.read(found[name]) for name in ("query", "key", "value"))
+        scores = opset13.multiply(query, self.read(scale, dtype))
+        scores = opset13.matmul(scores, key, False, True)
+        # Half of what is least: the sum of it and a score is still finite.
+        least = self.read(torch.finfo(dtype).min / 2, dtype)
+        bias = self._bias(found, least)
+        if bias is not None:
+            scores = opset13.add(scores, bias)
+        made = opset13.matmul(opset13.softmax(scores, -1), value, False, False)
+        if found["attn_mask"] is not None:
+            # Rows of which a mask leaves nothing are 0, as in torch.
+            most = opset13.reduce_max(bias, whole([-1]), keep_dims=True)
+            seen = opset13.convert(opset13.greater(most, least), TYPES[dtype])
+            made = opset13.multiply(made, seen)
         self.give(part, node, made)
+
+    def _bias(self, found: Mapping[str, Any], least: Output) -> Output | None:
+        """Return what is added to scores: 0 where they count, and finite numbers."""
+        zero = opset13.convert_like(whole(0), least)
+        mask = found["attn_mask"]
+        if mask is not None:
+            if tensor_of(mask).dtype == torch.bool:
+                return opset13.select(self.read(mask), zero, least).output(0)
+            return opset13.maximum(self.read(mask), least).output(0)
+        if not found["is_causal"]:
+            return None
+        rows, columns = (
+            opset13.range(
+                whole(0),
+                opset13.gather(opset13.shape_of(self.read(found[name])), whole(-2), whole(0)),
+                whole(1),
+                "i64",
+            )
+            for name in ("query", "key")
+        )
+        counts = opset13.less_equal(columns, opset13.unsqueeze(rows, whole(1)))
+        return opset13.select(counts, zero, least).output(0)

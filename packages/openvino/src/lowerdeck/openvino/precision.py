@@ -1,0 +1,69 @@
+"""Marks in a payload that let each operator be computed in the precision that it has.
+
+The official runtime imports payloads without settings, and a processor with bfloat16 then
+chooses that for float32. No setting survives the export. What does is a mark on operators, but
+those that OpenVINO makes of a model's while it compiles, such as a convolution with the factors of
+a batch norm in it, lose it: so it is written into the payload, which holds what they became.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import cycle
+from xml.etree import ElementTree
+
+import openvino
+
+from lowerdeck.openvino.errors import CompileError
+
+# Offset and size of three parts: what belongs to the device, constants, and the graph's text.
+_HEADER = struct.Struct("<6Q")
+# With these OpenVINO makes the text unreadable for whoever looks at a payload in passing.
+_KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
+_MARK = {"name": "precise", "version": "0"}
+
+
+def with_precision_kept(payload: bytes) -> bytes:
+    """Return a payload of the device ``CPU`` whose operators all bear the mark.
+
+    Args:
+        payload: What OpenVINO exported.
+
+    Raises:
+        CompileError: It is laid out otherwise than those of the versions that are known.
+    """
+    net = ElementTree.fromstring(text_of(payload))
+    for layer in net.iter("layer"):
+        marks = layer.find("rt_info")
+        if marks is None:
+            marks = ElementTree.SubElement(layer, "rt_info")
+        if all(mark.get("name") != _MARK["name"] for mark in marks):
+            ElementTree.SubElement(marks, "attribute", _MARK)
+    marked = _crossed(ElementTree.tostring(net, encoding="utf-8", xml_declaration=True))
+    begin = _HEADER.unpack_from(payload)[4]
+    header = (*_HEADER.unpack_from(payload)[:5], len(marked))
+    return b"".join((_HEADER.pack(*header), payload[_HEADER.size : begin], marked))
+
+
+def text_of(payload: bytes) -> bytes:
+    """Return the text of the graph in a payload of the device ``CPU``.
+
+    Args:
+        payload: What OpenVINO exported.
+
+    Raises:
+        CompileError: It is laid out otherwise than those of the versions that are known.
+    """
+    if len(payload) >= _HEADER.size:
+        begin, size = _HEADER.unpack_from(payload)[4:]
+        text = _crossed(payload[begin : begin + size])
+        if text.startswith(b"<?xml") and begin + size == len(payload):
+            return text
+    raise CompileError(
+        f"openvino {openvino.__version__} lays out payloads in a way that is not known, so that "
+        "float32 cannot be kept on processors with bfloat16: install openvino<2026"
+    )
+
+
+def _crossed(text: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(text, cycle(_KEY), strict=False))
