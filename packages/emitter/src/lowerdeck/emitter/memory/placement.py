@@ -79,7 +79,7 @@ def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], 
         taken: list[tuple[int, int]] = []
         for index_there in placed.during(first, last):
             there = lives[index_there]
-            # Lifetime.overlaps, written out: pairs are many.
+            # What is in one bucket need not meet.
             if there.first <= last and first <= there.last:
                 start = offsets[index_there]
                 taken.append((start, start + there.nbytes))
