@@ -152,3 +152,14 @@ def test_attributes_replace_inputs() -> None:
     built = plan.graph(one).graph
     assert next(node.name for node in built.nodes) == "a_weight"
     assert described(plan.defer(one, built).build()) == described(built)
+
+
+def test_a_plan_brings_nodes_in_order_where_nothing_else_does() -> None:
+    # Without effects nodes may stay where they are, but not in a graph that is built anew.
+    gm = symbolic_trace(lambda x: (x.relu() + 1).neg())
+    _, relu, _, neg, _ = gm.graph.nodes
+    neg.append(relu)
+    plan = plan_outline(gm, [Region("part", [neg])])
+    wanted = ["x", "relu", "add", "part", "output"]
+    assert [step.name for step in plan.steps(None)] == wanted
+    assert [node.name for node in plan.graph(None).graph.nodes] == wanted
