@@ -146,6 +146,21 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def parts(least: int) -> dict[str, int]:
+    """Return the code lines of each large folder, such as ``emitter/passes``.
+
+    What lies in a package's own folder counts as ``emitter``.
+
+    Args:
+        least: Folders with fewer lines are left out.
+    """
+    found: Counter[str] = Counter()
+    for path in ROOT.glob("packages/*/src/lowerdeck/**/*.py"):
+        below = path.relative_to(ROOT).parts[4:-1]  # Below packages/NAME/src/lowerdeck.
+        found["/".join(below[:2])] += Module.of(path).code
+    return {name: lines for name, lines in found.items() if lines >= least}
+
+
 def write(page: Path) -> None:
     """Put the table into a page, in the place of the one that begins with the same heads.
 

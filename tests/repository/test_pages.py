@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.measures import parts
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 MEASURES = (ROOT / "docs/explanation/measures.md").read_text()
@@ -139,3 +141,14 @@ def test_measures_can_be_taken_again():
         # Each change moves the numbers: `python -m tools.measures --write` once they are far off.
         assert abs(int(files) - int(row[2])) <= 2 + int(row[2]) // 20, found
         assert abs(int(code) - int(row[4])) <= 50 + int(row[4]) // 20, found
+
+
+def test_what_each_large_part_buys_is_told():
+    page = (ROOT / "docs/explanation/measures.md").read_text()
+    told = dict(re.findall(r"^\| `([a-z_/]+)` \| (\d+) \| [^|]{20,} \|$", page, re.M))
+    found = parts(900)
+    # Between the two limits a part may be told or not, so that a line more or less is no fault.
+    assert {name for name, lines in found.items() if lines >= 1100} <= set(told) <= set(found)
+    for name, lines in told.items():
+        said = f"{name}: {lines} code lines are told, found {found[name]}"
+        assert abs(int(lines) - found[name]) <= 50 + found[name] // 10, said
