@@ -135,3 +135,14 @@ def test_memory_is_planned_where_there_is_some(memory: int, start: int, told: st
     verify_pte(file(1, 1016))
     with pytest.raises(FormatError, match=told):
         verify_pte(file(memory, start))
+
+
+@pytest.mark.parametrize(("planned", "told"), [(False, "constants"), (True, "initial values")])
+def test_data_that_is_not_there_is_told_by_what_it_is(planned: bool, told: str) -> None:
+    program = add_program()
+    values = program.execution_plan[0].values
+    tensor = values[0 if planned else 1].val
+    assert isinstance(tensor, Tensor)
+    tensor.data_buffer_idx = 9
+    with pytest.raises(FormatError, match=f"found data_buffer_idx 9.* the number of {told}"):
+        verify_pte(serialize_pte(program))

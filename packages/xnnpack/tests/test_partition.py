@@ -21,6 +21,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.xnnpack import XnnpackBackend, XnnpackPartitioner
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
+from lowerdeck.xnnpack.operators.table import OPERATORS
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = [
@@ -220,3 +221,11 @@ def test_weights_that_another_method_changes_are_no_constants(functional: bool) 
     assert ["not constant" in why for why in partitioners["run"].refused.values()] == [True]
     for name in programs:
         assert len(delegates(lowered[name])) == 1
+
+
+@pytest.mark.parametrize("word", ["softmax", "norm", "attention", "mean", "sum", "var", "std"])
+def test_what_sums_on_halves_is_computed_in_float32(word: str) -> None:
+    # As eager does: exponentials and squares exceed float16 where the result does not.
+    summing = {name: row for op, row in OPERATORS.items() if word in (name := str(op))}
+    assert summing
+    assert all(row.wide for row in summing.values()), summing
