@@ -347,3 +347,23 @@ def test_a_constant_may_be_read_in_two_ways(way: str, tmp_path: Path) -> None:
     file, delegated = program_of(model, inputs)
     assert delegated
     assert_runs_as_eager(file, model, inputs, tmp_path / "file.pte")
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("repeated", [(1, 1, 6, 6), (2, 4, 1, 1), (1, 4, 1, 6), (6,), (4, 1, 1)])
+def test_constants_that_repeat(
+    tmp_path: Path, name: str, first: bool, layout: torch.memory_format, repeated: tuple[int, ...]
+) -> None:
+    rows = torch.rand(repeated, generator=torch.Generator().manual_seed(1)) + 1
+    known = rows.expand(IMAGE[-len(repeated) :]).contiguous()
+    function = getattr(torch, name)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(known, x) if first else function(x, known)
+
+    x = torch.randn(IMAGE).contiguous(memory_format=layout)
+    file, _ = program_of(Model(), (x,))
+    assert_runs_as_eager(file, Model(), (x,), tmp_path / "file.pte")

@@ -32,6 +32,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.runner import load
+from lowerdeck.serializer import decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.emit import scratch
 
@@ -291,3 +292,54 @@ def test_the_largest_number_is_found_without_a_copy(number: float) -> None:
     tensor = torch.tensor([1.0, number, -2.0])
     found = scratch.largest(tensor)
     torch.testing.assert_close(found, float(tensor.abs().max()), equal_nan=True)
+
+
+class Repeated(nn.Module):
+    """Adds one row of a table to each token, and divides by zeros of two signs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.Embedding(2, 8)
+        self.register_buffer("zeros", torch.tensor([[0.0], [-0.0]]).expand(2, 8).contiguous())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kinds = self.kinds(torch.zeros(3, 5, dtype=torch.long))
+        return kinds - x, x[0, :2] / self.zeros
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_repeat_are_stored_once(dtype: torch.dtype) -> None:
+    model, x = Repeated().to(dtype), torch.randn(3, 5, 8).to(dtype)
+    lowered = to_backend(torch.export.export(model, (x,)), XnnpackPartitioner())
+    [delegate] = get_lowered_backend_modules(lowered.graph_module)
+    values = decode_payload(delegate.processed_bytes).values
+    shapes = sorted(value.shape for value in values if value.constant is not None)
+    assert shapes == [(1, 1, 8), (2, 1)]
+    found = load(emit(lowered).to_bytes()).run("forward", x)
+    for one, expected in zip(found, model(x), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+def test_rows_that_a_result_needs_stay() -> None:
+    rows = torch.ones(4, 8)
+
+    def widened(x: Tensor) -> Tensor:
+        return x + rows  # x is one row: the result has as many as the constant
+
+    x = torch.randn(1, 8)
+    lowered = to_backend(torch.export.export(Function(widened), (x,)), XnnpackPartitioner())
+    torch.testing.assert_close(load(emit(lowered).to_bytes()).run("forward", x), x + rows)
+
+
+def test_rows_may_repeat_beside_a_size_that_varies() -> None:
+    table = torch.randn(1, 1, 8).expand(1, 6, 8).contiguous()
+
+    def added(x: Tensor) -> Tensor:
+        return x * table
+
+    x, batch = torch.randn(2, 6, 8), torch.export.Dim("batch", min=1, max=9)
+    program = torch.export.export(Function(added), (x,), dynamic_shapes=(({0: batch},),))
+    file = load(emit(to_backend(program, XnnpackPartitioner())).to_bytes())
+    for count in (1, 5, 2):
+        given_x = torch.randn(count, 6, 8)
+        torch.testing.assert_close(file.run("forward", given_x), given_x * table)

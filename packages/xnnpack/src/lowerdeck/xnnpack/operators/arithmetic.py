@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
 from lowerdeck.xnnpack.payload.schema import NodeKind
@@ -22,6 +22,7 @@ _FINEST_SUM = 2**14
 """From 2**20 on the runtime's sums are garbage."""
 _APART = 2**20
 """From here on the runtime loses steps of the finer input."""
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}
 
 
@@ -31,6 +32,7 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
         if swapped:
             left, right = right, left
         right = _scaled(emission, right, call.args.get("alpha", 1))
+        left, right = _without_repeats(left, right), _without_repeats(right, left)
         shape = shape_of(call.node)
         layout = emission.common_layout(left, right, rank=len(shape))
         last, limits = following_clamp(call.node) if kind in _CAN_CLAMP else (call.node, None)
@@ -69,6 +71,26 @@ def scale_refusal(kind: NodeKind, call: Call, scales: Scales) -> str | None:
     if scales.result.scale > _COARSEST * min(one.scale for one in scales.inputs):
         return f"its result is more than {_COARSEST} times coarser than an input"
     return None
+
+
+def _without_repeats(one: Tracked, other: Tracked) -> Tracked:
+    """Return a constant as small as the other operand's sizes let it be.
+
+    What is computed ahead of time is often one row many times, such as the kinds of all tokens.
+    """
+    data = one.data
+    if not isinstance(data, torch.Tensor) or other.is_constant:
+        return one
+    for dim in range(-min(len(one.shape), len(other.shape)), 0):
+        size = other.shape[dim]
+        if not is_fixed(size) or size == 1 or data.shape[dim] != size:
+            continue
+        first = data.narrow(dim, 0, 1)
+        bits = _BITS[data.element_size()]
+        # By their bits: a zero of another sign is another number to divide by.
+        if bool((data.view(bits) == first.view(bits)).all()):
+            data = first
+    return one if data is one.data else Tracked(tuple(data.shape), data)
 
 
 def _scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
