@@ -132,7 +132,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "upsample_nearest2d.vec": [(IMAGE, None, [2.0, 3.0]), (IMAGE, [12, 6], None)],
     "upsample_nearest2d.default": [(IMAGE, [18, 12])],
     "rms_norm.default": [(ROWS, [4], (4,), 1e-5), (ROWS, [3, 4])],
-    "group_norm.default": [(IMAGE, 2, (4,), (4,))],
+    "group_norm.default": [(IMAGE, 2, (4,), (4,)), (IMAGE, 1, (4,), (4,))],
     "native_group_norm.default": [(IMAGE, (4,), (4,), 2, 4, 36, 2, 1e-5)],
     "cat.default": [([ROWS, ROWS, ROWS], 1)],
     "stack.default": [([ROWS, ROWS], 1)],

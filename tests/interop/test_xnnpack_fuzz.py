@@ -109,6 +109,7 @@ UNARY: dict[str, Callable[[RandomModel], Callable[..., Tensor]]] = {
     "norm": layered(lambda m: nn.BatchNorm2d(C)),
     "layer_norm": layered(lambda m: nn.LayerNorm(5)),
     "group_norm": layered(lambda m: nn.GroupNorm(2, C)),
+    "norm_of_images": layered(lambda m: nn.GroupNorm(1, C)),
     "linear": layered(lambda m: nn.Linear(5, 5)),
     "relu": plain(torch.relu),
     "relu6": plain(F.relu6),

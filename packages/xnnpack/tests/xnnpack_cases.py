@@ -288,6 +288,11 @@ def normalization() -> Iterator[Case]:
     yield module("rms_norm_2", nn.RMSNorm((3, 8)), (2, 3, 8))
     yield module("layer_norm_plain", nn.LayerNorm(8, elementwise_affine=False), (4, 8))
     yield module("group_norm", nn.GroupNorm(2, 6), (2, 6, 4, 3))
+    yield module(
+        "group_norm_of_images",
+        nn.Sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(1, 6), nn.Conv2d(6, 4, 1)),
+        (2, 3, 7, 9),
+    )
     yield module("group_norm_after_conv", nn.Sequential(nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6)),
                  (2, 3, 6, 5))  # fmt: skip
 

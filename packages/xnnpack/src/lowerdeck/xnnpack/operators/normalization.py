@@ -14,7 +14,8 @@ from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NONE, NodeKind
 
 _aten = torch.ops.aten
 
@@ -64,10 +65,12 @@ def _scaled_and_shifted(
     shape: Sequence[Dim],
     scale: Tracked | None,
     shift: Tracked | None,
+    layout: Layout = Layout.PLAIN,
 ) -> int:
     for kind, operand in ((NodeKind.MULTIPLY, scale), (NodeKind.ADD, shift)):
         if operand is not None:
-            value = emission.add(kind, shape, input1_id=value, input2_id=emission.id_of(operand))
+            other = emission.id_of(operand, layout)
+            value = emission.add(kind, shape, layout, input1_id=value, input2_id=other)
     return value
 
 
@@ -119,9 +122,14 @@ def _group_norm(emission: Emission, call: Call) -> None:
     tracked = emission.of(args["input"])
     groups = int(args["num_groups"] if "num_groups" in args else args["group"])
     shape = tracked.shape
-    flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
-    value = emission.reshaped(emission.id_of(tracked), flat)
-    value = emission.reshaped(_standardized(emission, value, flat, args["eps"]), shape)
+    layout = Layout.PLAIN
+    if groups == 1 and len(shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
+        layout = tracked.preferred
+        value = _standardized_images(emission, tracked, args["eps"])
+    else:
+        flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
+        value = emission.reshaped(emission.id_of(tracked), flat)
+        value = emission.reshaped(_standardized(emission, value, flat, args["eps"]), shape)
     scale, shift = (
         None
         if args[name] is None
@@ -131,8 +139,34 @@ def _group_norm(emission: Emission, call: Call) -> None:
         )
         for name in ("weight", "bias")
     )
-    value = _scaled_and_shifted(emission, value, shape, scale, shift)
-    emission.define_value(first_result(call.node), value)
+    value = _scaled_and_shifted(emission, value, shape, scale, shift, layout)
+    emission.define_value(first_result(call.node), value, layout)
+
+
+def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> int:
+    """Return images with mean 0 and variance 1 over all their channels, where they lie.
+
+    Pooling over height and width and then over channels reads them as they are; one row of 1/K
+    for a whole image would be as large as the image, and takes three times as long.
+    """
+    layout, shape = Layout.CHANNELS_LAST, tracked.shape
+    pooled = (*shape[:2], 1, 1)
+
+    def mean(value: int, offset: float = 0.0) -> int:
+        columns = emission.add(
+            NodeKind.GLOBAL_AVG_POOLING_2D, pooled, layout, input_id=value, flags=KEEP_DIMS
+        )
+        return row_mean(emission, columns, layout.arrange(pooled), offset)
+
+    value = emission.id_of(tracked, layout)
+    centred = emission.add(
+        NodeKind.SUBTRACT, shape, layout, input1_id=value, input2_id=mean(value)
+    )
+    squares = emission.add(NodeKind.SQUARE, shape, layout, input_id=centred)
+    factor = emission.add(
+        NodeKind.RECIPROCAL_SQUARE_ROOT, (shape[0], 1, 1, 1), input_id=mean(squares, eps)
+    )
+    return emission.add(NodeKind.MULTIPLY, shape, layout, input1_id=centred, input2_id=factor)
 
 
 def _layer_norm_refusal(call: Call) -> str | None:
