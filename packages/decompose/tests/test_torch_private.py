@@ -12,6 +12,7 @@ from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 
+from lowerdeck.decompose import Rules, take_apart
 from lowerdeck.decompose import _torch_private as private
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.results import Parts
@@ -185,6 +186,36 @@ def test_a_program_is_assembled_around_a_graph() -> None:
     made = private.assemble(program, parts, program.module_call_graph)
     torch.testing.assert_close(made.module()(torch.ones(1, 2)), program.module()(torch.ones(1, 2)))
     assert made.state_dict is program.state_dict
+    assert made.graph_signature is parts.graph_signature
+
+
+class Counting(torch.nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        for index in range(count):
+            self.register_buffer(f"b{index}", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for buffer in self.buffers():
+            buffer.add_(x)
+        return x + 1
+
+
+def test_what_is_told_of_buffers_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = export(Counting(20), (torch.ones(1),))
+    parts = take_apart(program, Rules.of(None))
+    asked = []
+    plain = torch.export.graph_signature.InputSpec.__getattribute__
+
+    def asking(self: Any, name: str) -> Any:
+        asked.append(name)
+        return plain(self, name)
+
+    monkeypatch.setattr(torch.export.graph_signature.InputSpec, "__getattribute__", asking)
+    made = private.assemble(program, parts, program.module_call_graph)
+    assert asked.count("kind") < 10 * 21
+    assert len(made.graph_signature.buffers_to_mutate) == 20
+    assert type(made.graph_signature) is torch.export.ExportGraphSignature
 
 
 def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:

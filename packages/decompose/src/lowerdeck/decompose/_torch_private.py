@@ -46,7 +46,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lowerdeck.decompose.recording import Recording
-from lowerdeck.decompose.results import Parts
+from lowerdeck.decompose.results import Parts, Remembering
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -216,8 +216,11 @@ def fake_view(
 ) -> FakeTensor:
     """Return a fake tensor on the memory of another."""
     environment = parent.fake_mode.shape_env
-    # That it lies within the storage is known of a view, and no guard of the program's.
-    unasked = nullcontext() if environment is None else environment.suppress_guards()
+    numbers = (*size, *stride, offset, parent.untyped_storage().nbytes())
+    unasked: AbstractContextManager[Any] = nullcontext()
+    if environment is not None and not all(isinstance(number, int) for number in numbers):
+        # That it lies within the storage is known of a view, and no guard of the program's.
+        unasked = environment.suppress_guards()
     with unasked, torch._C._DisableTorchDispatch():
         inner = torch.empty((0,), dtype=dtype, device="meta")
         inner.set_(parent.untyped_storage(), offset, size, stride)
@@ -571,16 +574,18 @@ def assemble(
         parts: The graph, and what describes it.
         calls: What is recorded of the calls of its modules.
     """
-    graph_module = parts.graph_module
+    graph_module, signature = parts.graph_module, parts.graph_signature
+    told: Any = Remembering(signature.input_specs, signature.output_specs)
     made = ExportedProgram(
         root=graph_module,
         graph=graph_module.graph,
-        graph_signature=parts.graph_signature,
+        graph_signature=told,
         state_dict=program.state_dict,
         range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
         module_call_graph=calls,
         example_inputs=program.example_inputs,
         constants=dict(parts.constants),
     )
+    made._graph_signature = signature
     made.graph_module.meta.update(program.graph_module.meta)
     return made
