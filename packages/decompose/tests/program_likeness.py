@@ -125,8 +125,9 @@ def _value(value: Any) -> Any:
 
     def said(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            size, stride = tuple(map(str, leaf.shape)), tuple(map(str, leaf.stride()))
-            return (size, stride, str(leaf.dtype), str(leaf.device))
+            strided = leaf.layout is torch.strided
+            stride = tuple(map(str, leaf.stride())) if strided else (str(leaf.layout),)
+            return (tuple(map(str, leaf.shape)), stride, str(leaf.dtype), str(leaf.device))
         if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return str(leaf)
         return str(leaf)

@@ -100,6 +100,23 @@ def test_a_reserved_name_is_given_to_no_node() -> None:
     assert made.name == "mm_1"
 
 
+@pytest.mark.parametrize("name", ["mm", "slice", "mm_1", "_to_copy"])
+@pytest.mark.parametrize("known", [(), ("mm", "mm_1", "slice_1")])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_many_names_are_reserved_as_one_by_one(
+    name: str, known: tuple[str, ...], count: int
+) -> None:
+    found = []
+    for counts in ([count], [1] * count):
+        graph = Graph()
+        for each in known:
+            graph.placeholder(each)
+        for reserved in counts:
+            private.reserve_name(graph, name, reserved)
+        found.append([graph.placeholder(name).name for _ in range(3)])
+    assert found[0] == found[1]
+
+
 def test_operators_of_all_kinds_have_one_base() -> None:
     assert isinstance(torch.ops.higher_order.cond, private.OperatorBase)
     assert isinstance(torch.ops.aten.add.Tensor, private.OperatorBase)

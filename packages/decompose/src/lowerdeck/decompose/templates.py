@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.calls.symbols import bind
-from lowerdeck.decompose.calls.template import Template
+from lowerdeck.decompose.calls.template import Passed, Template
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import Before, Resized, recorded
@@ -32,12 +34,13 @@ class Undoing:
 
     Attributes:
         view: The operator of the view.
-        position: Where, among its arguments, what is viewed stands.
         index: Which of several results; None where there is one.
+        names: What names the view takes; empty for those of the operator.
     """
 
     view: Any
     index: int | None
+    names: tuple[Passed, ...] = ()
 
     def __call__(self, whole: Any, new: Any, args: Any, kwargs: Any) -> Any:
         """Return ``whole`` with the view of it replaced.
@@ -74,6 +77,7 @@ class Templates:
         self._shared = cache.of_rules(rules, writes)
         self._own: dict[Any, Template] = {}
         self._resized = Resized(rules)
+        self._elements: dict[int, Elements] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> Templates:
@@ -116,6 +120,18 @@ class Templates:
             found = self._look_up(call, key) or self._trace(
                 call, key, contexts, with_offset=True, source=source
             )
+        return found
+
+    def elements(self, template: Template) -> Elements:
+        """Return the templates of the single results of what gives several.
+
+        Args:
+            template: Of a call that writes nothing.
+        """
+        # It holds the template, so that no other one gets the address.
+        found = self._elements.get(id(template))
+        if found is None:
+            found = self._elements[id(template)] = Elements(template)
         return found
 
     def _look_up(self, call: Call, key: Any) -> Template | None:
@@ -210,4 +226,9 @@ class Templates:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self.writes and recording.shared:
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        return Template.of(recording, target, whole), recording.unbacked
+        made = Template.of(recording, target, whole)
+        if isinstance(target, Undoing) and target.names:
+            # Nothing needs the view itself, so that names are all that is left of it.
+            rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)
+            made = replace(made, steps=(*target.names, *rest))
+        return made, recording.unbacked

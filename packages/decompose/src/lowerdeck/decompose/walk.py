@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from lowerdeck.decompose._torch_private import (
     standing_for,
 )
 from lowerdeck.decompose.calls.facts import TensorFacts, number_key
-from lowerdeck.decompose.calls.keys import Slot, call_of, result_key
+from lowerdeck.decompose.calls.keys import Call, Slot, call_of, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.template import Result, Seen, Template, facts_of
+from lowerdeck.decompose.calls.template import Passed, Result, Seen, Template, facts_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.overlapping import check_writes
 from lowerdeck.decompose.recording import as_dispatched
@@ -195,15 +196,26 @@ class Walk:
     def _view(self, parent: Node, view: View) -> Node:
         if MAKES_VIEWS_ALONE:
             view = view.alone()
-        args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
-        made = self.call(view.target, args, view.kwargs, view.source)
-        chosen: Value = made if view.index is None else made[view.index]
+        call, template = self._found(view, parent)
+        if view.index is not None:
+            template = self.templates.elements(template).only(view.index)
+        chosen: Value = self._copied(call, template, view.source)
         return chosen.node
+
+    def _found(self, view: View, parent: Node) -> tuple[Call, Template]:
+        """Return the call that makes a view of a node, and its template."""
+        args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
+        call = self._call(view.target, args, view.kwargs)
+        return call, self.templates.find(call, self._contexts)
 
     def _undo(self, whole: Node, new: Node, view: View, source: Node) -> Node:
         values = (Value.fresh(whole), Value.fresh(new))
-        undoing = Undoing(view.target, view.index)
-        made: Value = self.call(undoing, (*values, view.args[1:], view.kwargs), {}, source)
+        undone = view.undone(self.writer.facts(whole).shape)
+        names: tuple[Passed, ...] = ()
+        if undone is not view:
+            names = self.templates.elements(self._found(view, whole)[1]).names
+        undoing = Undoing(undone.target, undone.index, names)
+        made: Value = self.call(undoing, (*values, undone.args[1:], undone.kwargs), {}, source)
         return self.base(made.memory)
 
     def call(
@@ -226,18 +238,29 @@ class Walk:
         Raises:
             WholeProgramError: It does what cannot be told call by call.
         """
-        state = tuple(key for key, _ in self.state)
-        contexts = tuple(enter for _, enter in self.state)
+        contexts = self._contexts
         # What a region's context changes only tracing tells.
         alike = None if contexts else before
+        more: tuple[Any, ...] = ()
         if self.templates.rules.by_result and before is not None:
-            state = (*state, result_key(before.node.meta.get("val")))
+            more = (result_key(before.node.meta.get("val")),)
             contexts = (*contexts, lambda: standing_for(before.node))
-        call = call_of(target, args, kwargs, self.current, self.writer.facts, state)
+        call = self._call(target, args, kwargs, more)
         same = None if before is None else before.node
-        template = self.templates.find(call, contexts, same, alike)
+        return self._copied(call, self.templates.find(call, contexts, same, alike), source)
+
+    @property
+    def _contexts(self) -> tuple[Callable[[], Any], ...]:
+        return tuple(enter for _, enter in self.state)
+
+    def _call(self, target: Any, args: Any, kwargs: Any, more: tuple[Any, ...] = ()) -> Call:
+        state = (*(key for key, _ in self.state), *more)
+        return call_of(target, args, kwargs, self.current, self.writer.facts, state)
+
+    def _copied(self, call: Call, template: Template, source: Node) -> Any:
+        """Write a copy of a template; return the result."""
         became = self.writer.splice(template, call, self.heritage(source))
-        self._write(target, template, call.inputs, became, source)
+        self._write(call.key[0], template, call.inputs, became, source)
         return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
 
     def _write(
@@ -519,6 +542,7 @@ def _depends_on_data(target: OpOverload) -> bool:
     return torch.Tag.dynamic_output_shape in target.tags
 
 
+@cache
 def _gives_nothing(target: OpOverload) -> bool:
     return not schema_of(target).returns
 

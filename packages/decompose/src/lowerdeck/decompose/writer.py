@@ -14,7 +14,7 @@ from torch.fx import Graph, Node, map_arg
 from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source, tensor_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.template import Constant, Step, Template, is_static
+from lowerdeck.decompose.calls.template import Constant, Passed, Step, Template, is_static
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.torch_base import (
@@ -84,6 +84,7 @@ class Writer:
         self._mode = mode
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
+        self._several: dict[Node, Node] = {}
         self.is_dynamic: bool = False
 
     def beside(self, graph: Graph) -> Writer:
@@ -154,8 +155,8 @@ class Writer:
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
-            if isinstance(step, str):
-                reserve_name(self.graph, step)
+            if isinstance(step, Passed):
+                reserve_name(self.graph, step.name, step.count)
                 continue
             if isinstance(step, Constant):
                 became[step.node] = self._constant(step.held)
@@ -197,10 +198,25 @@ class Writer:
             self.know(made, self._facts[source][index])
             return made
         parent = None if step.parent is None else became[step.parent]
+        if step.wanted is not None and node in self._several:
+            self._know_one(made, step, self._several[node], parent)
+            return made
         facts = step.facts if parent is None else _moved(step.facts, self._facts[parent])
         meta["val"] = self._value(facts, None if parent is None else parent.meta["val"])
         self.know(made, facts)
+        if step.wanted is not None:
+            self._several[node] = made
         return made
+
+    def _know_one(self, made: Node, step: Step, like: Node, parent: Node | None) -> None:
+        """Know what a node gives of which one result is read: the others as of an earlier copy."""
+        index: Any = step.wanted
+        known, values = list(self._facts[like]), list(like.meta["val"])
+        facts = step.facts[index]
+        known[index] = facts if parent is None else _moved(facts, self._facts[parent])
+        values[index] = self._value(known[index], None if parent is None else parent.meta["val"])
+        made.meta["val"] = type(like.meta["val"])(values)
+        self._facts[made] = type(step.facts)(known)
 
     def _value(self, facts: Any, parent: Any) -> Any:
         if isinstance(facts, TensorFacts):

@@ -8,7 +8,7 @@ functionalisation gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,6 +60,23 @@ class View:
             return self
         args = (parent, rest[1] if len(rest) > 1 else 0, *bounds)
         return replace(self, target=_ATEN.slice.Tensor, args=args, index=None)
+
+    def undone(self, shape: Sequence[Any]) -> View:
+        """Return the view by which a write to this one is undone, of the same elements.
+
+        torch undoes one of several by itself, as if an operator gave it alone.
+
+        Args:
+            shape: Of what is viewed.
+        """
+        alone = self.alone()
+        if alone.target is not _ATEN.slice.Tensor or alone is self:
+            return alone
+        parent, dim, start, end = alone.args
+        dim %= len(shape)
+        if not isinstance(shape[dim], int):
+            return self
+        return replace(alone, args=(parent, dim, start, min(end, shape[dim])))
 
 
 def _are_numbers(tree: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name
+from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, is_taken_apart
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT
@@ -42,6 +42,7 @@ class Step:
             view is counted from the first element of its parent.
         parent: The node whose memory its tensor shows, for a view.
         meta: What copies have in their meta besides what their call has.
+        wanted: Which of several results is read; None where that is not known.
     """
 
     node: Node
@@ -49,6 +50,7 @@ class Step:
     facts: Any
     parent: Node | None
     meta: Mapping[str, Any]
+    wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,25 @@ class Constant:
     Attributes:
         node: The recorded node.
         held: The tensor.
+        name: None: it is called after what holds it.
     """
 
     node: Node
     held: torch.Tensor
+    name: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Nodes that nothing needs, which have names all the same in torch's retrace.
+
+    Attributes:
+        name: What they are called, before that is made unique.
+        count: How many they are.
+    """
+
+    name: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +126,7 @@ class Template:
 
     Attributes:
         inputs: The placeholders, by position among the distinct inputs of the call.
-        steps: What is computed, in order; names alone of what nothing needs, which torch's retrace
-            gives away all the same.
+        steps: What is computed, in order, and the names of what nothing needs.
         results: What it returns: a tree with ``Result`` for tensors and symbols.
         written: What inputs that it writes are afterwards.
         opaque: Inputs that may share memory with a result in a way that views do not tell.
@@ -121,7 +137,7 @@ class Template:
     """
 
     inputs: tuple[Node, ...]
-    steps: tuple[Step | Constant | str, ...]
+    steps: tuple[Step | Constant | Passed, ...]
     results: Any
     written: Mapping[int, Node]
     opaque: frozenset[int]
@@ -156,7 +172,7 @@ class Template:
         graph.eliminate_dead_code()
         alive = set(graph.nodes)
         steps = tuple(
-            _step(node, recording) if node in alive else base_name(graph, node.target)
+            _step(node, recording) if node in alive else Passed(base_name(graph, node.target))
             for node in traced
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
@@ -187,6 +203,8 @@ class _Results:
     def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
         self._recording = recording
         self._hides = hides_aliases(target)
+        # Rules are called below functionalisation, composites are taken apart above it.
+        self._owns = isinstance(target, OpOverload) and not is_taken_apart(target)
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
         self._whole = whole
         self._leaves = pytree.tree_leaves(whole.result) if whole is not None else []
@@ -215,10 +233,10 @@ class _Results:
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        # Below functionalisation, where rules are called, one memory may show as several.
+        # Below functionalisation one memory may show as several, and views need not be undone.
         fresh = (
             position in recording.alone
-            and (is_shared or root in self._inputs)
+            and (is_shared or root in self._inputs or (self._owns and bool(views)))
             and not (views and self._hides)
         )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
