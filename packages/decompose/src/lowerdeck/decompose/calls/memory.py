@@ -70,13 +70,13 @@ class View:
             shape: Of what is viewed.
         """
         alone = self.alone()
-        if alone.target is not _ATEN.slice.Tensor or alone is self:
-            return alone
-        parent, dim, start, end = alone.args
-        dim %= len(shape)
-        if not isinstance(shape[dim], int):
+        if alone is self:
             return self
-        return replace(alone, args=(parent, dim, start, min(end, shape[dim])))
+        parent, dim, first, *past = alone.args
+        dim %= len(shape)
+        if past and not isinstance(shape[dim], int):
+            return self
+        return replace(alone, args=(parent, dim, first, *(min(end, shape[dim]) for end in past)))
 
 
 def _are_numbers(tree: Any) -> bool:
