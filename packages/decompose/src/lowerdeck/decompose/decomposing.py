@@ -37,11 +37,13 @@ from lowerdeck.torch_base import (
     OperatorBase,
     RepeatedMemoryError,
     collector_held,
+    composite_parts,
     explicit,
     graphs_of,
     is_traceable_wrapper_subclass,
     mended,
     writes_in_place,
+    written_aliases,
     written_overlap,
 )
 
@@ -195,7 +197,8 @@ def _by_calls(
     mode = fake_mode_of(graph_module)
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
-    templates = Templates(rules, mode, shared, writes=writes)
+    aliases = written_aliases(graph_module) if writes else frozenset()
+    templates = Templates(rules, mode, shared, writes=writes, aliases=aliases)
     with tracing_lock, symbols_kept(mode), templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
@@ -266,6 +269,10 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
     for operator in keep:
         if not isinstance(keep, Mapping) or keep[operator] is None:
             own.pop(operator, None)
+    for node in written_aliases(program.graph_module):
+        parts = composite_parts(node.target)
+        if parts is not None:
+            own[node.target] = parts
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)

@@ -33,7 +33,9 @@ from lowerdeck.torch_base import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
+    composite_parts,
     plain_number,
+    pytree,
     schema_of,
     varies,
 )
@@ -298,10 +300,18 @@ class Walk:
             return self._number(node, args, kwargs)
         if not isinstance(target, OpOverload):
             called = getattr(target, "__name__", target)
+            if called == "_enter_autocast":
+                raise WholeProgramError(
+                    f"{node.name!r} calls _enter_autocast: export leaves autocast around control "
+                    "flow (cond, while_loop and the like) as such calls, which are no operators"
+                )
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
         check_writes(node, args, kwargs)
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
+        if node in self.templates.aliases and self._is_alias(target, args, kwargs):
+            # torch, and a graph of values, would take the schema at its word.
+            return self.call(composite_parts(target), args, kwargs, node)
         if self.templates.rules.keeps_call(node):
             return self.as_it_is(node, args, kwargs)
         if target in _BY_STRIDES:
@@ -312,6 +322,20 @@ class Walk:
             if target is not _ATEN.view.default:
                 raise
             return self.call(target, self._as_recorded(node, args), kwargs, node)
+
+    def _is_alias(self, target: OpOverload, args: Any, kwargs: Any) -> bool:
+        """Return whether a call, whose schema hides it, gives memory of what it is given."""
+        parts = composite_parts(target)
+        if parts is None:
+            return False
+        template = self.templates.find(self._call(parts, args, kwargs), self._contexts)
+        leaves = [
+            each for each in pytree.tree_leaves(template.results) if isinstance(each, Result)
+        ]
+        return bool(template.opaque) or any(
+            each.returned is not None or (each.root in template.inputs and not each.fresh)
+            for each in leaves
+        )
 
     def _as_recorded(self, node: Node, args: Any) -> Any:
         """Return arguments of which the first lies in memory as in the original program.

@@ -17,6 +17,7 @@ from lowerdeck.torch_base._torch_private import (
     OpOverloadPacket,
     add_node,
     bare_program,
+    composite_parts,
     copy_node,
     core_decompositions,
     data_address,
@@ -71,6 +72,7 @@ from lowerdeck.torch_base.graphs import (
     mended,
     nested_graphs,
 )
+from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError
@@ -101,6 +103,7 @@ __all__ = [
     "returns_view",
     "returns_written",
     "shared_inputs",
+    "written_aliases",
     "written_arguments",
     "written_overlap",
     # The bytes of a tensor, and copies that cost nothing until they are written
@@ -116,6 +119,7 @@ __all__ = [
     "OperatorBase",
     "OpOverload",
     "OpOverloadPacket",
+    "composite_parts",
     "core_decompositions",
     "executorch_call_delegate",
     "find_schema",

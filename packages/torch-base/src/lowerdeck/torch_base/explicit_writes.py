@@ -2,16 +2,17 @@
 
 torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
 Some things get lost, without a word: what is written through the result of an operator whose
-schema hides that it returns its argument; the conversion and the broadcasting that a ``copy_``
-does; what is written through an expanded tensor comes out multiplied. Others make it fail: a
-buffer that becomes an input of the user, and a tensor that is written and has two names (a buffer,
-and the constant that a cache's own attribute was lifted to), or whose part is a buffer of its own.
+schema hides that it returns its argument, or views of it; the conversion and the broadcasting that
+a ``copy_`` does; what is written through an expanded tensor comes out multiplied. Others make it
+fail: a buffer that becomes an input of the user, and a tensor that is written and has two names (a
+buffer, and the constant that a cache's own attribute was lifted to), or whose part is a buffer of
+its own.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,10 +32,18 @@ from lowerdeck.torch_base.behaviours import writes_in_place
 from lowerdeck.torch_base.callees import hides_aliases, hides_writes, returns_view
 from lowerdeck.torch_base.extents import Extent
 from lowerdeck.torch_base.graphs import add_call, copy_graph_module, graphs_of
+from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors
 from lowerdeck.torch_base.repeated_writes import ONCE, repeated_dims, write_once
 
 _ATEN = torch.ops.aten
+# What shows the same elements, and says so.
+_SAFE: Mapping[object, OpOverload] = {
+    _ATEN._unsafe_view.default: _ATEN.view.default,
+    _ATEN.unsafe_chunk.default: _ATEN.chunk.default,
+    _ATEN.unsafe_split.Tensor: _ATEN.split.Tensor,
+    _ATEN.unsafe_split_with_sizes.default: _ATEN.split_with_sizes.default,
+}
 
 
 def explicit(program: ExportedProgram, *, copies: bool = True) -> ExportedProgram:
@@ -60,19 +69,18 @@ def explicit(program: ExportedProgram, *, copies: bool = True) -> ExportedProgra
     if (
         not renamed
         and not any(_unsaid(n, copies) for n in nodes)
-        and not _aliasing_dropouts(program)
+        and not any(map(_as_view, written_aliases(program.graph_module)))
     ):
         return program
     copied = copy_graph_module(program.graph_module)
     signature = _merged(program, copied, renamed) if renamed else program.graph_signature
+    aliases = written_aliases(copied)
     for gm in graphs_of(copied):
-        dropouts = _aliasing_dropouts_of(gm)
         for node in list(gm.graph.nodes):
-            say = _alias if node in dropouts else _unsaid(node, copies)
+            say = _as_view(node) if node in aliases else None
+            say = _unsaid(node, copies) if say is None else say
             if say is not None:
                 say(node)
-            if node in dropouts:
-                _forget_own_copies(node)
     return with_graph_module(program, copied, signature)
 
 
@@ -195,35 +203,30 @@ def _unsaid(node: Node, copies: bool) -> Callable[[Node], None] | None:
     return None
 
 
-def _aliasing_dropouts(program: ExportedProgram) -> bool:
-    return any(map(_aliasing_dropouts_of, graphs_of(program.graph_module)))
-
-
-def _aliasing_dropouts_of(gm: GraphModule) -> frozenset[Node]:
-    """Return the dropouts whose result is their argument, and which is written afterwards.
-
-    Not in training, eager returns the argument, and torch's decomposition a clone of it. Where
-    nothing is written later that is the same, so the operators are left as torch has them.
-    """
-    found = [node for node in gm.graph.nodes if _is_idle_dropout(node)]
-    if not found:
-        return frozenset()
-    memory = MemoryUse(gm.graph, gm)
-    position = {node: number for number, node in enumerate(gm.graph.nodes)}
-
-    def is_written_later(node: Node) -> bool:
-        writers = memory.writers(node)
-        return bool(writers) and position[writers[-1]] > position[node]
-
-    return frozenset(filter(is_written_later, found))
-
-
 def _is_idle_dropout(node: Node) -> bool:
     if node.op != "call_function" or not hides_aliases(node.target):
         return False
     # Not in training, or nothing is dropped.
     idle = any(given == 0 for given in (*node.args[1:], *node.kwargs.values()))
     return "dropout" in str(node.target) and idle
+
+
+def _as_view(node: Node) -> Callable[[Node], None] | None:
+    """Return what says that a call gives views, or None where no single operator tells them.
+
+    Eager's dropout returns its argument where it drops nothing, and torch's decomposition a clone.
+    Where nothing is written later that is the same, and operators are left as torch has them.
+
+    Args:
+        node: A call whose result, or what it shows, is written later.
+    """
+    if node.target in _SAFE:
+        return _say_safe
+    return _alias if _is_idle_dropout(node) else None
+
+
+def _say_safe(node: Node) -> None:
+    node.target = _SAFE[node.target]
 
 
 def _may_have_a_name(source: Node) -> bool:
@@ -250,6 +253,7 @@ def _alias(node: Node) -> None:
     node.target, node.args, node.kwargs = _ATEN.alias.default, node.args[:1], {}
     if repeated_dims(node.args[0]):
         _show_again(node)
+    _forget_own_copies(node)
 
 
 def _forget_own_copies(shown: Node) -> None:
