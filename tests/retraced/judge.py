@@ -131,12 +131,16 @@ def _misshapes(program: ExportedProgram) -> bool:
 
 
 def _laid_by_torch(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in which what is copied as it is, but for its strides, is read itself."""
+    """Return a program in which what is copied as it is, but for its strides, is read itself.
+
+    Copies that change no strides either are torch's too: of a value to a part of a tensor.
+    """
     made = copy.deepcopy(program)
     for node in made.graph.find_nodes(op="call_function", target=torch.ops.aten.copy.default):
         source = node.args[1]
         one, other = node.meta["val"], source.meta["val"]
-        if (one.shape, one.dtype) == (other.shape, other.dtype):
+        alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+        if alike and one.stride() != other.stride():
             node.replace_all_uses_with(source)
             node.graph.erase_node(node)
     return made
