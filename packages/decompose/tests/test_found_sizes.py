@@ -193,3 +193,25 @@ def test_what_goes_torchs_way_has_no_symbol_of_the_attempt() -> None:
     found, expected = decompose(ours), theirs.run_decompositions()
     assert found.range_constraints == expected.range_constraints
     assert not differences(found, expected)
+
+
+def _scaled(x: torch.Tensor) -> Any:
+    return x * x.sum().item(), x.mean().item()
+
+
+@pytest.mark.parametrize("way", ["core", "nothing", "keep", "its own"])
+def test_item_stays_where_torch_keeps_it(way: str) -> None:
+    item = torch.ops.aten.item.default
+    core, tables = torch.export.default_decompositions(), torch.export.default_decompositions()
+    tables.pop(item)
+    own = {torch.ops.aten._local_scalar_dense.default: lambda x: item(x)}
+    given, keep, theirs = {
+        "core": (core, (), core),
+        "nothing": ({}, (), {}),
+        "keep": (None, (item,), tables),
+        "its own": (own, (), own),
+    }[way]
+    program = _exported(_scaled)
+    found = decompose(program, given, keep=keep)
+    assert differences(found, program.run_decompositions(theirs)) == []
+    assert len(found.graph.find_nodes(op="call_function", target=item)) == 2 * (way != "core")

@@ -375,7 +375,7 @@ class Walk:
     def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a call has become that must not be traced: it would make new symbols."""
         target: Any = node.target
-        if target is _ATEN.item.default:
+        if target is _ATEN.item.default and target not in self.templates.rules.composites:
             target = _ATEN._local_scalar_dense.default
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
             return self.call(node.target, args, kwargs, node, before=Before(node, {}))
