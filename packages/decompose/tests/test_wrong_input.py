@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.export import export
+from torch.export import ExportedProgram, export
+from torch.fx import Node
 
-from lowerdeck.decompose import DecomposeError, decompose, explain
+from lowerdeck.decompose import DecomposeError, Rules, decompose, explain, take_apart
 
 ATEN = torch.ops.aten
 PROGRAM = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
@@ -41,3 +44,90 @@ def test_all_that_torch_takes_as_a_table_is_taken() -> None:
     ]
     assert names[0] == names[2] == ["aten.permute.default", "aten.addmm.default", "output"]
     assert names[1] == ["aten.linear.default", "output"]
+
+
+class Adding(torch.nn.Module):
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("held", torch.ones(3))
+        self.register_buffer("passing", torch.ones(3), persistent=False)
+        self.plain = torch.ones(3)
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        if self.writes:
+            self.held.add_(1)  # type: ignore[operator]
+        return torch.relu(self.linear(x) + y) * self.held + self.passing + self.plain, x.view(-1)
+
+
+def _relu(program: ExportedProgram) -> Node:
+    return next(node for node in program.graph.nodes if node.target is ATEN.relu.default)
+
+
+def _told(program: ExportedProgram) -> tuple[list[str], str]:
+    nodes = [f"{n.op} {n.name} {n.target} {n.args} {[*n.meta]}" for n in program.graph.nodes]
+    return nodes, str(program.graph_signature)
+
+
+def _into_method(program: ExportedProgram) -> None:
+    _relu(program).op = "call_method"
+
+
+def _without_arguments(program: ExportedProgram) -> None:
+    node = _relu(program)
+    node.op, node.args = "call_method", ()
+
+
+def _after_its_reader(program: ExportedProgram) -> None:
+    program.graph.output_node().prepend(_relu(program))
+
+
+def _one_more_output(program: ExportedProgram) -> None:
+    last = program.graph.output_node()
+    last.args = ((*last.args[0], _relu(program)),)  # type: ignore[misc]
+
+
+def _without_output(program: ExportedProgram) -> None:
+    program.graph.erase_node(program.graph.output_node())
+
+
+def _without_value(program: ExportedProgram) -> None:
+    program.graph.find_nodes(op="placeholder")[-1].meta.pop("val")
+
+
+def _unknown_target(program: ExportedProgram) -> None:
+    program.graph_signature.input_specs[0].target = "nowhere"
+
+
+BROKEN: dict[str, tuple[Callable[[ExportedProgram], Any], str]] = {
+    "input_specs": (lambda p: p.graph_signature.input_specs.pop(), "found 7 inputs.*expected 6"),
+    "output_specs": (lambda p: p.graph_signature.output_specs.pop(), "outputs.*expected"),
+    "one more output": (_one_more_output, "found 3 outputs.*expected 2"),
+    "no output": (_without_output, "found 0 output nodes"),
+    "state_dict": (lambda p: p.state_dict.clear(), "no tensor 'linear.weight'"),
+    "constants": (lambda p: p.constants.clear(), "no tensor 'passing'"),
+    "target": (_unknown_target, "no tensor 'nowhere'"),
+    "late": (_after_its_reader, "'mul' reads 'relu'.*expected before it"),
+    "call_method": (_into_method, "'relu' is a call_method"),
+    "call_method of nothing": (_without_arguments, "'relu' is a call_method"),
+    "no val": (_without_value, "'y' has no 'val'"),
+}
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["reads", "writes"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_programs_broken_by_hand_are_told(name: str, writes: bool) -> None:
+    change, told = BROKEN[name]
+    program = export(Adding(writes), (torch.ones(2, 3), torch.ones(3)))
+    change(program)
+    before = _told(program)
+    with pytest.raises(DecomposeError, match=told):
+        decompose(program)
+    with pytest.raises(DecomposeError, match=told):
+        take_apart(program, Rules({ATEN.relu.default: lambda x: x.clamp(min=0)}, {}))
+    try:
+        assert explain(program).reason is not None
+    except DecomposeError as error:
+        assert re.search(told, str(error))
+    assert _told(program) == before

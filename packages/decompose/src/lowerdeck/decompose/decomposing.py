@@ -31,6 +31,7 @@ from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import new_outputs, say_outputs
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
+from lowerdeck.decompose.wholeness import check_whole
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import (
     LazyGraphModule,
@@ -247,6 +248,7 @@ def _check(program: ExportedProgram) -> None:
 
 def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return ``program`` with each memory that it writes under one name; whether it writes any."""
+    check_whole(program)
     program = mended(program)
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False

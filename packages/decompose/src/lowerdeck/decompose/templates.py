@@ -226,7 +226,9 @@ class Templates:
         """Return a template, and whether it holds symbols that came up while it was traced."""
         whole = None
         bound = partial(bind, self._mode, source)
-        with overriding({} if target in self.rules.composites else own_rule(target)):
+        # Below autograd is below autocast too, which would say nothing of the parts.
+        said = target in self.rules.composites or _is_autocast(call)
+        with overriding({} if said else own_rule(target)):
             recording = record(
                 run, given, self._mode, self.rules.others, call.differentiable, contexts, bound
             )
@@ -240,3 +242,9 @@ class Templates:
             rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)
             made = replace(made, steps=(*target.names, *rest))
         return made, recording.unbacked
+
+
+def _is_autocast(call: Call) -> bool:
+    """Return whether a call stands in a region of autocast that is on."""
+    states = (each for each in call.key[-1] if isinstance(each, tuple))
+    return any(each[:1] == ("autocast",) and each[3] for each in states)

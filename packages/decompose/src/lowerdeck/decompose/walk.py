@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import (
     MAKES_VIEWS_ALONE,
@@ -27,6 +27,7 @@ from lowerdeck.decompose.overlapping import check_writes
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
+from lowerdeck.decompose.wholeness import read_by
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -89,7 +90,9 @@ class Walk:
         if made.name != source.name:
             made.name = source.name
         made.meta = dict(source.meta)
-        held = source.meta.get("val")
+        if "val" not in source.meta:
+            raise WholeProgramError(f"the input {source.name!r} has no 'val' in its meta")
+        held = source.meta["val"]
         if isinstance(held, torch.Tensor):
             known = TensorFacts.of(held)
             if requires_grad is not None:
@@ -118,7 +121,7 @@ class Walk:
             elif node.op == "get_attr":
                 env[node] = self.regions.attribute(gm, node)
             elif node.op == "output":
-                return map_arg(node.args[0], env.__getitem__)
+                return read_by(node, node.args[0], env)
             elif node.op != "placeholder":
                 raise WholeProgramError(f"{node.name!r} is a {node.op}")
         raise WholeProgramError("a graph has no output")
@@ -290,8 +293,7 @@ class Walk:
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
         """Return what a call of the original graph has become."""
         target: Any = node.target
-        looked_up: Any = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
-        args, kwargs = looked_up
+        args, kwargs = read_by(node, (node.args, dict(node.kwargs)), env)
         if target is operator.getitem:
             return args[0][args[1]]
         if isinstance(target, HigherOrderOperator):
