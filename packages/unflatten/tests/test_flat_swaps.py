@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lowerdeck.unflatten import UnflattenError, unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 X = torch.randn(3, 4)
 
@@ -54,6 +55,15 @@ class Model(nn.Module):
         one, two = self.both(self.drop(self.layer(x)))
         made: torch.Tensor = self.difference(one, two * 2)
         return made
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *values: torch.Tensor) -> Any:
+        return self.inner(*values)
 
 
 class Takes(nn.Module):
@@ -126,3 +136,49 @@ def test_a_module_with_more_parameters_takes_the_place_of_one_with_one() -> None
     module: Any = unflatten(torch.export.export(Model().eval(), (X,)))
     module.layer = Scale()
     module(X)
+
+
+def _by_name(module: Any, new: nn.Module) -> None:
+    module.add_module("difference", new)
+
+
+def _registered(module: Any, new: nn.Module) -> None:
+    module.register_module("difference", new)
+
+
+def _after_deleting(module: Any, new: nn.Module) -> None:
+    del module.difference
+    module.difference = new
+
+
+def _after_deleting_by_name(module: Any, new: nn.Module) -> None:
+    del module.difference
+    module.add_module("difference", new)
+
+
+@pytest.mark.parametrize(
+    "put", [_by_name, _registered, _after_deleting, _after_deleting_by_name, setattr]
+)
+def test_every_way_to_put_a_module_there_is_looked_at(put: Any) -> None:
+    eager = Model().eval()
+    program = torch.export.export(eager, (X,))
+    made: Any = unflatten(program)
+    put = (lambda one, new: setattr(one, "difference", new)) if put is setattr else put
+    with pytest.raises(UnflattenError, match="order that may be another one"):
+        put(made, eager.difference)
+    made = unflatten(program)
+    put(made, Around(made.difference))
+    torch.testing.assert_close(made(X), eager(X))
+
+
+def test_modules_of_programs_with_signatures_are_put_there_without_a_walk() -> None:
+    walked: list[object] = []
+
+    class Counts(nn.Module):
+        def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+            walked.append(self)
+            return super().modules(remove_duplicate)
+
+    made: Any = unflatten(export_preserving(Model(), (X,)))
+    made.layer = Counts()
+    assert not walked

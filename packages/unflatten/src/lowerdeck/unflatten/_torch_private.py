@@ -34,6 +34,7 @@ __all__ = [
     "TRACER_ROOT",
     "buffers_of",
     "children_of",
+    "has_hooks",
     "hooks_inside",
     "module_state",
     "packet_name",
@@ -105,6 +106,16 @@ def shares_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) -
         module.__dict__[name] = owner.__dict__[name]
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a call of ``module`` runs hooks of its own."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 def runs_more_than_forward(module: torch.nn.Module) -> bool:
     """Return whether a call of ``module`` runs anything but the ``forward`` of its class.
 
@@ -112,10 +123,7 @@ def runs_more_than_forward(module: torch.nn.Module) -> bool:
     place, or what ``module.compile()`` made.
     """
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        has_hooks(module)
         or _all_modules._global_forward_hooks
         or _all_modules._global_forward_pre_hooks
         or _all_modules._global_backward_hooks

@@ -6,14 +6,14 @@ of a generated one must not see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import storage_identity
+from lowerdeck.unflatten._torch_private import has_hooks
 from lowerdeck.unflatten.errors import UnflattenError
 
 NOT_RECORDED = "lowerdeck_not_recorded"
@@ -27,7 +27,8 @@ IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
 
 CARRIED = "_lowerdeck_carried"
-"""Keyword by which a caller hands over values that are no arguments: a name that no model has."""
+"""Keyword by which a graph's call has the values that are no arguments: code hands them over
+beside the call, so that no module is ever given it."""
 
 PRIVATE = "_lowerdeck"
 """The one attribute that generated modules have beside those of ``torch.nn.Module``."""
@@ -38,41 +39,6 @@ CARRIES = "carries"
 
 class Generated:
     """What generated modules are instances of, and no others."""
-
-
-def carrying(module: Callable[..., Any], values: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return what to call so that a generated module gets ``values`` besides its arguments."""
-    return partial(module, **{CARRIED: values}) if _is_generated(module) else module
-
-
-def returned(module: Callable[..., Any], result: Any, names: Sequence[str]) -> Any:
-    """Return the result of a call that must return the values ``names`` too.
-
-    Raises:
-        UnflattenError: The module was replaced by one that does not return them, or a hook put
-            something else in the place of both.
-    """
-    if not _is_generated(module):
-        raise UnflattenError(
-            f"A {type(module).__name__} stands for a module in which {', '.join(names)} were "
-            "computed, which other modules read without being given them; found no way to get "
-            "them from it. Preserve the signatures of those modules too, and replace them "
-            "together."
-        )
-    if isinstance(result, Proxy) or _is_pair(result, len(names)):
-        return result
-    raise UnflattenError(
-        f"A hook was given a pair, of a module's result and of {', '.join(names)}, which other "
-        "modules read without being given them, and returned something else. Return such a pair "
-        "from it, or unflatten the program before run_decompositions()."
-    )
-
-
-def _is_pair(result: object, count: int) -> bool:
-    if type(result) is not tuple or len(result) != 2:
-        return False
-    others = result[1]
-    return isinstance(others, Proxy) or (type(others) is tuple and len(others) == count)
 
 
 LOST_SIGNATURE = (
@@ -105,6 +71,14 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
+_UNCALLED = (
+    IN_BRANCHES,
+    LOST_CALL,
+    COMPUTES_NOTHING,
+    SOMETIMES_NOTHING,
+    CALLED_ELSEWHERE,
+)
+"""How the reasons begin for which a call is missing, so that no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"
@@ -116,7 +90,7 @@ UNSURE_MODE = (
 )
 
 
-def must_be_generated(module: object, name: str, why: str) -> None:
+def must_be_generated(module: Any, name: str, why: str) -> None:
     """Check that a module was not replaced in whose place no other one would be right.
 
     Args:
@@ -125,10 +99,12 @@ def must_be_generated(module: object, name: str, why: str) -> None:
         why: What is not known of that.
 
     Raises:
-        UnflattenError: It was.
+        UnflattenError: It was, or a hook waits for a call that is missing.
     """
     if not _is_generated(module):
         raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
+    if has_hooks(module) and why.startswith(_UNCALLED):
+        raise UnflattenError(f"A hook waits at {name!r}, which {why}")
 
 
 def must_hold_generated(module: Any, name: str, why: str) -> None:
@@ -146,7 +122,7 @@ def must_hold_generated(module: Any, name: str, why: str) -> None:
         must_be_generated(module, name, why)
 
 
-def must_compute_nothing(module: object, name: str, why: str) -> None:
+def must_compute_nothing(module: Any, name: str, why: str) -> None:
     """Check that a module of which no call is left was not replaced by one that computes.
 
     Args:
@@ -157,7 +133,7 @@ def must_compute_nothing(module: object, name: str, why: str) -> None:
     Raises:
         UnflattenError: It was.
     """
-    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
+    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING or has_hooks(module):
         must_be_generated(module, name, why)
 
 
@@ -230,25 +206,6 @@ def _show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
         and one.shape == other.shape
         and one.stride() == other.stride()
     )
-
-
-def take_carried(values: Sequence[Any] | None, taken: int, returned: int) -> Sequence[Any]:
-    """Return ``values``.
-
-    Args:
-        values: What the caller handed over; None where it is none that knows this module.
-        taken: How many there must be.
-        returned: How many values the caller gets beside the result.
-
-    Raises:
-        UnflattenError: The module was called alone.
-    """
-    if values is None or len(values) != taken:
-        why = reads_of_others(taken) if taken else read_by_others(returned)
-        raise UnflattenError(
-            f"This module {why}, and was called alone. Call it as a part of the whole module."
-        )
-    return values
 
 
 def reads_of_others(count: int) -> str:

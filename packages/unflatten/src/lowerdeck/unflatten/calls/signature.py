@@ -11,10 +11,13 @@ from torch.fx import Proxy
 
 from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.calls.adapting import adapted_arguments
-from lowerdeck.unflatten.calls.carrying import CARRIED, take_carried
+from lowerdeck.unflatten.calls.channel import take_told
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints
 from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.errors import InputStructureError
+
+_TOLD = "_told"
+"""Variable of what the caller tells beside the arguments."""
 
 _OTHERS = "_others"
 """Parameter that takes the arguments whose keywords Python cannot spell."""
@@ -55,19 +58,23 @@ class CallSignature:
     loses_writes: bool = False
 
     @property
+    def is_told(self) -> bool:
+        """Whether values pass beside the arguments and the result."""
+        return bool(self.carried or self.carries)
+
+    @property
     def parameter_names(self) -> tuple[str, ...]:
         """The parameters of the function, in order."""
-        return ("args", "kwargs") if self.adapts else (*self.names, CARRIED, _OTHERS)
+        return ("args", "kwargs") if self.adapts else (*self.names, _TOLD, _OTHERS)
 
     @property
     def parameters(self) -> str:
         """The text of the parameter list after ``self``."""
         if self.adapts:
             return ", *args, **kwargs"
-        carried = f", *, {CARRIED}=None" if self.carried or self.carries else ""
         hidden = {variable for _, variable in self.others}
         named = "".join(f", {name}" for name in self.names if name not in hidden)
-        return named + carried + (f", **{_OTHERS}" if self.others else "")
+        return named + (f", **{_OTHERS}" if self.others else "")
 
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield for each leaf the parameter that it is, or None where it is a part of one."""
@@ -96,22 +103,24 @@ class CallSignature:
             labels = argument_labels(self.in_spec, self.names)
             for name, spec, label in zip(self.names, specs, labels, strict=True):
                 yield from _take_apart(name, spec, label, feed, object_name)
-            if self.carried or self.carries:
+            if self.is_told:
+                yield f"{_TOLD} = {object_name(take_told)}({self.carried}, {self.carries})"
                 targets = "".join(f"{leaf}, " for leaf in feed)
-                counts = f"{self.carried}, {self.carries}"
-                taken = f"{object_name(take_carried)}({CARRIED}, {counts})"
-                yield f"{targets}= {taken}" if targets else taken
+                if targets:
+                    yield f"{targets}= {_TOLD}.given"
         if self.constraints is not None:
             check = object_name(self.constraints.check)
             fixed = object_name(self.constraints.check_fixed)
             compiling = object_name(torch.compiler.is_compiling)
             yield f"({fixed} if {compiling}() else {check})({', '.join(['self', *leaves])})"
 
-    def result_text(self, leaves: Sequence[str], object_name: NameObject) -> str:
-        """Return the expression for the result made of the expressions ``leaves``."""
+    def return_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
+        """Yield the lines that return the result made of the expressions ``leaves``."""
         feed = iter(leaves)
         result = _put_together(self.out_spec, feed, object_name)
-        return f"({result}, ({''.join(leaf + ', ' for leaf in feed)}))" if self.carries else result
+        if self.carries:
+            yield f"{_TOLD}.back = ({''.join(leaf + ', ' for leaf in feed)})"
+        yield f"return {result}"
 
 
 def named_arguments(
@@ -166,7 +175,7 @@ def take_others(found: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...
 
 
 def _is_parameter(name: object) -> bool:
-    return is_name(name) and name not in {"self", CARRIED, _OTHERS}
+    return is_name(name) and name not in {"self", _TOLD, _OTHERS}
 
 
 def _free(wanted: str, taken: set[str]) -> str:

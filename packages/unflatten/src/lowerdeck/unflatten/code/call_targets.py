@@ -35,6 +35,8 @@ OWN_NAMES = frozenset(
         "_lowerdeck",
         "_lowerdeck_generated_class",
         "_lowerdeck_moving",
+        "_lowerdeck_check",
+        "_lowerdeck_deleted",
         "__deepcopy__",
         "__getitem__",
     }

@@ -25,9 +25,9 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     packet_name,
 )
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, carrying, returned
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES
 from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
-from lowerdeck.unflatten.calls.chosen_forms import form_of
+from lowerdeck.unflatten.calls.chosen_forms import carrying_form, form_of
 from lowerdeck.unflatten.calls.python_names import is_name
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
@@ -285,7 +285,8 @@ class _Writer:
         for path, leaf in self.signature.updates:
             target = self.leaves[leaf] if path is None else self.attribute(path)
             self.line(f"{target}.copy_({texts.pop(0)})")
-        self.line(f"return {self.signature.result_text(texts, self.object_name)}")
+        for line in self.signature.return_lines(texts, self.object_name):
+            self.line(line)
 
     def _last_uses(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
         """Return for each node the values that nobody reads after it."""
@@ -370,24 +371,16 @@ class _Writer:
         raise TypeError(f"a graph cannot hold a node of kind {node.op!r}")
 
     def _call_child(self, node: Node) -> str:
-        module = self.child(str(node.target))
+        path, form = split_call_target(str(node.target))
         kwargs = dict(node.kwargs)
-        called = module
+        called = module = self.attribute(path, is_module=True)
         if CARRIED in kwargs:
             values = self.argument(kwargs.pop(CARRIED))
-            called = f"{self.object_name(carrying)}({module}, {values})"
-        text = f"{called}({self.arguments(node.args, kwargs)})"
-        if CARRIES in node.meta:
-            text = f"{self.object_name(returned)}({module}, {text}, {node.meta[CARRIES]!r})"
-        return text
-
-    def child(self, target: str) -> str:
-        """Return the expression for the module that a call's target names."""
-        path, form = split_call_target(target)
-        module = self.attribute(path, is_module=True)
-        if form is None:
-            return module
-        return f"{self.object_name(form_of)}(self, {module}, {path!r}, {form})"
+            told = f"{path!r}, {form or 0}, {values}, {node.meta.get(CARRIES, ())!r}"
+            called = f"{self.object_name(carrying_form)}(self, {module}, {told})"
+        elif form is not None:
+            called = f"{self.object_name(form_of)}(self, {module}, {path!r}, {form})"
+        return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""

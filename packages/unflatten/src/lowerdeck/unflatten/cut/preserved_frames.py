@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from torch.fx import Node
@@ -63,6 +62,9 @@ def find_preserved_calls(
         marked: What marks that export left in the graph say of calls.
     """
     _guard_not_recorded(trace, made)
+    for path in made.tree.called_elsewhere:
+        if path not in made.forbidden:
+            forbid_uncalled(trace, made, path, CALLED_ELSEWHERE)
     asked = asked_signatures(trace.program)
     if not asked:
         return
@@ -136,31 +138,11 @@ def _guard_uncalled(
             missing.setdefault(path, signature)
             if signature is None:
                 yield path
-    elsewhere = _called_elsewhere(trace) if missing else ()
     for path, signature in missing.items():
         if path in made.forbidden:
             continue
-        if path in elsewhere:
-            why = CALLED_ELSEWHERE
-        elif known(path) in called:
-            why = SOMETIMES_NOTHING
-        else:
-            why = _why_uncalled(signature, trace)
+        why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature, trace)
         forbid_uncalled(trace, made, path, why)
-
-
-def _called_elsewhere(trace: Trace) -> set[str]:
-    """Return the modules that are called by one that does not hold them."""
-    found: set[str] = set()
-    for item in trace.items:
-        stack = (item.node.meta.get("nn_module_stack") or {}).values()
-        paths = [path.partition("@")[0] for path, _ in stack]
-        found.update(
-            inner
-            for outer, inner in pairwise(paths)
-            if outer and not inner.startswith(outer + ".")
-        )
-    return found
 
 
 def _why_uncalled(signature: Any, trace: Trace) -> str:

@@ -63,7 +63,7 @@ def share(root: Frame, maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]
         forms = found.setdefault(paths.canonical(frames[0].path), Forms())
         numbers = [forms.add(maker.body(frame)) for frame in frames]
         for frame, number in zip(frames, numbers, strict=True):
-            is_form = several or len(forms.found) > 1
+            is_form = several or len(forms.found) > 1 or forms.found[0].is_told
             maker.set_target(frame, call_target(frame.accessor, number if is_form else None))
             if is_form and frame.parent is not None:
                 forms.called_as.add((paths.canonical(frame.parent.path), frame.accessor))
@@ -122,23 +122,27 @@ class ModuleBuilder:
         self._functions: dict[object, Callable[..., Any]] = {}
         self._classes: dict[object, type] = {}
 
-    def module(self, forms: Forms | None) -> torch.nn.Module:
-        """Return the module with these forms; one that is never called has none."""
+    def module(self, forms: Forms | None, path: str) -> torch.nn.Module:
+        """Return the module of this path with these forms; one that is never called has none."""
         if forms is None:
             return Container()
         first, *others = forms.found
         first.others = others
-        if others:
+        is_told = first.is_told
+        if is_told:
+            # What is given beside the arguments is for one module, not for others of its code.
+            where = "" if all(_is_alone(body) for body in forms.found) else f" {path}"
             first.keys = tuple(
-                f"{body.latest().digest()} {number}" for number, body in enumerate(forms.found)
+                f"{body.latest().digest()} {number}{where}"
+                for number, body in enumerate(forms.found)
             )
-        kind = InterpreterModuleDispatcher if others else InterpreterModule
+        kind = InterpreterModuleDispatcher if is_told else InterpreterModule
         # The sources and what was recorded live as long as the forms do.
         sources = tuple((id(body.source), *map(id, _checked(body))) for body in forms.found)
         made = self._classes.get(sources)
         if made is None:
             functions = tuple(self.function(body) for body in forms.found)
-            made = self._classes.get(functions) or class_with(kind, functions)
+            made = self._classes.get(functions) or class_with(kind, functions, is_told=is_told)
             self._classes[functions] = self._classes[sources] = made
         return kind(first, made)
 
@@ -156,6 +160,10 @@ class ModuleBuilder:
         return found
 
 
+def _is_alone(body: Body) -> bool:
+    return body.signature is None or not body.signature.is_told
+
+
 def _checked(body: Body) -> tuple[RecordedCall, ...]:
     return body.recorded if body.is_checked else ()
 
@@ -169,7 +177,7 @@ def build_hierarchy(
     for name in paths.order:
         first = paths.canonical(name)
         if first not in made:
-            made[first] = builder.module(forms.get(first))
+            made[first] = builder.module(forms.get(first), first)
     for name in paths.order:
         if name:
             outer, _, last = name.rpartition(".")

@@ -81,6 +81,12 @@ class Body:
     view: GraphView | None = None
 
     @property
+    def is_told(self) -> bool:
+        """Whether callers tell which form a call is, or values beside its arguments."""
+        bodies = (self, *self.others)
+        return len(bodies) > 1 or any(each.signature and each.signature.is_told for each in bodies)
+
+    @property
     def graph(self) -> Graph:
         """The graph, which may be edited from now on."""
         if isinstance(self.made, DeferredGraph):
@@ -204,7 +210,7 @@ class GeneratedModule(Holder):
         body: Body = self.__dict__[PRIVATE]
         body.view = None
         self.__class__ = class_with(
-            _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type
+            _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type, body.is_told
         )
 
     def finalize(self) -> None:
@@ -294,21 +300,22 @@ def class_with(
     functions: Sequence[Function],
     shadowed: Sequence[str] = (),
     eager_type: type | None = None,
+    is_told: bool = False,
 ) -> type:
     """Return a subclass of ``base`` whose ``forward`` is the first function.
 
-    If there are several, each is what a call of its form runs, by a method of that form's name.
+    If callers tell how it is meant, each function is what a call of its form runs, by a method of
+    that form's name.
     """
-    first, *others = functions
     namespace: dict[str, Any] = {
-        "forward": forward_of(functions) if others else first,
+        "forward": forward_of(functions) if is_told else functions[0],
         "__module__": base.__module__,
         "__doc__": base.__doc__,
         _MARK: True,
     }
-    for number, function in enumerate(functions if others else ()):
+    for number, function in enumerate(functions if is_told else ()):
         namespace[form_name(number)] = method_of(number, function)
-    if others:
+    if is_told:
         namespace[FUNCTIONS] = tuple(functions)
     namespace.update((name, _held(name)) for name in shadowed)
     if eager_type is None or issubclass(base, eager_type):

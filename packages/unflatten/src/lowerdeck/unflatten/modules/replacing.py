@@ -24,8 +24,33 @@ class Holder(Generated, MovesConstants):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, torch.nn.Module):
-            check_replacement(name, children_of(self).get(name), value)
+            self._lowerdeck_check(name, value)
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        old = children_of(self).get(name)
+        super().__delattr__(name)
+        if isinstance(old, Generated):
+            # What is put there next takes its place.
+            self.__dict__.setdefault(_DELETED, {})[name] = old
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Put a module where another one was, or there was none, as ``torch.nn.Module`` does.
+
+        Raises:
+            UnflattenError: The program does not tell how it would be called.
+        """
+        self._lowerdeck_check(name, module)
+        super().add_module(name, module)
+
+    def _lowerdeck_check(self, name: str, new: torch.nn.Module | None) -> None:
+        deleted: dict[str, torch.nn.Module] = self.__dict__.get(_DELETED, {})
+        check_replacement(name, children_of(self).get(name) or deleted.get(name), new)
+        deleted.pop(name, None)
+
+
+_DELETED = "_lowerdeck_deleted"
+"""Where a module has the children that somebody deleted, whose calls it still makes."""
 
 
 def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Module | None) -> None:
@@ -44,22 +69,29 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
     """
     if not isinstance(old, Generated) or new is None:
         return
-    if any(isinstance(module, Generated) for module in new.modules()):
-        return
     body = old.__dict__.get(PRIVATE)
     if body is None:
+        if any(isinstance(module, Generated) for module in new.modules()):
+            return
         for key, child in children_of(old).items():
             check_replacement(f"{name}.{key}", child, children_of(new).get(key))
         return
-    for form in (body, *body.others):
-        if not form.is_guarded and (form.signature is None or form.signature.flat):
-            why = _unknown(form, new)
-            if why is not None:
-                raise UnflattenError(
-                    f"A {type(new).__name__} cannot take the place of {name!r}, of which this "
-                    f"program has no signature: {why}. Export the model with export_preserving, "
-                    "or put a module there whose forward takes *values, in the order of their use."
-                )
+    unknown = [form for form in (body, *body.others) if not (form.is_guarded or _is_told(form))]
+    # Most are told, and what is put around a module may be large.
+    if not unknown or any(isinstance(module, Generated) for module in new.modules()):
+        return
+    for form in unknown:
+        why = _unknown(form, new)
+        if why is not None:
+            raise UnflattenError(
+                f"A {type(new).__name__} cannot take the place of {name!r}, of which this "
+                f"program has no signature: {why}. Export the model with export_preserving, "
+                "or put a module there whose forward takes *values, in the order of their use."
+            )
+
+
+def _is_told(form: Any) -> bool:
+    return form.signature is not None and not form.signature.flat
 
 
 def _unknown(form: Any, new: torch.nn.Module) -> str | None:

@@ -102,6 +102,7 @@ class _Builder:
                 if inner is None:
                     # The owner of this module is not on the stack, as where a module calls itself:
                     # its nodes stay with the caller, which makes the calls that it makes.
+                    self.tree.called_elsewhere.setdefault(path)
                     continue
                 frame = self._call(frame, inner, (path, index, type_name))
             found = self.known[steps] = frame

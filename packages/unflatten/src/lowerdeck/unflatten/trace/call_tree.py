@@ -58,12 +58,15 @@ class CallTree:
         frame_of: The innermost call around each item.
         marked: The call that each of export's marks in the graph is of.
         unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
+        called_elsewhere: Modules that some caller does not hold, so that it makes their calls
+            itself.
     """
 
     root: Frame
     frame_of: dict[Item, Frame]
     marked: dict[Node, Frame] = field(default_factory=dict)
     unsure: set[Frame] = field(default_factory=set)
+    called_elsewhere: dict[str, None] = field(default_factory=dict)
 
     def frames(self) -> list[Frame]:
         """Return every frame, parents before their children."""

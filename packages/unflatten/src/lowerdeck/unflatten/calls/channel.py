@@ -1,0 +1,114 @@
+"""What a caller tells the generated module that it means, beside the arguments and the result.
+
+Which of its forms the call is, the values that it reads and that are no arguments, and those that
+others read and that are no results. Wrappers, hooks and the module's own ``__call__`` know one
+``forward`` with eager's arguments alone, so that all this waits for it beside them: each thread
+has its own, and it ends with the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from lowerdeck.unflatten.calls.carrying import read_by_others, reads_of_others
+from lowerdeck.unflatten.errors import UnflattenError
+
+
+class Told:
+    """What is told of one call.
+
+    Args:
+        key: The key of the form that it is.
+        given: What it reads beside its arguments.
+
+    Attributes:
+        back: What others read beside its result, once it ran.
+    """
+
+    __slots__ = ("back", "given", "key")
+
+    def __init__(self, key: str, given: tuple[Any, ...] = ()) -> None:
+        self.key = key
+        self.given = given
+        self.back: tuple[Any, ...] | None = None
+
+
+class _Channel(threading.local):
+    # Not a context variable: compilers cannot follow these, and would run another form. They
+    # write what a ``Told`` gets back, and not what this would.
+    told: Told | None = None
+    entered: Told | None = None
+
+
+CHANNEL = _Channel()
+"""``told`` waits for the module that it means; ``entered`` for the function that runs the form."""
+
+
+def call_told(module: Callable[..., Any], told: Told, /, *args: Any, **kwargs: Any) -> Any:
+    """Call ``module`` and let a module in it that has the form of this key run that."""
+    before = CHANNEL.told
+    CHANNEL.told = told
+    try:
+        return module(*args, **kwargs)
+    finally:
+        CHANNEL.told = before
+
+
+def carrying(
+    module: Callable[..., Any], key: str, given: tuple[Any, ...], names: Sequence[str]
+) -> Callable[..., Any]:
+    """Return what calls ``module`` with the values ``given`` beside its arguments.
+
+    Args:
+        module: What is where a generated module was, or that module.
+        key: The key of the form that the call is.
+        given: The values; a module that is not generated computes them itself.
+        names: What others read that is no result of the call; where there are any, a pair is
+            returned, of the result and of them.
+    """
+    return partial(_call_carrying, module, key, given, names)
+
+
+def _call_carrying(
+    module: Callable[..., Any],
+    key: str,
+    given: tuple[Any, ...],
+    names: Sequence[str],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    told = Told(key, given)
+    result = call_told(module, told, *args, **kwargs)
+    if not names:
+        return result
+    if told.back is None:
+        raise UnflattenError(
+            f"A {type(module).__name__} stands for a module in which {', '.join(names)} were "
+            "computed, which other modules read without being given them; found no way to get "
+            "them from it. Preserve the signatures of those modules too, and replace them "
+            "together."
+        )
+    return result, told.back
+
+
+def take_told(taken: int, returned: int) -> Told:
+    """Return what the caller of the running module told.
+
+    Args:
+        taken: How many values it must give.
+        returned: How many values it gets beside the result.
+
+    Raises:
+        UnflattenError: The module was called alone.
+    """
+    told, CHANNEL.entered = CHANNEL.entered, None
+    if told is None or len(told.given) != taken:
+        why = reads_of_others(taken) if taken else read_by_others(returned)
+        raise UnflattenError(
+            f"This module {why}, and was called alone. Call it as a part of the whole module."
+        )
+    return told
