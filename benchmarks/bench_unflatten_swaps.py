@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
 
 import torch
 import transformers
 
+from benchmarks import xnnpack_models
 from benchmarks.harness import Row
 from lowerdeck.unflatten import UnflattenError
 from tests.peers.module_swaps import plain_sweep, sweep
 from tests.peers.transformer_models import CONFIGURED
 
 PACKAGE = "unflatten"
+VISION = (
+    "torchvision/resnet18",
+    "torchvision/mobilenet_v3_small",
+    "torchvision/squeezenet1_1",
+    "torchvision/shufflenet_v2_x0_5",
+    "torchvision/vit_b_16",
+    "torchvision/swin_t",
+    "timm/mobilenetv4_conv_small",
+    "timm/deit_tiny_patch16_224",
+    "timm/convnext_atto",
+)
+"""Models of pictures, where torchvision and timm are installed, of the sizes published."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -27,9 +44,9 @@ def rows(quick: bool) -> Iterator[Row]:
     warnings.simplefilter("ignore")
     all_found: Counter[str] = Counter()
     all_plain: Counter[str] = Counter()
-    for item in CONFIGURED[:3] if quick else CONFIGURED:
+    for name, build in islice(_models(), 3 if quick else None):
         torch.manual_seed(0)
-        eager, args = item.build(transformers), item.calls()[0]
+        eager, args = build()
         with torch.no_grad():
             found, _ = sweep(eager, args)
             try:
@@ -38,8 +55,20 @@ def rows(quick: bool) -> Iterator[Row]:
                 plain = Counter(failed=1)
         all_found += found
         all_plain += plain
-        yield _row(item.model, found, plain)
+        yield _row(name, found, plain)
     yield _row("all of these models", all_found, all_plain)
+
+
+def _models() -> Iterator[tuple[str, Callable[[], tuple[torch.nn.Module, Any]]]]:
+    for item in CONFIGURED:
+        yield item.model, partial(_configured, item)
+    if find_spec("torchvision") and find_spec("timm"):
+        for name in VISION:
+            yield name, partial(xnnpack_models.build, name)
+
+
+def _configured(item: Any) -> tuple[torch.nn.Module, Any]:
+    return item.build(transformers), item.calls()[0]
 
 
 def _row(name: str, found: Counter[str], plain: Counter[str]) -> Row:

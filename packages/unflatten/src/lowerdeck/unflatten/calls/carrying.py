@@ -71,14 +71,8 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-_UNCALLED = (
-    IN_BRANCHES,
-    LOST_CALL,
-    COMPUTES_NOTHING,
-    SOMETIMES_NOTHING,
-    CALLED_ELSEWHERE,
-)
-"""How the reasons begin for which a call is missing, so that no hook would see it."""
+_UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE)
+"""How the reasons begin for which a call that computes is missing: no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"
@@ -133,7 +127,7 @@ def must_compute_nothing(module: Any, name: str, why: str) -> None:
     Raises:
         UnflattenError: It was.
     """
-    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING or has_hooks(module):
+    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
 
 
