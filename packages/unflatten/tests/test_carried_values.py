@@ -275,3 +275,18 @@ def test_a_module_in_its_place_is_asked_for_what_others_read(net: type[nn.Module
     made.makes = eager.get_submodule("makes")
     with pytest.raises(UnflattenError, match="A Makes stands for a module in which"):
         made(X)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_what_fails_in_such_a_call_names_its_line_and_a_missing_module(
+    net: type[nn.Module],
+) -> None:
+    _, made = _made(net)
+    held = made.makes.fc.weight
+    made.makes.fc.weight = nn.Parameter(torch.ones(4, 5))
+    with pytest.raises(RuntimeError, match=r"y: Tensor = self\.fc\(x\) \* key"):
+        made(X)
+    made.makes.fc.weight = held
+    made.reads = None
+    with pytest.raises(UnflattenError, match="child 'reads', but no module is there"):
+        made(X)

@@ -13,7 +13,7 @@ from torch.fx import Graph
 
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten._torch_private import children_of
-from lowerdeck.unflatten.calls import chosen_forms
+from lowerdeck.unflatten.calls import channel, chosen_forms
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.code.call_targets import split_call_target
@@ -28,7 +28,7 @@ NAME_SOURCE = "_lowerdeck_name_source"
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 """Where torch's own lines are; lines of its layers say little of the model."""
 
-_FORMS = chosen_forms.__file__
+_BETWEEN = {chosen_forms.__file__, channel.__file__}
 """Between the code of a caller and the form of a module that it calls."""
 
 _TOLD = "_lowerdeck_message"
@@ -164,7 +164,7 @@ def _failing_lines(traceback: TracebackType | None) -> list[str]:
         if file.startswith(FILE_PREFIX):
             found.append(linecache.getline(file, line))
             is_ours = True
-        elif not file.startswith(TORCH_FOLDER) and file != _FORMS:
+        elif not file.startswith(TORCH_FOLDER) and file not in _BETWEEN:
             is_ours = False
     return found if is_ours else []
 
