@@ -26,6 +26,7 @@ from lowerdeck.unflatten import (
     export_preserving,
     unflatten,
 )
+from lowerdeck.unflatten.calls.carrying import UNCALLED
 
 FORMS = ("plain all", "preserving", "strict preserving", "decomposed preserving", "plain")
 """How a model is exported and unflattened."""
@@ -131,9 +132,12 @@ def record_calls(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[Rec
         state = torch.get_rng_state()
         open_calls.append(Recorded(_copied((args, kwargs)), _state(module), *modes, state))
 
+    table = model.swappable() if isinstance(model, UnflattenedModule) else ()
+    # A hook there is refused: the program has not all calls of it.
+    without = {row.path for row in table if row.reason.startswith(UNCALLED)}
     with ExitStack() as stack:
         for path, child in model.named_modules():
-            if not path:
+            if not path or path in without:
                 continue
 
             def after(

@@ -71,7 +71,7 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-_UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE)
+UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE)
 """How the reasons begin for which a call that computes is missing: no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
@@ -97,7 +97,7 @@ def must_be_generated(module: Any, name: str, why: str) -> None:
     """
     if not _is_generated(module):
         raise UnflattenError(f"A {type(module).__name__} stands for {name!r}, which {why}")
-    if has_hooks(module) and why.startswith(_UNCALLED):
+    if has_hooks(module) and why.startswith(UNCALLED):
         raise UnflattenError(f"A hook waits at {name!r}, which {why}")
 
 
