@@ -65,7 +65,11 @@ def test_calls_that_make_equal_constants_are_one_form(
     # Once more: a constant that is written would have another value then.
     for _ in range(2):
         torch.testing.assert_close(made(x), eager(x))
-    assert not isinstance(made.makes, InterpreterModuleDispatcher)
+    # Strict export leaves no trace of the module around what ran without gradients: once
+    # decomposed, its caller computes that, and hands it over beside the call.
+    is_told = strict and is_decomposed and how is export_preserving
+    assert isinstance(made.makes, InterpreterModuleDispatcher) == is_told
+    assert not is_told or len(made.makes.call_modules()) == 1
     held = [name for name, value in vars(made.makes).items() if isinstance(value, Tensor)]
     assert len(held) == 4
     assert list(made.state_dict()) == []
