@@ -64,11 +64,20 @@ def _models() -> Iterator[tuple[str, Callable[[], tuple[torch.nn.Module, Any]]]]
         yield item.model, partial(_configured, item)
     if find_spec("torchvision") and find_spec("timm"):
         for name in VISION:
-            yield name, partial(xnnpack_models.build, name)
+            yield name, partial(_pictured, name)
 
 
 def _configured(item: Any) -> tuple[torch.nn.Module, Any]:
     return item.build(transformers), item.calls()[0]
+
+
+def _pictured(name: str) -> tuple[torch.nn.Module, Any]:
+    eager, args = xnnpack_models.build(name)
+    for parameter in eager.parameters():
+        # Some heads begin as zeros: whatever is swapped before them would have no effect.
+        if parameter.dim() > 1 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return eager, args
 
 
 def _row(name: str, found: Counter[str], plain: Counter[str]) -> Row:

@@ -10,12 +10,14 @@ import inspect
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.export import export
+from torch.utils.checkpoint import checkpoint
 from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
@@ -289,4 +291,82 @@ def test_what_fails_in_such_a_call_names_its_line_and_a_missing_module(
     made.makes.fc.weight = held
     made.reads = None
     with pytest.raises(UnflattenError, match="child 'reads', but no module is there"):
+        made(X)
+
+
+class Recomputes(nn.Module):
+    """Recomputes what is in it in backward, of the call before too, within its own call."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool, late: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant, self.late = inner, reentrant, late
+        self.before: Any = None
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.before is not None:
+            self.before.sum().backward()
+        x = x.detach().requires_grad_() if self.late else x
+        run = partial(self.inner, **kwargs)
+        result = checkpoint(run, x, *args, use_reentrant=self.reentrant)
+        self.before = result if self.late else None
+        return result.detach() if self.late else result
+
+
+def _repeat(made: nn.Module, given: Tensor, late: bool) -> None:
+    result = made(given)
+    if late:
+        made(given)
+    else:
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["makes", "reads", "hands"])
+@pytest.mark.parametrize("net", NETS)
+def test_a_call_that_backward_repeats_is_refused_and_leaves_nothing(
+    net: type[nn.Module], name: str, reentrant: bool, late: bool
+) -> None:
+    eager, made = _made(net)
+    inner = made.get_submodule(name)
+    setattr(made, name, Recomputes(inner, reentrant, late))
+    given = X.clone().requires_grad_()
+    with pytest.raises(UnflattenError, match="called alone"):
+        _repeat(made, given, late)
+    setattr(made, name, inner)
+    assert_equal(made(X), eager(X))
+
+
+def _on_another_thread(inner: Any, *args: Any, **kwargs: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(partial(inner, *args, **kwargs)).result()
+
+
+@pytest.mark.parametrize("name", ["makes", "reads", "hands"])
+@pytest.mark.parametrize("net", NETS)
+def test_a_wrapper_that_calls_on_another_thread_is_refused(
+    net: type[nn.Module], name: str
+) -> None:
+    _, made = _made(net)
+    inner = made.get_submodule(name)
+    handle = Around(inner)
+    handle.forward = partial(_on_another_thread, inner)  # type: ignore[method-assign]
+    setattr(made, name, handle)
+    with pytest.raises(UnflattenError, match="called alone"):
+        made(X)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_hook_may_call_another_module_of_the_tree(net: type[nn.Module]) -> None:
+    eager, made = _made(net)
+    for model in (eager, made):
+        inner: Any = model.get_submodule("reads.fc")
+        for name in ("makes", "hands"):
+            module = model.get_submodule(name)
+            module.register_forward_pre_hook(lambda _, args, inner=inner: (inner(args[0]),))
+            module.register_forward_hook(lambda _, __, result, inner=inner: inner(result))
+    assert_equal(made(X), eager(X))
+    # One that reads values is given none by such a hook.
+    made.makes.register_forward_hook(lambda _, args, __: made.reads(*args, *args))
+    with pytest.raises(UnflattenError, match=r"called alone|which of them is meant"):
         made(X)

@@ -116,6 +116,11 @@ def has_hooks(module: torch.nn.Module) -> bool:
     )
 
 
+def running_backward() -> int:
+    """Return which backward pass this thread runs; -1 where it runs none, or is compiled."""
+    return -1 if torch.compiler.is_compiling() else int(torch._C._current_graph_task_id())
+
+
 def runs_more_than_forward(module: torch.nn.Module) -> bool:
     """Return whether a call of ``module`` runs anything but the ``forward`` of its class.
 

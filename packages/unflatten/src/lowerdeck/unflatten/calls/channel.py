@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from lowerdeck.unflatten._torch_private import running_backward
 from lowerdeck.unflatten.calls.carrying import read_by_others, reads_of_others
 from lowerdeck.unflatten.errors import UnflattenError
 
@@ -26,14 +27,23 @@ class Told:
 
     Attributes:
         back: What others read beside its result, once it ran.
+        backward: The backward pass in which it was told.
     """
 
-    __slots__ = ("back", "given", "key")
+    __slots__ = ("back", "backward", "given", "key")
 
     def __init__(self, key: str, given: tuple[Any, ...] = ()) -> None:
         self.key = key
         self.given = given
         self.back: tuple[Any, ...] | None = None
+        self.backward = running_backward()
+
+    def is_meant(self, keys: Sequence[str]) -> bool:
+        """Return whether this may be told to the module that now runs, whose forms are ``keys``.
+
+        What a backward pass computes again is a call of before, of which nothing is known.
+        """
+        return self.key in keys and self.backward == running_backward()
 
 
 class _Channel(threading.local):
@@ -50,8 +60,8 @@ CHANNEL = _Channel()
 def call_told(module: Callable[..., Any], told: Told, /, *args: Any, **kwargs: Any) -> Any:
     """Call ``module`` and let a module in it that has the form of this key run that."""
     before = CHANNEL.told
-    CHANNEL.told = told
     try:
+        CHANNEL.told = told
         return module(*args, **kwargs)
     finally:
         CHANNEL.told = before

@@ -101,14 +101,14 @@ def forward_of(functions: Sequence[Function]) -> Function:
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         keys: Sequence[str] = self.__dict__[PRIVATE].keys
         told = CHANNEL.told
-        mine = told if told is not None and told.key in keys else None
+        mine = told if told is not None and told.is_meant(keys) else None
         if mine is not None:
             number = keys.index(mine.key)
         else:
             number = told_by_arguments(self, args, kwargs) if len(functions) > 1 else 0
         # What was told is for this call alone, not for those that the form makes.
-        CHANNEL.told, CHANNEL.entered = None, mine
         try:
+            CHANNEL.told, CHANNEL.entered = None, mine
             return functions[number](self, *args, **kwargs)
         finally:
             CHANNEL.told, CHANNEL.entered = told, None
