@@ -1,4 +1,4 @@
-"""What stands in a region of autocast is of the dtypes that eager gives, whatever it is made of."""
+"""What stands in a region of autocast is of the dtypes that eager gives."""
 
 from __future__ import annotations
 

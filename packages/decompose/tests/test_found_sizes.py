@@ -202,9 +202,10 @@ def _scaled(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("way", ["core", "nothing", "keep", "its own"])
 def test_item_stays_where_torch_keeps_it(way: str) -> None:
     item = torch.ops.aten.item.default
-    core, tables = torch.export.default_decompositions(), torch.export.default_decompositions()
+    core: Any = torch.export.default_decompositions()
+    tables: Any = torch.export.default_decompositions()
     tables.pop(item)
-    own = {torch.ops.aten._local_scalar_dense.default: lambda x: item(x)}
+    own: Any = {torch.ops.aten._local_scalar_dense.default: item}
     given, keep, theirs = {
         "core": (core, (), core),
         "nothing": ({}, (), {}),

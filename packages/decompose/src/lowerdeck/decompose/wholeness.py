@@ -62,7 +62,7 @@ def read_by(node: Node, tree: Any, env: Mapping[Node, Any]) -> Any:
         return map_arg(tree, env.__getitem__)
     except KeyError as error:
         raise DecomposeError(
-            f"{node.name!r} reads {str(error.args[0])!r}, found later in the graph or in no graph, "
+            f"{node.name!r} reads {str(error.args[0])!r}, found later or nowhere in the graph, "
             "expected before it: insert nodes before what reads them (graph.lint() tells)"
         ) from error
 
