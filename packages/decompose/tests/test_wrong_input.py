@@ -47,6 +47,9 @@ def test_all_that_torch_takes_as_a_table_is_taken() -> None:
 
 
 class Adding(torch.nn.Module):
+    held: torch.Tensor
+    passing: torch.Tensor
+
     def __init__(self, writes: bool) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(3, 3)
@@ -57,7 +60,7 @@ class Adding(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         if self.writes:
-            self.held.add_(1)  # type: ignore[operator]
+            self.held.add_(1)
         return torch.relu(self.linear(x) + y) * self.held + self.passing + self.plain, x.view(-1)
 
 
