@@ -19,7 +19,7 @@ from lowerdeck.unflatten import (
 pytestmark = pytest.mark.filterwarnings("ignore:Decomposing this program lost:UserWarning")
 
 # Those that found something, and some more; nox -s changes runs others each night.
-FOUND = (5013, 5018, 5027, 5044, 5093, 5129)
+FOUND = (5013, 5018, 5027, 5044, 5093, 5129, 50046)
 
 
 @pytest.mark.parametrize("seed", [*FOUND, *range(6000, 6020)])
@@ -199,3 +199,29 @@ def test_one_nan_is_as_another() -> None:
     made: Any = unflatten(export_preserving(Twice(), (x,)))
     assert not hasattr(made.divide, "call_modules")
     assert made.divide(x, float("nan")).isnan().all()
+
+
+class Twice(nn.Module):
+    """Calls one module by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.two = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.two(self.one(x).sin())
+        return made
+
+
+def test_a_form_of_flat_values_and_one_of_a_signature_are_alike() -> None:
+    x = torch.randn(2, 4)
+    program = torch.export.export(Twice(), (x,), preserve_module_call_signature=("two",))
+    made: Any = unflatten(program)
+    assert len(made.one.call_modules()) == 2
+    for row in made.swappable():
+        try:
+            made.get_submodule(row.path)(x)
+        except UnflattenError:
+            assert not row.callable_alone
+        else:
+            assert row.callable_alone

@@ -86,3 +86,18 @@ def test_what_would_have_no_effect_is_refused_and_told(model: str, export: str) 
     made.set_submodule(path, Around(made.get_submodule(path)))
     with pytest.raises(UnflattenError, match=r"stands for|is there as"):
         made(X)
+
+
+@pytest.mark.parametrize("is_called_too", [False, True])
+def test_what_calls_a_module_that_it_does_not_hold_can_be_replaced(is_called_too: bool) -> None:
+    eager = Net(is_called_too=is_called_too)
+    made = unflatten(export_preserving(eager, (X,)))
+    row = next(row for row in made.swappable() if row.path == "calls")
+    assert (row.replaceable, row.callable_alone) == (True, False)
+    made.calls = eager.calls
+    torch.testing.assert_close(made(X), eager(X))
+    made.calls = eager.calls.fc
+    assert not torch.equal(made(X), eager(X))
+    made.calls = Calls(made.get_submodule("held") if is_called_too else eager.held)
+    made.calls.fc = eager.calls.fc
+    torch.testing.assert_close(made(X), eager(X))

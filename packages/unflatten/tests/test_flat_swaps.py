@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,3 +183,62 @@ def test_modules_of_programs_with_signatures_are_put_there_without_a_walk() -> N
     made: Any = unflatten(export_preserving(Model(), (X,)))
     made.layer = Counts()
     assert not walked
+
+
+class Alone(nn.Module):
+    """Knows no more than its one argument."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - y
+
+
+class Held(nn.Module):
+    """Calls a part of its children, by index and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Difference(), nn.Linear(4, 4)])
+        self.named = nn.ModuleDict({"one": Difference(), "two": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.parts[1](self.parts[0](x, x.sin()))
+        made: torch.Tensor = self.named["two"](self.named["one"](x.cos(), x))
+        return made
+
+
+@pytest.mark.parametrize("how", ["plain", "restored", "as eager"])
+def test_containers_look_at_what_is_put_in_them_however_they_are_made(how: str) -> None:
+    eager = Held()
+    program = torch.export.export(eager, (X,))
+    restored = {"plain": False, "restored": True, "as eager": eager}[how]
+    made: Any = unflatten(program, restore_types=restored)
+
+    def put_list() -> None:
+        made.parts = nn.ModuleList([Alone(), made.parts[1]])
+
+    def put_dict() -> None:
+        made.named = nn.ModuleDict({"one": Alone(), "two": made.named["two"]})
+
+    for put in (
+        put_list,
+        put_dict,
+        lambda: made.parts.__setitem__(0, Alone()),
+        lambda: setattr(made.parts, "0", Alone()),
+        lambda: made.named.__setitem__("one", Alone()),
+        lambda: made.named.add_module("one", Alone()),
+        lambda: made.parts.insert(0, Alone()),
+        lambda: made.parts.pop(0),
+        lambda: made.parts.append(Alone()),
+        lambda: made.parts.__delitem__(0),
+        lambda: made.named.update({"one": Alone()}),
+        lambda: made.named.clear(),
+    ):
+        with pytest.raises(UnflattenError, match="has no signature|changes which children"):
+            put()
+    made.parts[1] = nn.Sequential(made.parts[1])
+    for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        torch.testing.assert_close(one(X), eager(X))
+        with pytest.raises(UnflattenError, match="has no signature"):
+            one.parts[0] = Alone()
+        assert len(one.parts[:1]) == len(list(one.parts)[:1]) == 1
+        assert isinstance(one.parts, nn.ModuleList) == (how == "as eager")

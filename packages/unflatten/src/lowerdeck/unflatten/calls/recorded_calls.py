@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
+from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.calls.carrying import IN_PARTS, PRIVATE
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
@@ -91,18 +92,22 @@ def untold_forms(bodies: Sequence[Any]) -> list[int]:
 
 
 def _are_alike(one: Any, other: Any) -> bool:
-    """Return whether some arguments fit a call of either."""
-    return _structure(one) == _structure(other) and any(
+    """Return whether some arguments fit a call of either, by position or by name."""
+    parts, more_parts = _parts(one), _parts(other)
+    alike = list(parts.values()) == list(more_parts.values()) or parts == more_parts
+    return alike and any(
         len(call) == len(more) and all(map(_overlap, call, more))
         for call in one.recorded
         for more in other.recorded
     )
 
 
-def _structure(body: Any) -> object:
+def _parts(body: Any) -> dict[object, pytree.TreeSpec]:
+    """Return the structure of each argument, by its name or, where it has none, its place."""
     signature: CallSignature | None = body.signature
     if signature is None:
-        return len(body.recorded[0]) if body.recorded else 0
+        count = len(body.recorded[0]) if body.recorded else 0
+        return dict.fromkeys(range(count), pytree.tree_structure(None))
     parts = [spec for part in signature.in_spec.children() for spec in part.children()]
     return dict(zip(signature.names, parts, strict=True))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial, partialmethod
 from typing import Any
 
 import torch
@@ -94,6 +94,38 @@ def _refusal(change: str) -> UnflattenError:
 
 def _refuse(change: str, *_: object, **__: object) -> None:
     raise _refusal(change)
+
+
+@cache
+def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """Return a subclass of an eager container's class that looks at what is put in it too."""
+    namespace: dict[str, Any] = {
+        name: partialmethod(_refuse_restored, name) for name in _CHANGES if hasattr(cls, name)
+    }
+    namespace.update(__module__=cls.__module__, __doc__=cls.__doc__, __reduce_ex__=_reduced)
+
+    def new(_: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        # A slice of a list makes a list of its own class: that one is nobody's.
+        return cls(*args, **kwargs)
+
+    namespace["__new__"] = new
+    if hasattr(cls, "__delitem__"):
+        namespace["__delitem__"] = partialmethod(_refuse_restored, "del")
+    return type(cls.__name__, (Holder, cls), namespace)
+
+
+def _refuse_restored(_: torch.nn.Module, change: str, *__: object, **___: object) -> None:
+    raise _refusal(change)
+
+
+def _reduced(module: torch.nn.Module, _: object) -> tuple[Any, ...]:
+    # The class is made when it is needed: no name leads to it.
+    return _made_again, (type(module).__bases__[1],), dict(module.__dict__)
+
+
+def _made_again(cls: type[torch.nn.Module]) -> torch.nn.Module:
+    made: torch.nn.Module = object.__new__(restored_class(cls))
+    return made
 
 
 def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:

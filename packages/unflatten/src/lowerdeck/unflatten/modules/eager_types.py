@@ -10,6 +10,7 @@ import torch
 
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.modules.container import restored_class
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
 from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class
 
@@ -36,7 +37,7 @@ def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | Non
         if isinstance(module, GeneratedModule):
             give_eager_type(module, cls)
         else:
-            module.__class__ = cls
+            module.__class__ = restored_class(cls)
         if model is not None:
             _copy_attributes(model, module)
 

@@ -20,7 +20,10 @@ from lowerdeck.unflatten.errors import UnflattenError
 
 
 class Holder(Generated, MovesConstants):
-    """Base of the modules that ``unflatten`` makes, which look at what is put in them."""
+    """Base of the modules that ``unflatten`` makes, which look at what is put in them.
+
+    What is written into ``_modules``, which is torch's own, nobody looks at.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, torch.nn.Module):
@@ -71,8 +74,6 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
         return
     body = old.__dict__.get(PRIVATE)
     if body is None:
-        if any(isinstance(module, Generated) for module in new.modules()):
-            return
         for key, child in children_of(old).items():
             check_replacement(f"{name}.{key}", child, children_of(new).get(key))
         return
