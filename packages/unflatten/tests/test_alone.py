@@ -201,7 +201,7 @@ def test_one_nan_is_as_another() -> None:
     assert made.divide(x, float("nan")).isnan().all()
 
 
-class Twice(nn.Module):
+class TwoNames(nn.Module):
     """Calls one module by two names."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Twice(nn.Module):
 
 def test_a_form_of_flat_values_and_one_of_a_signature_are_alike() -> None:
     x = torch.randn(2, 4)
-    program = torch.export.export(Twice(), (x,), preserve_module_call_signature=("two",))
+    program = torch.export.export(TwoNames(), (x,), preserve_module_call_signature=("two",))
     made: Any = unflatten(program)
     assert len(made.one.call_modules()) == 2
     for row in made.swappable():

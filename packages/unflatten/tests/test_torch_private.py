@@ -159,7 +159,9 @@ def test_hooks_are_found_wherever_they_are_registered(kind: str, of_all: bool) -
     assert not private.runs_more_than_forward(module)
     handle = getattr(owner, f"register_{prefix}{kind}_hook")(lambda *_: None)
     assert private.runs_more_than_forward(module)
+    assert private.has_hooks(module) == (not of_all)
     handle.remove()
+    assert not private.has_hooks(module)
     assert not private.runs_more_than_forward(module)
 
 
@@ -185,3 +187,14 @@ def test_hooks_run_in_forward_with_what_those_before_returned() -> None:
     assert type(module) is torch.nn.Identity
     assert private.runs_more_than_forward(module)
     torch.testing.assert_close(module(x), wanted)
+
+
+def test_each_backward_pass_is_told_from_others_and_from_none() -> None:
+    found: list[int] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: found.append(private.running_backward()))  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        x.sum().backward()  # type: ignore[no-untyped-call]
+    found.append(private.running_backward())
+    assert len(set(found)) == 3
+    assert found[-1] == -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial, partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -96,7 +96,6 @@ def _refuse(change: str, *_: object, **__: object) -> None:
     raise _refusal(change)
 
 
-@cache
 def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """Return a subclass of an eager container's class that looks at what is put in it too."""
     namespace: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import torch
 
-from lowerdeck.unflatten._torch_private import children_of
-from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten._torch_private import MovesConstants, children_of
+from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
 from lowerdeck.unflatten.modules.container import restored_class
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
 from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class
@@ -31,7 +31,7 @@ def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | Non
             continue
         model = _child(eager, name)
         body = module.__dict__.get(PRIVATE)
-        cls = type(model) if model is not None else loaded_class(body and body.type_name)
+        cls = _eager_class(model) if model is not None else loaded_class(body and body.type_name)
         if cls is None or not issubclass(cls, torch.nn.Module):
             continue
         if isinstance(module, GeneratedModule):
@@ -59,6 +59,13 @@ def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
     for part in name.split("."):
         eager = children_of(eager).get(part) if eager is not None else None
     return eager
+
+
+def _eager_class(model: torch.nn.Module) -> type | None:
+    """Return the class of ``model``; of a module of ours that for which it stands, or None."""
+    ours = (Generated, MovesConstants)
+    found = next(cls for cls in type(model).__mro__ if not issubclass(cls, ours))
+    return None if found is torch.nn.Module else found
 
 
 def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:
