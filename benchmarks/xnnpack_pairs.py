@@ -1,8 +1,8 @@
 """Models through XNNPACK beside ExecuTorch's own lowering, in the official runtime: the tables.
 
 Files, and what came of two files run in turn, are kept in ``out/xnnpack``: what has not changed is
-not run again. It needs torchvision, timm, transformers and torchao, and a machine that does
-nothing else.
+neither made nor run again, and several calls may share the work. It needs torchvision, timm,
+transformers and torchao, and a machine that does nothing else.
 
     python -m benchmarks.xnnpack_pairs [--counts | --forms] [MODEL[:FORM]...]
 
@@ -17,10 +17,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import compiled_environment
+from benchmarks.records import state_of
 from benchmarks.xnnpack_files import FLOAT, KEPT, MODES, ROOT, stem
 from benchmarks.xnnpack_models import NAMES
 
@@ -57,11 +59,10 @@ def compared(model: str, form: str) -> dict[str, Any]:
             times are those of ours alone.
     """
     mine = _ours(model, form)
-    found: dict[str, Any] = {"ours": mine, "peer": None, "fails": ""}
-    try:
-        found["peer"] = _step("peer", model, form)
-    except RuntimeError as error:
-        found["fails"] = str(error).strip().splitlines()[-1][:120]
+    theirs = _peer(model, form)
+    found: dict[str, Any] = {"ours": mine, "peer": None, "fails": theirs.get("fails", "")}
+    if not found["fails"]:
+        found["peer"] = theirs
     found["run"] = _run(mine, found["peer"], f"{stem(model, form)}.io")
     return found
 
@@ -69,7 +70,34 @@ def compared(model: str, form: str) -> dict[str, Any]:
 def _ours(model: str, form: str) -> dict[str, Any]:
     if not Path(f"{stem(model, form)}.io").exists():
         _step("export", model, form)
-    return _step("ours", model, form)
+    kept = Path(f"{stem(model, form)}.{_sources()}.json")
+    return _kept(kept) or _keep(kept, _step("ours", model, form))
+
+
+def _peer(model: str, form: str) -> dict[str, Any]:
+    digest = Path(f"{stem(model, form)}.digest").read_text()
+    path = KEPT / f"{digest}.peer.json"
+    if told := _kept(path):
+        return told
+    try:
+        return _keep(path, _step("peer", model, form))
+    except RuntimeError as error:
+        return _keep(path, {"fails": str(error).strip().splitlines()[-1][:120]})
+
+
+@cache
+def _sources() -> str:
+    """Return a digest of all that our files are made by."""
+    return state_of("xnnpack_models")
+
+
+def _kept(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _keep(path: Path, figures: dict[str, Any]) -> dict[str, Any]:
+    path.write_text(json.dumps(figures))
+    return figures
 
 
 def _run(
@@ -77,12 +105,9 @@ def _run(
 ) -> dict[str, Any]:
     """Run two files in turn, or take what came of the same two before."""
     kept = KEPT / f"{mine['digest']}-{theirs['digest'] if theirs else 'alone'}.json"
-    if not kept.exists():
-        figures = _step("run", mine["path"], theirs["path"] if theirs else "", io, other_io)
-        kept.write_text(json.dumps(figures))
-    figures = json.loads(kept.read_text())
-    assert isinstance(figures, dict)
-    return figures
+    return _kept(kept) or _keep(
+        kept, _step("run", mine["path"], theirs["path"] if theirs else "", io, other_io)
+    )
 
 
 def _step(*words: object) -> dict[str, Any]:
