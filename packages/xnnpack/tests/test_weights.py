@@ -297,6 +297,8 @@ def test_the_largest_number_is_found_without_a_copy(number: float) -> None:
 class Repeated(nn.Module):
     """Adds one row of a table to each token, and divides by zeros of two signs."""
 
+    zeros: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.kinds = nn.Embedding(2, 8)
