@@ -6,6 +6,7 @@ the ground is a light grey, so that they can be read on a dark page too.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,9 +107,17 @@ def _overview(rows: Sequence[Row]) -> Figure:
         axes.barh(height, middle - 1, left=1, height=0.62, color="#b9cbe4", zorder=2)
         axes.text(middle, height + 0.36, f"{middle:.3g}x", fontsize=8, ha="center", va="bottom")
     for kind, (marker, colour) in KINDS.items():
-        points = [
-            (row.ratio, packages.index(row.package)) for row in compared if _kind(row) == kind
-        ]
+        # Points nearer to each other than a mark is wide are one in the picture.
+        points = list(
+            {
+                (round(25 * math.log10(row.ratio)), row.package): (
+                    row.ratio,
+                    packages.index(row.package),
+                )
+                for row in compared
+                if _kind(row) == kind and row.ratio
+            }.values()
+        )
         if points:
             xs, ys = zip(*points, strict=True)
             axes.plot(xs, ys, marker, ms=4.5, color=colour, alpha=0.75, label=kind, zorder=3)
