@@ -33,10 +33,10 @@ class Told:
     __slots__ = ("back", "backward", "given", "key")
 
     def __init__(self, key: str, given: tuple[Any, ...] = ()) -> None:
-        self.key = key
-        self.given = given
+        self.key: str = key
+        self.given: tuple[Any, ...] = given
         self.back: tuple[Any, ...] | None = None
-        self.backward = running_backward()
+        self.backward: int = running_backward()
 
     def is_meant(self, keys: Sequence[str]) -> bool:
         """Return whether this may be told to the module that now runs, whose forms are ``keys``.
