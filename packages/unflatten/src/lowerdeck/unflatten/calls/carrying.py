@@ -62,6 +62,11 @@ CALLED_ELSEWHERE = (
     "is called by a module that does not hold it, which computes that call itself here: another "
     "module or a hook would have no effect in it. Export the model with that module in it."
 )
+LOST_PART = (
+    "may compute or write something without gradients, or under autocast, that decomposing gave "
+    "to its caller. Unflatten the program before run_decompositions(), and change or replace the "
+    "module there."
+)
 SEVERAL_NAMES = (
     "has several names, and another module reads or writes what it holds by one that the program "
     "does not tell. Put the other module there by all of its names."
@@ -71,8 +76,8 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE)
-"""How the reasons begin for which a call that computes is missing: no hook would see it."""
+UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE, LOST_PART)
+"""How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"

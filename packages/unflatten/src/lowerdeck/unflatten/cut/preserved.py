@@ -185,6 +185,16 @@ def _is_another(node: Node) -> bool:
     return _results_of(origin) > 1 and str(source.target) != origin
 
 
+def doubtful_names(graph: Graph) -> set[str]:
+    """Return names of nodes that decomposing may have given to others than signatures mean.
+
+    Decomposing makes what takes one result out of several anew, and tells no signature its name.
+    """
+    taken = list(graph.find_nodes(op="call_function", target=operator.getitem))
+    told = {source.name for node in graph.nodes for source in node.meta.get("from_node") or ()}
+    return {node.name for node in taken if node.meta.get("from_node")} - told
+
+
 def leaf_names(specs: Sequence[Any]) -> Iterator[tuple[str | None, Leaf]]:
     """Yield for each leaf of a signature the name of its node, or None and the constant it is."""
     for spec in specs:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from lowerdeck.unflatten.calls.carrying import (
@@ -14,6 +15,7 @@ from lowerdeck.unflatten.calls.carrying import (
     COMPUTES_NOTHING,
     IN_BRANCHES,
     LOST_CALL,
+    LOST_PART,
     LOST_SIGNATURE,
     SOMETIMES_NOTHING,
     must_be_generated,
@@ -24,6 +26,7 @@ from lowerdeck.unflatten.cut.preserved import (
     Leaf,
     PreservedCall,
     asked_signatures,
+    doubtful_names,
     leaf_names,
     not_recorded,
     preserved_calls,
@@ -38,7 +41,8 @@ from lowerdeck.unflatten.cut.rewritten_leaves import (
 )
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, first_node, nodes_in
-from lowerdeck.unflatten.trace.call_tree import Frame
+from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
+from lowerdeck.unflatten.trace.lost_stacks import lost_its_stack
 from lowerdeck.unflatten.trace.trace import Trace
 
 MarkedCalls = dict[Frame, dict[str, tuple[Leaf, ...]]]
@@ -68,8 +72,10 @@ def find_preserved_calls(
     asked = asked_signatures(trace.program)
     if not asked:
         return
+    _guard_lost_parts(trace, made)
     signatures = preserved_calls(trace.program, asked)
     leaves = _Leaves(trace, reads, values)
+    unsure_names = {leaves.by_name.get(name) for name in doubtful_names(trace.program.graph)}
     output = next(iter(trace.program.graph.find_nodes(op="output")))
     returned = {values.get(node) for node in output.all_input_nodes}
     stored = {values.get(mutation.value) for mutation in trace.mutations.all}
@@ -80,13 +86,15 @@ def find_preserved_calls(
         if frame.parent is None or frame.part or name not in asked:
             continue
         found = leaves.recorded(frame, signatures.get(frame.call_name))
+        inside = dict.fromkeys(nodes_in(frame))
+        if found is not None and not _is_certain(found, inside, unsure_names):
+            found = None
         if found is None and frame in marked:
             found = _marked_call(frame, asked[name], marked[frame])
         if found is None:
             lost.add(frame.path)
             forbid_replacing(made, frame, frame.parent, LOST_SIGNATURE)
             continue
-        inside = dict.fromkeys(nodes_in(frame))
         # Its caller has no value for what the call itself computes.
         own = [leaf in inside for leaf in found.inputs]
         call = _without(found, own, None)
@@ -99,6 +107,30 @@ def find_preserved_calls(
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
+
+
+def _is_certain(call: PreservedCall, inside: Collection[Node], doubtful: Container[Leaf]) -> bool:
+    """Return whether what a call takes and returns is what the call itself reads and computes.
+
+    Args:
+        call: The call.
+        inside: Its nodes.
+        doubtful: Leaves that may be others than those that signatures mean.
+    """
+    taken, returned = call.nodes(call.inputs), call.nodes(call.outputs)
+    if any(leaf in doubtful for leaf in taken):
+        read = {source for node in inside for source in node.all_input_nodes}
+        others = (leaf for leaf in read if leaf not in inside and leaf not in taken)
+        if not read.issuperset(taken) or any(map(_is_tensor, others)):
+            return False
+    if not any(leaf in doubtful for leaf in returned):
+        return True
+    left = {node for node in inside if any(user not in inside for user in node.users)}
+    return all(leaf in inside or leaf in taken for leaf in returned) and left.issubset(returned)
+
+
+def _is_tensor(node: Node) -> bool:
+    return node.op != "get_attr" and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _without(call: PreservedCall, which: Sequence[bool], leaf: Leaf) -> PreservedCall:
@@ -118,6 +150,24 @@ def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
     for path, reason in why.items():
         if path in trace.paths and (path in uncalled or told[path] == IN_BRANCHES):
             forbid_uncalled(trace, made, path, reason)
+
+
+def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
+    """Forbid changing modules of which a caller may compute a part, or write the state."""
+    lost = set(trace.tree.lost)
+    for mutation in trace.mutations.all:
+        names = trace.state.aliases(str(mutation.spec.target))
+        if not lost_its_stack(mutation.value):
+            continue
+        lost.update(
+            frame
+            for frame in made.tree.frames()
+            if mutation.frame in frames_around(frame)[1:]
+            and any(trace.paths.attribute(frame.path, name) for name in names)
+        )
+    for frame in made.tree.frames():
+        if frame in lost and frame.parent is not None:
+            forbid_replacing(made, frame, frame.parent, LOST_PART)
 
 
 def _guard_uncalled(

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, returns_view, schema_of
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
+from lowerdeck.unflatten.trace.lost_stacks import origins
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +186,7 @@ def _may_be_whole(node: Node) -> bool:
 
 def _writes(node: Node) -> bool:
     """Return whether ``node`` stands for an operator that wrote in place."""
-    return any(_is_mutable(str(source.target)) for source in _origins(node))
-
-
-def _origins(node: Node) -> list[Any]:
-    """Return what ``node`` was made of, through all the passes since export."""
-    found = list(node.meta.get("from_node") or ())
-    for source in found:
-        found.extend(source.from_node)
-    return found
+    return any(_is_mutable(str(source.target)) for source in origins(node))
 
 
 @cache

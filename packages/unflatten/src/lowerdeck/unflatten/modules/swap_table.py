@@ -12,6 +12,7 @@ from torch.fx import Graph
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls.carrying import (
     IN_PARTS,
+    LOST_PART,
     PRIVATE,
     must_hand_through,
     read_by_others,
@@ -128,8 +129,9 @@ def _rows(
             continue
         body: Body = module.__dict__[PRIVATE]
         bodies = (body, *body.others)
-        alone = _not_alone(bodies)
-        reasons = [*_not_replaceable(bodies, forbidden.get(path)), *((alone,) if alone else ())]
+        why = forbidden.get(path)
+        alone = why if why is not None and LOST_PART in why else _not_alone(bodies)
+        reasons = [*_not_replaceable(bodies, why), *((alone,) if alone else ())]
         replaceable = len(reasons) == bool(alone)
         if replaceable and path in wanted:
             names = ", ".join(map(repr, wanted[path]))

@@ -58,6 +58,7 @@ class CallTree:
         frame_of: The innermost call around each item.
         marked: The call that each of export's marks in the graph is of.
         unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
+        lost: Calls that read, beside their arguments, what decomposing gave to their callers.
         called_elsewhere: Modules that some caller does not hold, so that it makes their calls
             itself.
     """
@@ -66,6 +67,7 @@ class CallTree:
     frame_of: dict[Item, Frame]
     marked: dict[Node, Frame] = field(default_factory=dict)
     unsure: set[Frame] = field(default_factory=set)
+    lost: set[Frame] = field(default_factory=set)
     called_elsewhere: dict[str, None] = field(default_factory=dict)
 
     def frames(self) -> list[Frame]:

@@ -11,6 +11,7 @@ from lowerdeck.unflatten.trace.call_frames import build_call_tree
 from lowerdeck.unflatten.trace.call_tree import CallTree
 from lowerdeck.unflatten.trace.flat_items import Item, flat_items
 from lowerdeck.unflatten.trace.lifted_constants import share_lifted_constants
+from lowerdeck.unflatten.trace.lost_stacks import find_lost
 from lowerdeck.unflatten.trace.module_paths import ModulePaths, module_names
 from lowerdeck.unflatten.trace.mutations import Mutations
 from lowerdeck.unflatten.trace.shared_modules import note_shared_modules
@@ -54,6 +55,7 @@ class Trace:
         items = list(flat_items(program.graph_module))
         note_shared_modules(paths, items, state)
         tree = build_call_tree(items, paths)
+        find_lost(program, tree, items)
         mutations = plan_mutations(program, items, tree, state, paths)
         if not inplace:
             mutations.keep_functional()
