@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -42,20 +42,22 @@ def rows(quick: bool) -> Iterator[Row]:
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    # Before transformers asks for it.
+    xnnpack_models.import_torchvision()
     all_found: Counter[str] = Counter()
     all_plain: Counter[str] = Counter()
     for name, build in islice(_models(), 3 if quick else None):
         torch.manual_seed(0)
         eager, args = build()
         with torch.no_grad():
-            found, _ = sweep(eager, args)
+            found, reasons = sweep(eager, args)
             try:
                 plain = plain_sweep(eager, args)
             except UnflattenError:
                 plain = Counter(failed=1)
         all_found += found
         all_plain += plain
-        yield _row(name, found, plain)
+        yield _row(name, found, plain, reasons)
     yield _row("all of these models", all_found, all_plain)
 
 
@@ -80,13 +82,16 @@ def _pictured(name: str) -> tuple[torch.nn.Module, Any]:
     return eager, args
 
 
-def _row(name: str, found: Counter[str], plain: Counter[str]) -> Row:
+def _row(name: str, found: Counter[str], plain: Counter[str], reasons: Sequence[str] = ()) -> Row:
     tried = found["right"] + found["wrong"] + found["refused"]
     share, plain_share = 100 * found["right"] / tried, 100 * plain["right"] / plain.total()
     wrong = found["wrong"] + found["alone, wrong"] + found["changed, wrong"]
     met = share >= 99 and not wrong and not plain["wrong"]
+    # Its first words, and those of one module that is refused for it.
+    told = {reason.split(": ")[1].partition(", ")[0]: reason.split(": ")[0] for reason in reasons}
+    why = "".join(f", as {path} {reason}" for reason, path in told.items())
     note = (
-        f"of {tried}: {found['refused']} refused, {wrong} wrong; peer: a plain "
+        f"of {tried}: {found['refused']} refused{why}, {wrong} wrong; peer: a plain "
         f"export, of {plain.total()}: {plain['refused']} refused, {plain['wrong']} wrong"
     )
     goal = ">= 99 %, 0 wrong"

@@ -388,7 +388,7 @@ def _own(name: str) -> Example:
 
 
 def _of_torchvision(name: str) -> Example:
-    _import_torchvision()
+    import_torchvision()
     models = importlib.import_module("torchvision.models")
     options: dict[str, Any] = {"weights": None}
     segments = name.endswith("mobilenet_v3_large")
@@ -403,13 +403,13 @@ def _of_torchvision(name: str) -> Example:
 
 
 def _of_timm(name: str) -> Example:
-    _import_torchvision()
+    import_torchvision()
     model = importlib.import_module("timm").create_model(name, pretrained=False)
     return model, (torch.randn(1, *model.default_cfg["input_size"]),)
 
 
 def _of_transformers(name: str) -> Example:
-    _import_torchvision()
+    import_torchvision()
     transformers = importlib.import_module("transformers")
     path, config, settings, sizes, result = _TRANSFORMERS[name]
     folder, _, kind = path.rpartition(".")
@@ -429,7 +429,7 @@ def _of_transformers(name: str) -> Example:
 _declared: list[torch.library.Library] = []
 
 
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
     """Import it where its compiled part is for another build of torch, too: nothing calls that."""
     try:
         importlib.import_module("torchvision")

@@ -189,12 +189,14 @@ def _free(wanted: str, taken: set[str]) -> str:
 def check_structure(path: str, value: object, spec: pytree.TreeSpec) -> None:
     """Refuse an argument whose containers are not those of ``spec``.
 
-    A proxy of a symbolic trace passes: parts are taken out of it as eager's code does.
+    A proxy of a symbolic trace passes: parts are taken out of it as eager's code does. So does
+    the size of a tensor, which export records as a tuple.
 
     Raises:
-        InputStructureError: It is no proxy.
+        InputStructureError: It is neither.
     """
-    if not isinstance(value, Proxy):
+    is_size = isinstance(value, torch.Size) and spec.type is tuple
+    if not isinstance(value, Proxy) and not (is_size and len(value) == spec.num_children):
         raise structure_error(path, value, spec)
 
 
