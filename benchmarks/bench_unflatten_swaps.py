@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from typing import Any
@@ -25,13 +26,27 @@ VISION = (
     "torchvision/mobilenet_v3_small",
     "torchvision/squeezenet1_1",
     "torchvision/shufflenet_v2_x0_5",
-    "torchvision/vit_b_16",
-    "torchvision/swin_t",
+    "torchvision/VisionTransformer",
+    "torchvision/SwinTransformer",
     "timm/mobilenetv4_conv_small",
     "timm/deit_tiny_patch16_224",
     "timm/convnext_atto",
 )
-"""Models of pictures, where torchvision and timm are installed, of the sizes published."""
+"""Models of pictures, where torchvision and timm are installed, of published or small sizes."""
+
+SMALL: dict[str, tuple[dict[str, Any], int]] = {
+    "torchvision/VisionTransformer": (
+        {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 64}
+        | {"mlp_dim": 128},
+        32,
+    ),
+    "torchvision/SwinTransformer": (
+        {"patch_size": [4, 4], "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}
+        | {"window_size": [7, 7]},
+        56,
+    ),
+}
+"""Configurations of torchvision's classes, and the sides of their pictures."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -74,12 +89,18 @@ def _configured(item: Any) -> tuple[torch.nn.Module, Any]:
 
 
 def _pictured(name: str) -> tuple[torch.nn.Module, Any]:
-    eager, args = xnnpack_models.build(name)
+    eager, args = _small(name) if name in SMALL else xnnpack_models.build(name)
     for parameter in eager.parameters():
         # Some heads begin as zeros: whatever is swapped before them would have no effect.
         if parameter.dim() > 1 and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
     return eager, args
+
+
+def _small(name: str) -> tuple[torch.nn.Module, Any]:
+    config, side = SMALL[name]
+    classes: Any = import_module("torchvision.models")
+    return getattr(classes, name.split("/")[1])(**config).eval(), (torch.randn(1, 3, side, side),)
 
 
 def _row(name: str, found: Counter[str], plain: Counter[str], reasons: Sequence[str] = ()) -> Row:
