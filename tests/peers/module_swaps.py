@@ -146,7 +146,7 @@ def _changed_within(eager: nn.Module, path: str, args: tuple[Any, ...]) -> Any:
     """
     module = eager.get_submodule(path)
     forward = module.forward
-    module.forward = lambda *args, **kwargs: Changed.change(forward(*args, **kwargs))  # type: ignore[method-assign]
+    module.forward = lambda *args, **kwargs: Changed.change(forward(*args, **kwargs))
     try:
         return eager(*args)
     finally:

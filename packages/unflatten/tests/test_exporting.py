@@ -182,7 +182,7 @@ class Guarded(nn.Module):
 def test_a_module_that_decomposing_dissolved_cannot_be_replaced() -> None:
     eager = Guarded().eval()
     program = export_preserving(eager, (X,)).run_decompositions()
-    with pytest.warns(UserWarning, match="lost the arguments or results of work"):
+    with pytest.warns(UserWarning, match="lost the arguments or results of norm, work"):
         made = unflatten(program)
     torch.testing.assert_close(made(X), eager(X))
     rows = {row.path: row for row in made.swappable()}
@@ -191,6 +191,8 @@ def test_a_module_that_decomposing_dissolved_cannot_be_replaced() -> None:
     made.set_submodule("work", nn.Linear(4, 4))
     with pytest.raises(UnflattenError, match="'work', which is called nowhere"):
         made(X)
+    # Its signature names x, as decomposing gave the name of what it takes to that.
+    assert "lost what eager's takes" in rows["norm"].reason
 
 
 class Passes(nn.Module):
