@@ -226,3 +226,26 @@ def test_programs_from_disk_are_read_alike() -> None:
     _wrap(made, "child", eager)
     _wrap(eager, "child", eager)
     assert_equal(made(X), eager(X))
+
+
+class Maps(Child):
+    """Begins a level of vmap, whose end strict export gives to the caller."""
+
+    def __init__(self) -> None:
+        super().__init__(_beside)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(x) * torch.func.vmap(lambda row: row.sin() + 1)(x)
+
+
+@pytest.mark.parametrize("form", ["raw", "run_decompositions"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_ends_the_level_of_vmap_that_it_begins(strict: bool, form: str) -> None:
+    eager = Once(Maps())
+    made = unflatten(FORMS[form](export_preserving(eager, (X,), strict=strict)))
+    for change, apply in CHANGES.items():
+        wanted, found = copy.deepcopy(eager), copy.deepcopy(made)
+        apply(wanted, "child", eager)
+        apply(found, "child", eager)
+        assert_equal(_result(found, "child", change), _result(wanted, "child", change))
+        torch.rand(1)  # fails within such a level

@@ -46,6 +46,7 @@ def build_call_tree(items: list[Item], paths: ModulePaths) -> CallTree:
         (node, builder.known[steps]) for node, steps in marked.items() if steps in builder.known
     )
     _adopt(builder.tree, missing)
+    _close_where_opened(builder.tree, items)
     settle_borders(builder.tree, items)
     return builder.tree
 
@@ -117,6 +118,21 @@ class _Builder:
             parent.children.append(frame)
             self.calls[key] = frame
         return frame
+
+
+def _close_where_opened(tree: CallTree, items: Iterable[Item]) -> None:
+    """Let the call that begins a level of vmap, or of another transform, end it.
+
+    Strict export gives the end to whoever called. Called alone, the call would leave torch in
+    that level.
+    """
+    opened: list[Item] = []
+    for item in items:
+        name = getattr(item.node.target, "__name__", "")
+        if name.endswith("_increment_nesting"):
+            opened.append(item)
+        elif name.endswith("_decrement_nesting") and opened:
+            tree.frame_of[item] = tree.frame_of[opened.pop()]
 
 
 def _adopt(tree: CallTree, missing: Sequence[Item]) -> None:
