@@ -8,6 +8,7 @@ import pytest
 import torch
 from random_alone import FORMS, check_seed  # type: ignore[import-not-found]
 from torch import Tensor, nn
+from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import (
     InputConstraintError,
@@ -225,3 +226,27 @@ def test_a_form_of_flat_values_and_one_of_a_signature_are_alike() -> None:
             assert not row.callable_alone
         else:
             assert row.callable_alone
+
+
+class OfSize(nn.Module):
+    def forward(self, x: Tensor, size: tuple[int, ...]) -> Tensor:
+        return x.reshape(size[::-1]) * size[0]
+
+
+class AsksSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = OfSize()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.child(x, x.shape)
+        return made
+
+
+def test_the_size_of_a_tensor_is_the_tuple_that_export_recorded() -> None:
+    eager, x = AsksSize(), torch.randn(2, 3)
+    made: Any = unflatten(export_preserving(eager, (x,)))
+    for size in (x.shape, tuple(x.shape)):
+        assert_equal(made.child(x, size), eager.child(x, size))
+    with pytest.raises(UnflattenError, match="found Size of 3, expected tuple of 2"):
+        made.child(x, torch.Size([2, 3, 1]))

@@ -195,8 +195,9 @@ def check_structure(path: str, value: object, spec: pytree.TreeSpec) -> None:
     Raises:
         InputStructureError: It is neither.
     """
-    is_size = isinstance(value, torch.Size) and spec.type is tuple
-    if not isinstance(value, Proxy) and not (is_size and len(value) == spec.num_children):
+    if isinstance(value, torch.Size) and spec.type is tuple and len(value) == spec.num_children:
+        return
+    if not isinstance(value, Proxy):
         raise structure_error(path, value, spec)
 
 
