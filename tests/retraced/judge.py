@@ -39,13 +39,15 @@ class Finding:
     Attributes:
         group: What was asked for: ``raw/17``, ``zoo/lstm``.
         program: Which of the group's programs.
-        outcome: ``same``; ``lost by torch`` if our result has eager's numbers, and torch's has not
-            or gives a buffer another shape; ``said`` if ours is torch's result of the program with
+        outcome: ``same``; ``lost by torch`` if our result has eager's numbers, and torch's has
+            not, gives a buffer another shape, or takes one size alone where any is asked;
+            ``said`` if ours is torch's result of the program with
             its aliases said: what eager's dropout returns, what is written through an expanded
             tensor; ``laid`` if it also copies what torch puts in a buffer's place, whose strides
             are then others;
             ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
-            apart and torch cannot, ``torch`` if neither can, ``no export`` if there is no program;
+            apart and torch cannot, ``torch`` if neither can, ``no export`` if there is no program,
+            or eager fails;
             ``refused``, ``differs``, ``wrong`` or ``failed``.
         detail: What differs, or the message.
         whole: Why it went torch's way; empty if it did not.
@@ -76,6 +78,11 @@ def judge(
         program = export()
         # Tracing tells a program's sizes apart, for whoever traces it next.
         own = export() if program.range_constraints else program
+        if eager is not None:
+            # What eager refuses, such as a write on itself, export may let pass.
+            module, inputs = eager()
+            with torch.no_grad():
+                module(*inputs)
     except Exception as error:  # noqa: BLE001, RUF100  (what torch cannot export is not ours)
         return Finding(group, name, "no export", _told(error))
     torchs = ExportedProgram.run_decompositions
@@ -106,15 +113,39 @@ def judge(
         return Finding(group, name, "wrong" if unlike else "wrong in torch", wrong, reason)
     if not unlike:
         return Finding(group, name, "same", "", reason)
-    if _misshapes(expected) or (eager is not None and not _numbers(expected, eager)):
+    if (
+        _misshapes(expected)
+        or _fixes(expected, found)
+        or (eager is not None and not _numbers(expected, eager))
+    ):
         return Finding(group, name, "lost by torch", said, reason)
-    if eager is not None and not differences(found, _said_by_torch(export())):
+    once_said = unlike if eager is None else differences(found, _said_by_torch(export()))
+    if not once_said:
         return Finding(group, name, "said", said, reason)
     # Torch puts what is copied to a buffer in its place, whose strides are then others.
-    copies = all(one.startswith("+ ") and any(map(one.__contains__, _COPIES)) for one in unlike)
-    if copies or not differences(_laid_by_torch(found), expected):
+    if (
+        _are_copies(unlike)
+        or _are_copies(once_said)
+        or not differences(_laid_by_torch(found), expected)
+    ):
         return Finding(group, name, "laid", said, reason)
     return Finding(group, name, "differs", said, reason)
+
+
+def _are_copies(unlike: Sequence[str]) -> bool:
+    """Return whether all that a program has more than torch's are copies."""
+    return all(one.startswith("+ ") and any(map(one.__contains__, _COPIES)) for one in unlike)
+
+
+def _fixes(program: ExportedProgram, other: ExportedProgram) -> bool:
+    """Return whether a program takes inputs of one size alone where another takes any."""
+    given = {one.name: one.meta.get("val") for one in other.graph.find_nodes(op="placeholder")}
+    return any(
+        isinstance(size, int) and isinstance(free, torch.SymInt)
+        for one in program.graph.find_nodes(op="placeholder")
+        if isinstance(one.meta.get("val"), torch.Tensor) and one.name in given
+        for size, free in zip(one.meta["val"].shape, given[one.name].shape, strict=False)
+    )
 
 
 def _misshapes(program: ExportedProgram) -> bool:
@@ -133,14 +164,16 @@ def _misshapes(program: ExportedProgram) -> bool:
 def _laid_by_torch(program: ExportedProgram) -> ExportedProgram:
     """Return a program in which what is copied as it is, but for its strides, is read itself.
 
-    Copies that change no strides either are torch's too: of a value to a part of a tensor.
+    Copies to an input of the user are torch's too, and those that change no strides: of a value to
+    a part of a tensor.
     """
     made = copy.deepcopy(program)
+    inputs = set(made.graph_signature.user_inputs_to_mutate)
     for node in made.graph.find_nodes(op="call_function", target=torch.ops.aten.copy.default):
         source = node.args[1]
         one, other = node.meta["val"], source.meta["val"]
         alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-        if alike and one.stride() != other.stride():
+        if alike and one.stride() != other.stride() and node.name not in inputs:
             node.replace_all_uses_with(source)
             node.graph.erase_node(node)
     return made

@@ -330,3 +330,26 @@ def test_the_size_of_a_cache_is_an_integer(size: Any) -> None:
 def test_what_cannot_be_kept_is_told(keep: Any) -> None:
     with pytest.raises(DecomposeError, match="keep names"):
         decompose(exported(lambda _, x: x.sin()), keep=keep)
+
+
+class Lying(torch.fx.Interpreter):
+    """Runs a graph whose nodes say how their tensors lie in memory."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        found = super().run_node(n)
+        if isinstance(found, torch.Tensor):
+            assert found.stride() == n.meta["val"].stride(), n
+        return found
+
+
+@pytest.mark.parametrize("keep", [(), [ATEN.gelu.default], {ATEN.gelu.default: lambda call: True}])
+def test_a_call_that_stays_lies_in_memory_as_what_it_is_given(keep: Any) -> None:
+    """Attention with a mask, taken apart, gives other strides than in the original program."""
+
+    def forward(_: Called, x: torch.Tensor) -> Any:
+        attended = nn.functional.scaled_dot_product_attention(x, x, x, x @ x.mT)
+        return nn.functional.gelu(attended).transpose(1, 2).reshape(2, 4, -1)
+
+    x = torch.rand(2, 4, 4, 8).transpose(1, 2)
+    made = decompose(torch.export.export(Called(forward), (x,)), keep=keep)
+    Lying(made.graph_module).run(torch.zeros(4, 4), x)

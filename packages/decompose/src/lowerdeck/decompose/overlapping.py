@@ -1,7 +1,8 @@
-"""Writes of one call to memory that it writes or reads again, which a program of values loses.
+"""Writes that a program of values loses.
 
 ``_foreach_add_`` and its like write one tensor after the other, and each step sees what those
-before it wrote; made functional, all of them see what was there at first.
+before it wrote; made functional, all of them see what was there at first. And what is written
+through a view must leave what the view does not show as it is.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.decompose.calls.memory import Value
+from lowerdeck.decompose.calls.strides import fills
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.torch_base import hint_of, schema_of, unset_fake_temporarily, written_arguments
+
+_ATEN = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,35 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
                 f"{node.name!r} ({node.target}) writes tensors one after the other that overlap "
                 "in memory, which a program of values cannot tell: write them one by one"
             )
+
+
+def check_shown(target: Any, value: Value) -> None:
+    """Refuse a write through views that have no inverse which keeps the other elements.
+
+    Args:
+        target: What writes.
+        value: What it writes.
+
+    Raises:
+        DecomposeError: A view of it has none.
+    """
+    first, *others = [view.target is _ATEN.as_strided.default for view in value.views] or [False]
+    if any(others) or (first and not fills(value.memory.base)):
+        raise DecomposeError(
+            f"{target} writes through an as_strided of a view, which may show elements that the "
+            "view does not: call as_strided on the tensor that the view is of"
+        )
+    for view in value.views:
+        if view.target is _ATEN.unfold.default and _leaves_gaps(*view.args[2:4]):
+            raise DecomposeError(
+                f"{target} writes through an unfold whose windows leave gaps, in which torch's "
+                "functionalisation writes zeros: take slices of the tensor"
+            )
+
+
+def _leaves_gaps(size: Any, step: Any) -> bool:
+    # A size that is a symbol may be smaller than the step.
+    return not (isinstance(size, int) and isinstance(step, int) and step <= size)
 
 
 def _uses(node: Node, args: Any, kwargs: Any) -> Iterator[_Use]:

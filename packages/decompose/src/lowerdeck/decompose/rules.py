@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MethodType
 from typing import Any
@@ -95,6 +95,18 @@ class Rules:
         """
         which = self.chosen.get(call.target)
         return which is not None and which(call)
+
+    def keeping(self, operator: OpOverload) -> Rules:
+        """Return the same rules, by which an operator stays whole.
+
+        Args:
+            operator: One that can be kept.
+        """
+        others = {known: rule for known, rule in self.others.items() if known is not operator}
+        composites = dict(self.composites)
+        if is_taken_apart(operator):
+            composites[operator] = stay
+        return replace(self, others=others, composites=composites)
 
     def leaves(self, operator: object) -> bool:
         """Return whether tracing a call of ``operator`` is known to give the call itself.

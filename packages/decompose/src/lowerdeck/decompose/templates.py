@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,11 @@ from typing import Any
 from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
+from lowerdeck.decompose.agreement import check_given, describe_rule
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.keys import Call, fill
+from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
 from lowerdeck.decompose.calls.template import Passed, Template
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
@@ -87,6 +88,7 @@ class Templates:
         self._resized = Resized(rules)
         self._elements: dict[int, Elements] = {}
         self._open = ExitStack()
+        self._is_open: bool = False
 
     def __enter__(self) -> Templates:
         """Return itself; what tracing changes is changed from the first trace to the exit."""
@@ -152,7 +154,7 @@ class Templates:
         return found
 
     def _as_before(self, call: Call, before: Before | None) -> Template | None:
-        if before is None or not self.rules.leaves(call.key[0]):
+        if before is None or not self._rules_of(call).leaves(call.key[0]):
             return None
         recording = recorded(call, before)
         if recording is None:
@@ -163,6 +165,9 @@ class Templates:
         found = self._resized.find(call, before)
         self.reused += found is not None
         return None if found is None else self._keep(call, call.key, found)
+
+    def _rules_of(self, call: Call) -> Rules:
+        return self.rules.keeping(call.key[0]) if call.stays else self.rules
 
     def _keep(self, call: Call, key: Any, made: Template) -> Template:
         self._own[key] = made
@@ -191,11 +196,18 @@ class Templates:
         def run(*inputs: Any) -> Any:
             return target(*fill(call.args, inputs), **fill(call.kwargs, inputs))
 
+        rules = self._rules_of(call)
+        rule = rules.others.get(target, rules.composites.get(target))
         self.traces += 1
-        if self.traces == 1:
+        if is_autocast(call.key[-1]) and not isinstance(target, (OpOverload, Undoing)):
+            # The parts of a composite: what stays whole among them would hide theirs again.
+            self._open.close()
+            self._is_open = False
+        elif not self._is_open:
             self._open.enter_context(overriding(self.rules.composites))
+            self._is_open = True
         try:
-            made, bound = self._record(target, run, given, call, contexts, source)
+            made, bound = self._record(rules, run, given, call, contexts, source)
         except DecomposeError:
             raise
         except Exception as error:
@@ -203,11 +215,14 @@ class Templates:
             called = f"a write through {target.view}" if isinstance(target, Undoing) else target
             told = called if source is None else describe_node(source)
             cure = ""
-            if isinstance(target, OpOverload) and not self.rules.keeps(target):
-                cure = "; keep it whole, or give a table with another rule for it"
+            if isinstance(target, OpOverload) and not rules.keeps(target):
+                by = "" if rule is None else f" than {describe_rule(rule)}"
+                cure = f"; keep it whole, or give a table with another rule for it{by}"
             raise TemplateError(
                 f"{told} cannot be traced by itself: {type(error).__name__}: {reason}{cure}"
             ) from error
+        if rule is not None and source is not None:
+            check_given(source, call, made, rule)
         if bound:
             # Its sizes are those of this call alone.
             return made
@@ -216,7 +231,7 @@ class Templates:
 
     def _record(
         self,
-        target: Any,
+        rules: Rules,
         run: Callable[..., Any],
         given: Any,
         call: Call,
@@ -224,13 +239,12 @@ class Templates:
         source: Node | None,
     ) -> tuple[Template, bool]:
         """Return a template, and whether it holds symbols that came up while it was traced."""
+        target: Any = call.key[0]
         whole = None
         bound = partial(bind, self._mode, source)
-        # Below autograd is below autocast too, which would say nothing of the parts.
-        said = target in self.rules.composites or _is_autocast(call)
-        with overriding({} if said else own_rule(target)):
+        with overriding(_said_of(call, rules)):
             recording = record(
-                run, given, self._mode, self.rules.others, call.differentiable, contexts, bound
+                run, given, self._mode, rules.others, call.differentiable, contexts, bound
             )
             if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
@@ -244,7 +258,11 @@ class Templates:
         return made, recording.unbacked
 
 
-def _is_autocast(call: Call) -> bool:
-    """Return whether a call stands in a region of autocast that is on."""
-    states = (each for each in call.key[-1] if isinstance(each, tuple))
-    return any(each[:1] == ("autocast",) and each[3] for each in states)
+def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:
+    """Return how what is called is taken apart, beyond what is said of all calls."""
+    target = call.key[0]
+    if call.stays and target in rules.composites:
+        return {target: rules.composites[target]}
+    # Below autograd is below autocast too, which would say nothing of the parts.
+    is_said = target in rules.composites or is_autocast(call.key[-1])
+    return {} if is_said else own_rule(target)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,13 +17,17 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     standing_for,
 )
+from lowerdeck.decompose.agreement import gives_the_same
 from lowerdeck.decompose.calls.facts import TensorFacts, number_key
-from lowerdeck.decompose.calls.keys import Call, Slot, call_of, result_key
+from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.template import Passed, Result, Seen, Template, facts_of
+from lowerdeck.decompose.calls.strides import dense_order, inverse
+from lowerdeck.decompose.calls.template import Passed, Result, Template, facts_of
+from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.overlapping import check_writes
+from lowerdeck.decompose.overlapping import check_shown, check_writes
 from lowerdeck.decompose.recording import as_dispatched
+from lowerdeck.decompose.rules import stay
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
 from lowerdeck.decompose.wholeness import read_by
@@ -230,6 +233,8 @@ class Walk:
         kwargs: Any,
         source: Node,
         before: Before | None = None,
+        *,
+        stays: bool = False,
     ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
 
@@ -239,6 +244,7 @@ class Walk:
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
             before: The same, with what its inputs were, where it is this call.
+            stays: Whether it stays whole, whatever the table says.
 
         Raises:
             WholeProgramError: It does what cannot be told call by call.
@@ -246,9 +252,9 @@ class Walk:
         contexts = self._contexts
         # What a region's context changes only tracing tells.
         alike = None if contexts else before
-        more: tuple[Any, ...] = ()
+        more: tuple[Any, ...] = (STAYS,) if stays else ()
         if self.templates.rules.by_result and before is not None:
-            more = (result_key(before.node.meta.get("val")),)
+            more = (*more, result_key(before.node.meta.get("val")))
             contexts = (*contexts, lambda: standing_for(before.node))
         call = self._call(target, args, kwargs, more)
         same = None if before is None else before.node
@@ -258,15 +264,21 @@ class Walk:
     def _contexts(self) -> tuple[Callable[[], Any], ...]:
         return tuple(enter for _, enter in self.state)
 
+    @property
+    def _keys(self) -> tuple[Any, ...]:
+        return tuple(key for key, _ in self.state)
+
     def _call(self, target: Any, args: Any, kwargs: Any, more: tuple[Any, ...] = ()) -> Call:
-        state = (*(key for key, _ in self.state), *more)
+        state = (*self._keys, *more)
         return call_of(target, args, kwargs, self.current, self.writer.facts, state)
 
     def _copied(self, call: Call, template: Template, source: Node) -> Any:
         """Write a copy of a template; return the result."""
         became = self.writer.splice(template, call, self.heritage(source))
         self._write(call.key[0], template, call.inputs, became, source)
-        return _Results(self.writer, template, call.inputs, became, source).tree(template.results)
+        return CopiedResults(self.writer, template, call.inputs, became, source).tree(
+            template.results
+        )
 
     def _write(
         self, target: Any, template: Template, inputs: Any, became: Any, source: Node
@@ -282,7 +294,7 @@ class Walk:
                 raise WholeProgramError(
                     f"{target} writes memory that is shared in ways that views do not tell"
                 )
-            _check_shown(target, value)
+            check_shown(target, value)
             if template.by_base and value.views:
                 raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
             alone = memories.count(value.memory) == 1
@@ -314,12 +326,13 @@ class Walk:
         if node in self.templates.aliases and self._is_alias(target, args, kwargs):
             # torch, and a graph of values, would take the schema at its word.
             return self.call(composite_parts(target), args, kwargs, node)
-        if self.templates.rules.keeps_call(node):
-            return self.as_it_is(node, args, kwargs)
+        stays = self.templates.rules.keeps_call(node)
+        if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
+            return self.call(composite_parts(target), args, kwargs, node)
         if target in _BY_STRIDES:
             args = self._as_recorded(node, args)
         try:
-            return self.call(target, args, kwargs, node, before=Before(node, env))
+            return self.call(target, args, kwargs, node, Before(node, env), stays=stays)
         except TemplateError:
             if target is not _ATEN.view.default:
                 raise
@@ -339,6 +352,21 @@ class Walk:
             for each in leaves
         )
 
+    def _is_cast_inside(self, node: Node, args: Any, kwargs: Any, stays: bool) -> bool:
+        """Return whether autocast, to which an operator is nothing, casts what it is made of.
+
+        Whole it would give other dtypes than eager does, or fail.
+        """
+        target: Any = node.target
+        stays_whole = stays or self.templates.rules.composites.get(target) is stay
+        if not stays_whole or not is_taken_apart(target):
+            return False
+        call = self._call(target, args, kwargs, (STAYS,) if stays else ())
+        try:
+            return not gives_the_same(node, call, self.templates.find(call, self._contexts))
+        except TemplateError:
+            return True
+
     def _as_recorded(self, node: Node, args: Any) -> Any:
         """Return arguments of which the first lies in memory as in the original program.
 
@@ -349,7 +377,7 @@ class Walk:
         found = self.writer.facts(self.current(value)).stride
         if [*map(number_key, found)] == [*map(number_key, recorded.stride())]:
             return args
-        order = _dense_order(recorded)
+        order = dense_order(recorded)
         if order is None or self.templates.writes:
             # A copy would not see what is written to the original.
             raise DecomposeError(
@@ -360,7 +388,7 @@ class Walk:
         for target, given in (
             (_ATEN.permute.default, (order,)),
             (_ATEN.clone.default, ()),
-            (_ATEN.permute.default, (_inverse(order),)),
+            (_ATEN.permute.default, (inverse(order),)),
         ):
             options = {} if given else {"memory_format": torch.contiguous_format}
             value = self.call(target, (value, *given), options, node)
@@ -422,131 +450,6 @@ class Walk:
         return type(held)(elements)
 
 
-class _Results:
-    """The results of a copy of a template, as values."""
-
-    def __init__(
-        self, writer: Writer, template: Template, inputs: Any, became: Any, source: Node
-    ) -> None:
-        self._writer = writer
-        self._nodes = template.inputs
-        self._positions = {node: index for index, node in enumerate(template.inputs)}
-        self._inputs = inputs
-        self._became = became
-        self._source = source
-        self._memories: dict[Node, Memory] = {}
-
-    def tree(self, results: Any) -> Any:
-        """Return results with values for tensors."""
-        if isinstance(results, Result):
-            return self._value(results)
-        if isinstance(results, (tuple, list)):
-            return type(results)(map(self.tree, results))
-        return results
-
-    def _value(self, result: Result) -> Any:
-        if result.returned is not None:
-            return self._inputs[result.returned]
-        node = self._became[result.node]
-        if not isinstance(node, Node) or isinstance(node.meta.get("val"), SYMBOLS):
-            return node
-        if result.fresh:
-            return Value(node, Memory(node), requires_grad=result.requires_grad)
-        views = tuple(map(self._view, result.views))
-        position = self._positions.get(result.root)
-        if position is not None:
-            seen: Value = self._inputs[position]
-            generation = _generation(seen.memory, views)
-            shown = self._of_base(node, seen.memory, seen.views + views)
-            return Value(node, seen.memory, shown, generation, result.requires_grad)
-        memory = self._memories.get(result.root)
-        if memory is None:
-            memory = self._memories[result.root] = Memory(self._became[result.root])
-        return Value(node, memory, views, requires_grad=result.requires_grad)
-
-    def _of_base(self, node: Node, memory: Memory, views: tuple[View, ...]) -> tuple[View, ...]:
-        """Return views of a memory, told as one where ``as_strided`` comes after others.
-
-        It shows elements by where they lie in the storage, which may be others than those of the
-        view that it is called on. So of a base that fills its storage it is a view by itself.
-        """
-        if len(views) == 1 or views[-1].target is not _ATEN.as_strided.default:
-            return views
-        shown, whole = self._writer.facts(node), self._writer.facts(memory.base)
-        reach = (
-            shown.offset
-            + sum(
-                (size - 1) * stride for size, stride in zip(shown.shape, shown.stride, strict=True)
-            )
-            if shown.is_static and whole.is_static
-            else None
-        )
-        if reach is None or shown.dtype is not whole.dtype or not _fills(memory.base):
-            return views
-        if reach >= math.prod(whole.shape):
-            return views
-        args = (PARENT, [*shown.shape], [*shown.stride], shown.offset)
-        return (replace(views[-1], args=args, kwargs={}),)
-
-    def _view(self, seen: Seen) -> View:
-        """Return a view of the template in nodes of the copy."""
-        args, kwargs = self._said(seen.args), self._said(dict(seen.kwargs))
-        return View(seen.target, args, kwargs, seen.index, self._source)
-
-    def _said(self, tree: Any) -> Any:
-        if isinstance(tree, Slot):
-            return self._became[self._nodes[tree.index]]
-        if isinstance(tree, (tuple, list)):
-            return type(tree)(map(self._said, tree))
-        if isinstance(tree, dict):
-            return {name: self._said(value) for name, value in tree.items()}
-        if not varies(tree):
-            return plain_number(tree)
-        known = self._writer.symbol(tree)
-        if known is None:
-            raise WholeProgramError("a view has a size that nothing in the program computes")
-        return known
-
-
-def _fills(base: Node) -> bool:
-    """Return whether a tensor that owns its memory has all elements of its storage."""
-    held = base.meta["val"]
-    return number_key(held.storage_offset()) == 0 and _dense_order(held) is not None
-
-
-def _check_shown(target: Any, value: Value) -> None:
-    """Refuse a write through views that have no inverse which keeps the other elements."""
-    first, *others = [view.target is _ATEN.as_strided.default for view in value.views] or [False]
-    if any(others) or (first and not _fills(value.memory.base)):
-        raise DecomposeError(
-            f"{target} writes through an as_strided of a view, which may show elements that the "
-            "view does not: call as_strided on the tensor that the view is of"
-        )
-    for view in value.views:
-        if view.target is _ATEN.unfold.default and _leaves_gaps(*view.args[2:4]):
-            raise DecomposeError(
-                f"{target} writes through an unfold whose windows leave gaps, in which torch's "
-                "functionalisation writes zeros: take slices of the tensor"
-            )
-
-
-def _leaves_gaps(size: Any, step: Any) -> bool:
-    # A size that is a symbol may be smaller than the step.
-    return not (isinstance(size, int) and isinstance(step, int) and step <= size)
-
-
-def _generation(memory: Memory, views: tuple[View, ...]) -> int:
-    """Return of which generation new views of a memory are.
-
-    In torch a view begins at the first, so that where the memory was written before, it is made
-    anew when it is read. That can be told from the view itself only since one of several is made
-    anew by another operator.
-    """
-    if MAKES_VIEWS_ALONE and any(view.alone() is not view for view in views):
-        return 0
-    return memory.generation
-
-
 def _is_symbolic(node: Node) -> bool:
     """Return whether a node computes a number from numbers and sizes."""
     if isinstance(node.meta.get("val"), SYMBOLS) and "unbacked_bindings" not in node.meta:
@@ -571,29 +474,3 @@ def _depends_on_data(target: OpOverload) -> bool:
 @cache
 def _gives_nothing(target: OpOverload) -> bool:
     return not schema_of(target).returns
-
-
-def _dense_order(tensor: torch.Tensor) -> list[int] | None:
-    """Return the dimensions of a tensor, outermost first, None where they leave gaps or overlap.
-
-    Symbols are compared by their expressions, which adds no guard.
-    """
-    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
-    left = [dim for dim in range(len(sizes)) if number_key(sizes[dim]) != 1]
-    order: list[int] = []
-    expected: Any = 1
-    while left:
-        key = number_key(expected)
-        inner = next((dim for dim in reversed(left) if number_key(strides[dim]) == key), None)
-        if inner is None:
-            return None
-        left.remove(inner)
-        order.insert(0, inner)
-        expected = expected * sizes[inner]
-    # Where a dimension of one element lies nobody can tell.
-    return [*(dim for dim in range(len(sizes)) if dim not in order), *order]
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    """Return the permutation that undoes one."""
-    return [order.index(dim) for dim in range(len(order))]

@@ -145,6 +145,7 @@ def is_composite(operator: OpOverload) -> bool:
 
 
 @functools.cache
+@functools.cache
 def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
     """Return what does ``operator`` by calling others, as eager does; None if nothing does.
 

@@ -25,6 +25,10 @@ class Slot:
     index: int
 
 
+STAYS = "stays"
+"""In the state of a call: it stays whole, whatever the table says of its operator."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call as a key of templates.
@@ -51,6 +55,11 @@ class Call:
     def is_static(self) -> bool:
         """Return whether no symbol is among the inputs."""
         return all(isinstance(each, TensorFacts) and each.is_static for each in self.facts)
+
+    @property
+    def stays(self) -> bool:
+        """Return whether just this call stays whole."""
+        return STAYS in self.key[-1]
 
     @property
     def offsets(self) -> tuple[Any, ...]:
@@ -122,6 +131,15 @@ def call_of(
     )
     key = (target, args_key, kwargs_key, keys, differentiable, state)
     return Call(key, tuple(inputs), nodes, args, kwargs, known, differentiable)
+
+
+def is_autocast(state: tuple[Any, ...]) -> bool:
+    """Return whether calls in a state stand in a region of autocast that is on.
+
+    Args:
+        state: What such calls depend on besides their arguments.
+    """
+    return any(isinstance(each, tuple) and each[:1] == ("autocast",) and each[3] for each in state)
 
 
 def result_key(value: Any) -> Any:

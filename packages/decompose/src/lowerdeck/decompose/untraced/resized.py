@@ -76,7 +76,7 @@ class Resized:
         """Return what such calls have in common; None for other calls."""
         target, *arguments, _, differentiable, _ = call.key
         # Of the state: no region's, for ``before`` is known, and no rule looks at the result.
-        if before is None or target not in _PARTS:
+        if before is None or call.stays or target not in _PARTS:
             return None
         if target in self._rules.composites or not self._leaves(_PARTS[target]):
             return None

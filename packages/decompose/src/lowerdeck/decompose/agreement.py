@@ -1,0 +1,115 @@
+"""Whether a rule gives what the call gave that it stands for.
+
+torch does not look: sizes and dtypes that are others than when the program was exported go on to
+its readers, and a result that is missing fails where it is used, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.keys import Call
+from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
+from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.decompose.rules import stay
+from lowerdeck.torch_base import core_decompositions, describe_node
+
+
+def check_given(source: Node, call: Call, made: Template, rule: Callable[..., Any]) -> None:
+    """Refuse a rule that gives something else than the call did.
+
+    torch's own go by settings that may have changed since, such as the default dtype.
+
+    Args:
+        source: The call in the original program.
+        call: The same, as it is now.
+        made: What the rule made of it.
+        rule: The rule.
+
+    Raises:
+        DecomposeError: There are more results or fewer, or one has another shape, dtype or device.
+    """
+    target: Any = source.target
+    if rule is stay or core_decompositions().get(target) is rule:
+        return
+    if not gives_the_same(source, call, made):
+        found = _told(_found(call, made))
+        raise DecomposeError(
+            f"{describe_node(source)}: {describe_rule(rule)} gives {found}, expected "
+            f"{_told(source.meta['val'])}, as the operator gives: mend the rule, or leave it out"
+        )
+
+
+def gives_the_same(source: Node, call: Call, made: Template) -> bool:
+    """Return whether a call gives what it gave: number, shapes, dtypes and devices of results.
+
+    Strides may be others. Sizes are compared where both are numbers.
+
+    Args:
+        source: The call in the original program.
+        call: The same, as it is now.
+        made: What it becomes.
+    """
+    return "val" not in source.meta or _agree(source.meta["val"], _found(call, made))
+
+
+def describe_rule(rule: Callable[..., Any]) -> str:
+    """Return what a rule is called in errors.
+
+    Args:
+        rule: Any function.
+    """
+    return f"the rule {rule.__module__}.{getattr(rule, '__qualname__', repr(rule))}"
+
+
+def _found(call: Call, made: Template) -> Any:
+    """Return what is known of what a call gives."""
+    given: dict[Node, Any] = dict(zip(made.inputs, call.facts, strict=True))
+    for step in made.steps:
+        if not isinstance(step, Passed):
+            given[step.node] = step.facts if isinstance(step, Step) else step.held
+    return _filled(made.results, given)
+
+
+def _filled(results: Any, given: Mapping[Node, Any]) -> Any:
+    """Return results with what is known of each in its place."""
+    if isinstance(results, Result):
+        return given[results.node]
+    if isinstance(results, (tuple, list)):
+        return tuple(_filled(each, given) for each in results)
+    return results
+
+
+def _agree(expected: Any, found: Any) -> bool:
+    if isinstance(expected, (tuple, list)):
+        return (
+            isinstance(found, tuple)
+            and len(found) == len(expected)
+            and all(map(_agree, expected, found))
+        )
+    if not isinstance(expected, torch.Tensor):
+        return not isinstance(found, (TensorFacts, torch.Tensor, tuple))
+    return (
+        isinstance(found, (TensorFacts, torch.Tensor))
+        and (found.dtype, found.device) == (expected.dtype, expected.device)
+        and len(found.shape) == expected.dim()
+        and all(map(_may_equal, expected.shape, found.shape))
+    )
+
+
+def _may_equal(one: Any, other: Any) -> bool:
+    # Symbols are not asked, which would add a guard.
+    return not (isinstance(one, int) and isinstance(other, int)) or one == other
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_told, value))})"
+    if isinstance(value, (TensorFacts, torch.Tensor)):
+        return f"{value.dtype} {[*value.shape]} on {value.device}"
+    return repr(value)

@@ -1,0 +1,54 @@
+"""How a tensor lies in its memory: in which order, and whether it fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.decompose.calls.facts import number_key
+
+
+def dense_order(tensor: torch.Tensor) -> list[int] | None:
+    """Return the dimensions of a tensor, outermost first, None where they leave gaps or overlap.
+
+    Symbols are compared by their expressions, which adds no guard.
+
+    Args:
+        tensor: The tensor.
+    """
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    left = [dim for dim in range(len(sizes)) if number_key(sizes[dim]) != 1]
+    order: list[int] = []
+    expected: Any = 1
+    while left:
+        key = number_key(expected)
+        inner = next((dim for dim in reversed(left) if number_key(strides[dim]) == key), None)
+        if inner is None:
+            return None
+        left.remove(inner)
+        order.insert(0, inner)
+        expected = expected * sizes[inner]
+    # Where a dimension of one element lies nobody can tell.
+    return [*(dim for dim in range(len(sizes)) if dim not in order), *order]
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes one.
+
+    Args:
+        order: The permutation.
+    """
+    return [order.index(dim) for dim in range(len(order))]
+
+
+def fills(base: Node) -> bool:
+    """Return whether a tensor that owns its memory has all elements of its storage.
+
+    Args:
+        base: The node that gives it.
+    """
+    held = base.meta["val"]
+    return number_key(held.storage_offset()) == 0 and dense_order(held) is not None

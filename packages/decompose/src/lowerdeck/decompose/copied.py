@@ -1,0 +1,131 @@
+"""What a copy of a template gives: values, and the memory that they show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.decompose._torch_private import MAKES_VIEWS_ALONE
+from lowerdeck.decompose.calls.keys import Slot
+from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.calls.strides import fills
+from lowerdeck.decompose.calls.template import Result, Seen, Template
+from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.writer import Writer
+from lowerdeck.torch_base import SYMBOLS, plain_number, varies
+
+_ATEN = torch.ops.aten
+
+
+class CopiedResults:
+    """The results of a copy of a template, as values.
+
+    Args:
+        writer: Wrote the copy.
+        template: The template.
+        inputs: What the call was given.
+        became: What the nodes of the template have become.
+        source: The node of the original graph that it was written for.
+    """
+
+    def __init__(
+        self, writer: Writer, template: Template, inputs: Any, became: Any, source: Node
+    ) -> None:
+        self._writer = writer
+        self._nodes = template.inputs
+        self._positions = {node: index for index, node in enumerate(template.inputs)}
+        self._inputs = inputs
+        self._became = became
+        self._source = source
+        self._memories: dict[Node, Memory] = {}
+
+    def tree(self, results: Any) -> Any:
+        """Return results with values for tensors.
+
+        Args:
+            results: Those of the template, or some of them.
+        """
+        if isinstance(results, Result):
+            return self._value(results)
+        if isinstance(results, (tuple, list)):
+            return type(results)(map(self.tree, results))
+        return results
+
+    def _value(self, result: Result) -> Any:
+        if result.returned is not None:
+            return self._inputs[result.returned]
+        node = self._became[result.node]
+        if not isinstance(node, Node) or isinstance(node.meta.get("val"), SYMBOLS):
+            return node
+        if result.fresh:
+            return Value(node, Memory(node), requires_grad=result.requires_grad)
+        views = tuple(map(self._view, result.views))
+        position = self._positions.get(result.root)
+        if position is not None:
+            seen: Value = self._inputs[position]
+            generation = _generation(seen.memory, views)
+            shown = self._of_base(node, seen.memory, seen.views + views)
+            return Value(node, seen.memory, shown, generation, result.requires_grad)
+        memory = self._memories.get(result.root)
+        if memory is None:
+            memory = self._memories[result.root] = Memory(self._became[result.root])
+        return Value(node, memory, views, requires_grad=result.requires_grad)
+
+    def _of_base(self, node: Node, memory: Memory, views: tuple[View, ...]) -> tuple[View, ...]:
+        """Return views of a memory, told as one where ``as_strided`` comes after others.
+
+        It shows elements by where they lie in the storage, which may be others than those of the
+        view that it is called on. So of a base that fills its storage it is a view by itself.
+        """
+        if len(views) == 1 or views[-1].target is not _ATEN.as_strided.default:
+            return views
+        shown, whole = self._writer.facts(node), self._writer.facts(memory.base)
+        reach = (
+            shown.offset
+            + sum(
+                (size - 1) * stride for size, stride in zip(shown.shape, shown.stride, strict=True)
+            )
+            if shown.is_static and whole.is_static
+            else None
+        )
+        if reach is None or shown.dtype is not whole.dtype or not fills(memory.base):
+            return views
+        if reach >= math.prod(whole.shape):
+            return views
+        args = (PARENT, [*shown.shape], [*shown.stride], shown.offset)
+        return (replace(views[-1], args=args, kwargs={}),)
+
+    def _view(self, seen: Seen) -> View:
+        """Return a view of the template in nodes of the copy."""
+        args, kwargs = self._said(seen.args), self._said(dict(seen.kwargs))
+        return View(seen.target, args, kwargs, seen.index, self._source)
+
+    def _said(self, tree: Any) -> Any:
+        if isinstance(tree, Slot):
+            return self._became[self._nodes[tree.index]]
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(map(self._said, tree))
+        if isinstance(tree, dict):
+            return {name: self._said(value) for name, value in tree.items()}
+        if not varies(tree):
+            return plain_number(tree)
+        known = self._writer.symbol(tree)
+        if known is None:
+            raise WholeProgramError("a view has a size that nothing in the program computes")
+        return known
+
+
+def _generation(memory: Memory, views: tuple[View, ...]) -> int:
+    """Return of which generation new views of a memory are.
+
+    In torch a view begins at the first, so that where the memory was written before, it is made
+    anew when it is read. That can be told from the view itself only since one of several is made
+    anew by another operator.
+    """
+    if MAKES_VIEWS_ALONE and any(view.alone() is not view for view in views):
+        return 0
+    return memory.generation

@@ -1,0 +1,130 @@
+"""A rule of a table gives what the operator gives, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, ExportedProgram, default_decompositions, export
+
+from lowerdeck.decompose import (
+    DecomposeError,
+    DecompositionCache,
+    Rules,
+    decompose,
+    explain,
+    take_apart,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+ATEN = torch.ops.aten
+
+
+class Some(torch.nn.Module):
+    def __init__(self, called: Callable[..., Any]) -> None:
+        super().__init__()
+        self.called = called
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.called(x)
+
+
+def _exported(called: Callable[..., Any], *, dynamic: bool = False) -> ExportedProgram:
+    shapes = ({0: Dim.DYNAMIC},) if dynamic else None
+    return export(Some(called), (torch.rand(4, 3),), dynamic_shapes=shapes)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+def _branches(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, _gelu, torch.sin, (x,))
+
+
+# What a gelu may be replaced by, wrongly, and what is told of it.
+WRONG: dict[str, tuple[Callable[..., Any], str]] = {
+    "dtype": (lambda x, **_: ATEN.relu.default(x).half(), r"torch.float16 \[.*, 3\] on cpu"),
+    "rank": (lambda x, **_: ATEN.sum.default(x), r"torch.float32 \[\] on cpu"),
+    "size": (lambda x, **_: ATEN.slice.Tensor(x, 1, 0, 2), r"torch.float32 \[.*, 2\] on cpu"),
+    "device": (lambda x, **_: x.to("meta"), r"torch.float32 \[.*, 3\] on meta"),
+    "nothing": (lambda x, **_: None, "gives None"),
+    "partial": (
+        partial(lambda x, dtype, **_: x.to(dtype), dtype=torch.int64),
+        r"torch.int64 \[.*, 3\] on cpu",
+    ),
+}
+
+
+def _parts(program: ExportedProgram, table: Mapping[Any, Any]) -> object:
+    return take_apart(program, Rules(table, {}))
+
+
+@pytest.mark.parametrize(
+    ("called", "dynamic"), [(_gelu, False), (_gelu, True), (_branches, False)]
+)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_a_rule_gives_wrongly_is_told(
+    wrong: str, called: Callable[..., Any], dynamic: bool
+) -> None:
+    rule, told = WRONG[wrong]
+    expected = r"expected torch.float32 \[.*, 3\] on cpu"
+    program = _exported(called, dynamic=dynamic)
+    with pytest.raises(DecomposeError, match=rf"gelu.*the rule .*{told}, {expected}"):
+        decompose(program, {ATEN.gelu.default: rule})
+
+
+@pytest.mark.parametrize("asked", [explain, _parts])
+def test_all_ways_of_asking_tell_it(asked: Any) -> None:
+    with pytest.raises(DecomposeError, match="float16"):
+        asked(_exported(_gelu), {ATEN.gelu.default: WRONG["dtype"][0]})
+
+
+@pytest.mark.parametrize("rule", [lambda x, *_: x, lambda *_: None, lambda *_: NotImplemented])
+def test_rules_of_composites_are_looked_at_too(rule: Callable[..., Any]) -> None:
+    program = _exported(lambda x: torch.nn.functional.linear(x, torch.ones(2, 3)))
+    if rule(0) is NotImplemented:
+        decompose(program, {ATEN.linear.default: rule})
+        return
+    with pytest.raises(DecomposeError, match=r"linear"):
+        decompose(program, {ATEN.linear.default: rule})
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_results_than_the_operator_gives(count: int) -> None:
+    def rule(x: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return tuple(x.sum(-1).clone() for _ in range(count))
+
+    program = _exported(lambda x: ATEN.var_mean.correction(x, [-1]))
+    with pytest.raises(DecomposeError, match=r"var_mean.*rule"):
+        decompose(program, {ATEN.var_mean.correction: rule})
+
+
+def test_other_strides_and_a_view_are_no_fault() -> None:
+    def rule(x: torch.Tensor, **_: Any) -> torch.Tensor:
+        return ATEN.relu.default(x.t().contiguous()).t()  # type: ignore[no-any-return]
+
+    program = _exported(_gelu)
+    found = decompose(program, {ATEN.gelu.default: rule}).module()(x := torch.rand(4, 3) - 0.5)
+    assert torch.equal(found, x.relu())
+
+
+def test_what_a_call_became_in_a_cache_was_looked_at() -> None:
+    cache = DecompositionCache()
+    table: dict[Any, Any] = {ATEN.gelu.default: WRONG["dtype"][0]}
+    for _ in range(2):
+        with pytest.raises(DecomposeError, match=r"float16"):
+            decompose(_exported(_gelu), table, cache=cache)
+
+
+def test_torchs_own_rules_go_by_settings_of_now() -> None:
+    program = _exported(lambda x: x + torch.linspace(0, 1, 3))
+    torch.set_default_dtype(torch.float64)
+    try:
+        made = decompose(program, default_decompositions())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert made.graph.output_node().args[0][0].meta["val"].dtype is torch.float64
