@@ -12,8 +12,8 @@ from typing import Any
 from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
-from lowerdeck.decompose.agreement import check_given, describe_rule
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.calls.agreement import check_given, describe_rule
 from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast

@@ -17,7 +17,7 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     standing_for,
 )
-from lowerdeck.decompose.agreement import gives_the_same
+from lowerdeck.decompose.calls.agreement import gives_the_same
 from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
