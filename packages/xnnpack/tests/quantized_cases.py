@@ -373,6 +373,17 @@ def convolutions() -> Iterator[QuantizedCase]:
     )
     line = IntegerWeight(6, 4, 3)
     yield case("conv1d", lambda x, w: OUT(F.conv1d(IN(x), w())), (2, 4, 11), parts=(line,))
+    for axis in (None, 0):
+        wide, bias = IntegerWeight(64, 4, 3, axis=axis), torch.randn(64)
+        yield case(
+            f"conv1d_padded_parted{'' if axis is None else '_channels'}",
+            lambda x, w, bias=bias: tuple(
+                OUT(part)
+                for part in OUT(F.conv1d(IN(F.pad(IN(x), (2, 0))), w(), bias)).chunk(2, 1)
+            ),
+            (2, 4, 11),
+            parts=(wide,),
+        )
     single = IntegerWeight(1, 1, 1, 1)
     yield case("conv_one", lambda x, w: OUT(F.conv2d(IN(x), w())), (2, 1, 4, 4), parts=(single,))
     for groups in (1, 2):
@@ -564,6 +575,16 @@ def run_time_linears() -> Iterator[QuantizedCase]:
                     model = AsRuntime(rounding, layer, IntegerWeight(5, width, **options))
                     label = f"{rounding.__name__}_{name}_{width}{'_relu' * relu}"
                     yield QuantizedCase(label, model, (torch.randn(2, 3, width),), step=1e-5)
+            bias = torch.randn(64)
+
+            def parted(x: Tensor, w: Tensor, bias: Tensor = bias) -> Tensor:
+                left, right = F.linear(x, w, bias).chunk(2, -1)
+                return left * torch.sigmoid(right)
+
+            width = 128 if "group" in name else 16
+            model = AsRuntime(rounding, parted, IntegerWeight(64, width, **options))
+            label = f"{rounding.__name__}_{name}_parted"
+            yield QuantizedCase(label, model, (torch.randn(2, 3, width),), step=2e-5)
     model = AsRuntime(by_row, lambda x, w: torch.mm(x, w.t()), IntegerWeight(5, 16))
     yield QuantizedCase("by_row_mm", model, (torch.randn(3, 16),), step=1e-5)
 

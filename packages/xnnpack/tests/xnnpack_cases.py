@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from case_making import Case, Function, case, module  # type: ignore[import-not-found]
 from further_cases import further  # type: ignore[import-not-found]
 from mask_cases import given_masks, masks  # type: ignore[import-not-found]
+from tidied_cases import tidied  # type: ignore[import-not-found]
 from torch import nn
 from volume_cases import volumes  # type: ignore[import-not-found]
 
@@ -47,6 +48,7 @@ def cases() -> Iterator[Case]:
                 memory_formats,
                 further,
                 volumes,
+                tidied,
             ),
         ):
             yield from group()

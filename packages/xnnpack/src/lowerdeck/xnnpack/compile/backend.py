@@ -23,6 +23,7 @@ from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, float_of, is_fixed, shape_of
+from lowerdeck.xnnpack.emit.tidying import tidy
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.operators.known import ASSERTION, SIZES_ONLY, known_nodes
@@ -156,6 +157,7 @@ def emit_partition(
     unset = unset_sizes(graph.nodes, program.range_constraints)
     _emit_outputs(emission, outputs, first=len(inputs), unset=unset)
     emission.graph.num_externs = len(inputs) + len(outputs)
+    tidy(emission)
     return emission
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, Node
 
-from lowerdeck.serializer import NamedDataStoreOutput
+from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
 from lowerdeck.xnnpack.emit import Emission
 from lowerdeck.xnnpack.payload.schema import NONE
 from lowerdeck.xnnpack.payload.schema import Graph as Payload
 from lowerdeck.xnnpack.payload.schema import Node as PayloadNode
 
+ALIGNMENT = 16
 TAG = "delegate_constant_tag"
 """The key under a placeholder's custom metadata that names a `.ptd` file, as ExecuTorch's pass
 ``delegate_external_constants_pass_unlifted`` writes it."""
@@ -28,7 +29,10 @@ def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
         emission: The partition's payload.
         graph: The partition, whose placeholders may have tags.
     """
-    output = emission.named_data.get_named_data_store_output()
+    store = NamedDataStore()
+    for constant in emission.graph.constants[1:]:
+        store.add_named_data(constant.key, emission.data[constant.key], alignment=ALIGNMENT)
+    output = store.get_named_data_store_output()
     tags = _tags(emission, graph)
     if not tags:
         return output

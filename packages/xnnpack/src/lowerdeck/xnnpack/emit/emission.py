@@ -6,14 +6,13 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.quantized import Quantized
@@ -32,7 +31,6 @@ from lowerdeck.xnnpack.payload.schema import (
     Value,
 )
 
-ALIGNMENT = 16
 MOST_RESCALED = 128
 """How much coarser than its result the runtime lets the input of a Convert be."""
 _PLAIN = {FLOAT: torch.float32, HALF: torch.float16, BFLOAT: torch.bfloat16}
@@ -88,7 +86,8 @@ class Emission:
         self.half_weights: bool = half_weights
         """Whether filters are stored as float16 beside inputs of float32."""
         self.graph: Graph = Graph()
-        self.named_data: NamedDataStore = NamedDataStore()
+        self.data: dict[str, memoryview] = {}
+        """The bytes of constants under their keys."""
         self.scratch: Scratch = Scratch()
         self.sources: list[tuple[fx.Node, ...]] = []
         """The nodes that each node of the payload came from; its number is its debug handle."""
@@ -326,12 +325,46 @@ class Emission:
         """Return the number of a constant that is no value, such as the scales of one."""
         return self._entries[self._digest(stored)]
 
+    def rows_of(self, value: int, start: int, size: int) -> int:
+        """Return the id of a constant value that is some rows of another one.
+
+        Args:
+            value: The other one; its scales, if it has several, are those of rows.
+            start: The first row.
+            size: How many there are.
+        """
+        whole = self.graph.values[value]
+        rows, encoding = whole.dims[0], whole.encoding
+
+        def part(constant: int) -> int:
+            data = self.data[self.graph.constants[constant].key]
+            each = len(data) // rows
+            return self._entries[self._keyed(data[start * each : (start + size) * each])]
+
+        if encoding.scales:
+            count = encoding.count // rows * size
+            encoding = replace(encoding, scales=part(encoding.scales), count=count)
+        made = self._append((size, *whole.dims[1:]), encoding)
+        made.constant = part(whole.constant)
+        return made.id
+
+    def value_like(self, value: Value, dims: tuple[int, ...]) -> int:
+        """Return the id of a new value that is stored like another one.
+
+        Args:
+            value: The other one.
+            dims: Its sizes in the order of memory.
+        """
+        return self._append(dims, value.encoding).id
+
     def _digest(self, stored: torch.Tensor) -> str:
         """Return the key of bytes that are in the named data from now on."""
-        data = bytes_of(self.scratch.kept(stored))
+        return self._keyed(bytes_of(self.scratch.kept(stored)))
+
+    def _keyed(self, data: memoryview) -> str:
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._entries:
-            self.named_data.add_named_data(digest, data, alignment=ALIGNMENT)
+            self.data[digest] = data
             self._entries[digest] = len(self.graph.constants)
             self.graph.constants.append(Constant(digest, len(data)))
         return digest

@@ -14,6 +14,7 @@ from lowerdeck.torch_base import describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
@@ -351,6 +352,8 @@ def _stack_refusal(call: Call) -> str | None:
 def _pad(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
     rank, layout = len(tracked.shape), tracked.preferred
+    if rank in (3, 4) and all(user.target in CONVOLUTIONS for user in call.node.users):
+        layout = Layout.CHANNELS_LAST  # as those want it, who then pad themselves
     before, after = [0] * rank, [0] * rank
     amounts = call.args["pad"]
     for number in range(len(amounts) // 2):

@@ -1,0 +1,356 @@
+"""A payload that is complete, made smaller: what only moves bytes around layers is left out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.payload.schema import EXTERNAL_OUTPUT, NONE, Graph, Node, NodeKind
+
+_CONVOLUTIONS = (NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D)
+_BY_ELEMENT = {
+    *(NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV, NodeKind.MAXIMUM),
+    *(NodeKind.MINIMUM, NodeKind.PRELU, NodeKind.ABS, NodeKind.CEILING, NodeKind.CLAMP),
+    *(NodeKind.COPY, NodeKind.COS, NodeKind.ELU, NodeKind.EXP, NodeKind.FLOOR),
+    *(NodeKind.GELU, NodeKind.HARDSWISH, NodeKind.LEAKY_RELU, NodeKind.LOG, NodeKind.NEGATE),
+    *(NodeKind.RECIPROCAL_SQUARE_ROOT, NodeKind.SIGMOID, NodeKind.SIN, NodeKind.SQUARE),
+    *(NodeKind.SQUARE_ROOT, NodeKind.TANH),
+}
+_SIDES = ("padding_top", "padding_right", "padding_bottom", "padding_left")
+_TILE = 32
+"""Parts of so many channels fill the tiles in which the runtime computes layers."""
+
+
+def tidy(emission: Emission) -> None:
+    """Leave out of a payload what need not be computed, or moved.
+
+    Zeros around an image become the padding of the convolution that reads it. A layer whose result
+    is only taken apart along its channels becomes a layer for each part. Nodes that no result
+    depends on go, and so do constants that nobody reads.
+
+    Args:
+        emission: A payload whose inputs and outputs are all there; values get new numbers.
+    """
+    _fold_padding(emission.graph)
+    _part_layers(emission)
+    _drop_unread(emission)
+    _keep_images(emission)
+    _drop_unread(emission)
+    _number_anew(emission)
+
+
+def _inputs(node: Node) -> Iterator[int]:
+    for name, value in node.fields.items():
+        if name.endswith("_id") and not name.startswith("output") and value != NONE:
+            yield int(value)  # type: ignore[arg-type]
+
+
+def _number(node: Node, name: str) -> int:
+    value = node.fields.get(name, 0)
+    assert isinstance(value, int)
+    return value
+
+
+def _numbers(node: Node, name: str) -> tuple[int, ...]:
+    value = node.fields[name]
+    assert isinstance(value, tuple)
+    return value
+
+
+class _Uses:
+    """Who makes and who reads each value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.maker: dict[int, int] = {}
+        self.readers: defaultdict[int, list[int]] = defaultdict(list)
+        for number, node in enumerate(graph.nodes):
+            self.maker[_number(node, "output_id")] = number
+            for value in _inputs(node):
+                self.readers[value].append(number)
+
+    def made_for_one(self, value: int, kind: NodeKind) -> Node | None:
+        """Return the node of a kind that makes a value, if the value has one reader."""
+        number = self.maker.get(value)
+        if number is None or len(self.readers[value]) != 1 or self._graph.values[value].flags:
+            return None
+        node = self._graph.nodes[number]
+        return node if node.kind is kind else None
+
+    def read_by(self, value: int, kinds: Set[NodeKind]) -> bool:
+        """Return whether none but nodes of some kinds read a value."""
+        return all(self._graph.nodes[one].kind in kinds for one in self.readers[value])
+
+
+# -- lines as images
+
+
+def _keep_images(emission: Emission) -> None:
+    """Compute on images what is computed on lines between convolutions over one dimension.
+
+    Each convolution makes an image of one row into a line, and the next one makes it an image
+    again, which is a copy where others read the line as well.
+    """
+    graph = emission.graph
+    uses = _Uses(graph)
+    images: dict[int, int] = {}
+    renamed: dict[int, int] = {}
+    changed: dict[int, list[tuple[Node, int]]] = {}
+    for number, node in enumerate(graph.nodes):
+        result = graph.values[_number(node, "output_id")]
+        if node.kind is NodeKind.STATIC_RESHAPE:
+            source = graph.values[_number(node, "input_id")]
+            if len(result.dims) == 3 and source.dims == _row(result.dims):
+                images[result.id] = renamed.get(source.id, source.id)
+            elif len(source.dims) == 3 and result.dims == _row(source.dims) and not result.flags:
+                renamed[result.id] = images.setdefault(source.id, result.id)
+        elif (operands := _operands(graph, uses, node, images)) is not None:
+            made = images[result.id] = emission.value_like(result, _row(result.dims))
+            back = {"num_dims": 3, "input_id": made, "output_id": result.id}
+            line = Node(NodeKind.STATIC_RESHAPE, {**back, "new_shape": result.dims})
+            image = _reading(node, operands | {result.id: made})
+            changed[number] = [(image, number), (line, number)]
+        elif any(one in renamed for one in _inputs(node)):
+            changed[number] = [(_reading(node, renamed), number)]
+    if changed:
+        _replace(emission, changed)
+
+
+def _operands(
+    graph: Graph, uses: _Uses, node: Node, images: Mapping[int, int]
+) -> dict[int, int] | None:
+    """Return what a node reads as images, or None if it cannot be computed of images."""
+    if node.kind not in _BY_ELEMENT or len(graph.values[_number(node, "output_id")].dims) != 3:
+        return None
+    operands = {}
+    for one in _inputs(node):
+        value = graph.values[one]
+        # Whoever needs the line keeps it: of an image that others read it would be a copy.
+        if one in images and uses.read_by(one, _BY_ELEMENT | {NodeKind.STATIC_RESHAPE}):
+            operands[one] = images[one]
+        elif value.constant and (len(value.dims) < 3 or value.dims[0] == 1):
+            operands[one] = one
+        else:
+            return None
+    return operands if any(one in images for one in operands) else None
+
+
+def _reading(node: Node, others: Mapping[int, int]) -> Node:
+    """Return a node of other values."""
+    fields = {
+        name: others.get(value, value) if name.endswith("_id") else value  # type: ignore[arg-type]
+        for name, value in node.fields.items()
+    }
+    return replace(node, fields=fields)
+
+
+# -- zeros before convolutions
+
+
+def _fold_padding(graph: Graph) -> None:
+    uses = _Uses(graph)
+    for number, node in enumerate(graph.nodes):
+        # Without neighbours a pixel is a row of a matrix, which is faster than an image.
+        if node.kind in _CONVOLUTIONS and (_kernel(node) != (1, 1)):
+            graph.nodes[number] = _padding(graph, uses, node)
+
+
+def _kernel(node: Node) -> tuple[int, int]:
+    return _number(node, "kernel_height"), _number(node, "kernel_width")
+
+
+def _padding(graph: Graph, uses: _Uses, node: Node) -> Node:
+    """Return a convolution that pads what another node pads, be it as an image of one row."""
+    image = _number(node, "input1_id")
+    line = uses.made_for_one(image, NodeKind.STATIC_RESHAPE)
+    padded = image if line is None else _number(line, "input_id")
+    pad = uses.made_for_one(padded, NodeKind.STATIC_CONSTANT_PAD)
+    if pad is None or pad.fields.get("padding_value", 0.0) != 0.0:
+        return node
+    source = _number(pad, "input_id")
+    dims = graph.values[source].dims
+    before, after = _numbers(pad, "pre_paddings"), _numbers(pad, "post_paddings")
+    if line is not None:
+        wide = graph.values[padded].dims
+        if len(wide) != 3 or _numbers(line, "new_shape") != _row(wide):
+            return node
+        dims, before, after = _row(dims), _row(before, 0), _row(after, 0)
+    # A size that varies may be 0: the runtime pads nothing, but convolves no image of nothing.
+    if len(dims) != 4 or before[0] or before[3] or after[0] or after[3] or 0 in dims[1:3]:
+        return node
+    if line is not None:
+        number = uses.maker[image]
+        fields = {**line.fields, "input_id": source, "new_shape": dims}
+        graph.nodes[number] = replace(line, fields=fields)
+        graph.values[image].dims, source = dims, image
+    amounts = zip(_SIDES, (before[1], after[2], after[1], before[2]), strict=True)
+    sides = {name: _number(node, name) + amount for name, amount in amounts}
+    return replace(node, fields={**node.fields, "input1_id": source, **sides})
+
+
+def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
+    """Return what is listed of a batch of lines as of a batch of images of one row."""
+    return (line[0], height, *line[1:])
+
+
+# -- parts of layers
+
+
+def _part_layers(emission: Emission) -> None:
+    """Compute the parts of a layer's result one by one, where nobody reads all of it."""
+    graph = emission.graph
+    uses = _Uses(graph)
+    readers = Counter[int]()
+    for value in graph.values:
+        readers[value.constant] += len(uses.readers[value.id])
+    changed: dict[int, list[tuple[Node, int]]] = {}
+    for number, node in enumerate(graph.nodes):
+        weights = _weights(node) if _has_rows(graph, node) else []
+        alone = all(readers[graph.values[one].constant] == 1 for one in weights)
+        shaped, parts = _parts(graph, uses, node) if weights and alone else ([], [])
+        for taken in (*shaped, *parts):
+            changed[taken] = []
+        if parts:
+            views = [graph.nodes[one] for one in shaped]
+            changed[number] = [
+                (made, part)
+                for part in parts
+                for made in _layer_of_part(emission, node, views, graph.nodes[part])
+            ]
+    if changed:
+        _replace(emission, changed)
+
+
+def _weights(node: Node) -> list[int]:
+    found = (_number(node, name) for name in ("filter_id", "bias_id"))
+    return [one for one in found if one != NONE]
+
+
+def _has_rows(graph: Graph, node: Node) -> bool:
+    """Return whether each output channel of a node is a row of its constant filters."""
+    if node.kind is NodeKind.CONV2D:
+        if _number(node, "groups") != 1:
+            return False
+    elif node.kind is not NodeKind.FULLY_CONNECTED or node.fields.get("flags"):
+        return False
+    return all(graph.values[one].constant for one in _weights(node))
+
+
+def _parts(graph: Graph, uses: _Uses, node: Node) -> tuple[list[int], list[int]]:
+    """Return the reshape of a result, if there is one, and the slices that take it apart."""
+    shaped: list[int] = []
+    value = _number(node, "output_id")
+    channels = graph.values[_number(node, "filter_id")].dims[0]
+    readers = uses.readers[value]
+    if len(readers) == 1 and graph.nodes[readers[0]].kind is NodeKind.STATIC_RESHAPE:
+        if graph.values[value].flags:
+            return [], []
+        shaped = readers
+        value = _number(graph.nodes[shaped[0]], "output_id")
+    dims = graph.values[value].dims
+    if graph.values[value].flags or dims[-1:] != (channels,) or len(uses.readers[value]) < 2:
+        return [], []
+    ends = 0
+    for number in sorted(uses.readers[value], key=lambda one: _start(graph.nodes[one])):
+        node = graph.nodes[number]
+        if node.kind is not NodeKind.STATIC_SLICE:
+            return [], []
+        offsets, sizes = _numbers(node, "offsets"), _numbers(node, "sizes")
+        whole = not any(offsets[:-1]) and not any(sizes[:-1])
+        if not whole or offsets[-1] != ends or sizes[-1] % _TILE or not sizes[-1]:
+            return [], []
+        ends += sizes[-1]
+    return (shaped, uses.readers[value]) if ends == channels else ([], [])
+
+
+def _start(node: Node) -> int:
+    return _numbers(node, "offsets")[-1] if node.kind is NodeKind.STATIC_SLICE else -1
+
+
+def _layer_of_part(
+    emission: Emission, layer: Node, views: Sequence[Node], part: Node
+) -> Iterator[Node]:
+    """Yield the layer that computes what a slice takes, and views of it as there are of all."""
+    graph = emission.graph
+    start, size = _start(part), _numbers(part, "sizes")[-1]
+    fields = dict(layer.fields)
+    for name in ("filter_id", "bias_id"):
+        if fields[name] != NONE:
+            fields[name] = emission.rows_of(_number(layer, name), start, size)
+    if layer.kind is NodeKind.CONV2D:
+        fields["group_output_channels"] = size
+    result = _number(part, "output_id")
+    if not views:
+        yield replace(layer, fields={**fields, "output_id": result})
+        return
+    (view,) = views
+    whole = graph.values[_number(layer, "output_id")]
+    made = emission.value_like(whole, (*whole.dims[:-1], size))
+    yield replace(layer, fields={**fields, "output_id": made})
+    shape = (*_numbers(view, "new_shape")[:-1], size)
+    yield replace(
+        view, fields={**view.fields, "input_id": made, "new_shape": shape, "output_id": result}
+    )
+
+
+def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[Node, int]]]) -> None:
+    """Put nodes in place of others; each comes from what the two that are named came from."""
+    nodes, sources = emission.graph.nodes, emission.sources
+    kept = [
+        pair
+        for number, node in enumerate(nodes)
+        for pair in (
+            [(made, (*sources[number], *sources[part])) for made, part in changed[number]]
+            if number in changed
+            else [(node, sources[number])]
+        )
+    ]
+    nodes[:] = [node for node, _ in kept]
+    sources[:] = [tuple(dict.fromkeys(found)) for _, found in kept]
+
+
+# -- what nobody reads
+
+
+def _drop_unread(emission: Emission) -> None:
+    """Keep the nodes that results depend on."""
+    graph = emission.graph
+    read = {value.id for value in graph.values if value.flags & EXTERNAL_OUTPUT}
+    unread: dict[int, Sequence[tuple[Node, int]]] = {}
+    for number, node in reversed(list(enumerate(graph.nodes))):
+        if _number(node, "output_id") in read:
+            read.update(_inputs(node))
+        else:
+            unread[number] = ()
+    if unread:
+        _replace(emission, unread)
+
+
+def _number_anew(emission: Emission) -> None:
+    """Keep the values and constants that nodes read or make, and count all without gaps."""
+    graph = emission.graph
+    used = {one for node in graph.nodes for one in (*_inputs(node), _number(node, "output_id"))}
+    values = [one for one in graph.values if one.id in used or one.external_id != NONE]
+    numbers = {value.id: number for number, value in enumerate(values)}
+    held = {number for one in values for number in (one.constant, one.encoding.scales)}
+    constants = sorted(held | {0})
+    places = {number: place for place, number in enumerate(constants)}
+    graph.nodes[:] = [_renumbered(node, numbers, place) for place, node in enumerate(graph.nodes)]
+    for value in values:
+        value.id, value.constant = numbers[value.id], places[value.constant]
+        if value.encoding.scales:
+            value.encoding = replace(value.encoding, scales=places[value.encoding.scales])
+    graph.values[:] = values
+    graph.constants[:] = [graph.constants[number] for number in constants]
+    for ids in (graph.input_ids, graph.output_ids):
+        ids[:] = [numbers[one] for one in ids]
+
+
+def _renumbered(node: Node, numbers: Mapping[int, int], place: int) -> Node:
+    fields = {
+        name: numbers[value] if name.endswith("_id") and value != NONE else value  # type: ignore[index]
+        for name, value in node.fields.items()
+    }
+    return Node(node.kind, fields, node.output_range, place)

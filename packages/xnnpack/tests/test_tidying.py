@@ -1,0 +1,74 @@
+"""That payloads leave out what moves bytes around layers, counted by their operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from case_making import Function  # type: ignore[import-not-found]
+from quantized_cases import IN, OUT, IntegerWeight  # type: ignore[import-not-found]
+from tidied_cases import Gated  # type: ignore[import-not-found]
+from torch import Tensor, nn
+from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
+
+from lowerdeck.serializer import decode_payload
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+
+def operators(model: nn.Module, *inputs: Tensor, **options: Any) -> Counter[str]:
+    """Return how often each operator is in the one payload of a model."""
+    (delegate,) = delegates(lower(model, inputs, XnnpackPartitioner(), **options))
+    graph = decode_payload(delegate.processed_bytes)
+    stored = {constant.key for constant in graph.constants if constant.key}
+    assert stored == set(named_data(delegate))  # and nothing that nobody reads
+    return Counter(node.operator.label for node in graph.nodes)
+
+
+def test_gated_convolutions_over_time_move_nothing_between_them() -> None:
+    found = operators(Gated(), torch.randn(2, 32, 20))
+    moved = {name: count for name, count in found.items() if name.startswith("Static")}
+    # In and out, where the program has channels before time.
+    assert moved == {"StaticReshape": 2, "StaticTranspose": 2}
+    assert (found["Conv2d"], found["Tanh"], found["Sigmoid"]) == (4, 2, 2)
+
+
+@pytest.mark.parametrize(("amounts", "value", "left"), [((1, 2), 0.0, 0), ((1, 2), 1.0, 1)])
+def test_zeros_before_a_convolution_are_its_own(
+    amounts: tuple[int, ...], value: float, left: int
+) -> None:
+    model = Function(lambda x, m: m(F.pad(x, amounts, value=value)), nn.Conv2d(3, 4, 3))
+    assert operators(model, torch.randn(1, 3, 8, 8))["StaticConstantPad"] == left
+
+
+@pytest.mark.parametrize("sizes", [(32, 32, 32), (64, 32), (32, 64), (80, 16), (48, 48)])
+def test_parts_that_fill_tiles_are_layers(sizes: tuple[int, ...]) -> None:
+    model = Function(lambda x, m: m(x).split(sizes, -1), nn.Linear(8, 96))
+    found = operators(model, torch.randn(3, 8))
+    full = all(size % 32 == 0 for size in sizes)
+    assert found["FullyConnected"] == (len(sizes) if full else 1)
+    assert found["StaticSlice"] == (0 if full else len(sizes))
+
+
+def test_layers_of_integers_are_parted_too() -> None:
+    def call(x: Tensor, w: nn.Module) -> tuple[Tensor, ...]:
+        return tuple(OUT(part) for part in OUT(F.linear(IN(x), w())).chunk(2, -1))
+
+    found = operators(Function(call, IntegerWeight(64, 16)), torch.randn(3, 16))
+    assert (found["FullyConnected"], found["StaticSlice"]) == (2, 0)
+
+
+def test_a_weight_that_two_layers_read_stays_one() -> None:
+    def call(x: Tensor, m: nn.Module) -> tuple[Tensor, ...]:
+        return (*m(x).chunk(2, -1), m(x * 2))
+
+    assert operators(Function(call, nn.Linear(8, 64)), torch.randn(3, 8))["FullyConnected"] == 2
+
+
+def test_debug_handles_name_what_was_absorbed() -> None:
+    model = Gated()
+    (delegate,) = delegates(lower(model, (torch.randn(2, 32, 20),), XnnpackPartitioner()))
+    graph = decode_payload(delegate.processed_bytes)
+    assert [node.debug_handle for node in graph.nodes] == list(range(len(graph.nodes)))
