@@ -61,10 +61,18 @@ def compared(model: str, form: str) -> dict[str, Any]:
     mine = _ours(model, form)
     theirs = _peer(model, form)
     found: dict[str, Any] = {"ours": mine, "peer": None, "fails": theirs.get("fails", "")}
+    io = f"{stem(model, form)}.io"
     if not found["fails"]:
-        found["peer"] = theirs
-    found["run"] = _run(mine, found["peer"], f"{stem(model, form)}.io")
-    return found
+        try:
+            return found | {"peer": theirs, "run": _run(mine, theirs, io)}
+        except RuntimeError as error:
+            found["fails"] = f"its file does not run: {_last_line(error)}"
+    # Where ours is the file that fails, it does so by itself as well.
+    return found | {"run": _run(mine, None, io)}
+
+
+def _last_line(error: RuntimeError) -> str:
+    return str(error).strip().splitlines()[-1][:120]
 
 
 def _ours(model: str, form: str) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def _peer(model: str, form: str) -> dict[str, Any]:
     try:
         return _keep(path, _step("peer", model, form))
     except RuntimeError as error:
-        return _keep(path, {"fails": str(error).strip().splitlines()[-1][:120]})
+        return _keep(path, {"fails": _last_line(error)})
 
 
 @cache
@@ -185,7 +193,7 @@ def _row_of_forms(name: str) -> str:
         raw, torn = (_ours(name, form) for form in FLOAT)
         run = _run(raw, torn, f"{stem(name, FLOAT[0])}.io")
     except RuntimeError as error:
-        return f"| {name} | {str(error).strip().splitlines()[-1][:120]} ||||||"
+        return f"| {name} | {_last_line(error)} ||||||"
     return (
         f"| {name} | {' | '.join(_cells(raw, torn))} | {run['ours'] * 1e3:.2f} | {_ratio(run)} |"
     )
@@ -198,7 +206,7 @@ def _row(model: str, form: str, *, counts: bool) -> str:
             return f"| {model} {form} | {' | '.join(_cells(mine, None))} | {mine['left']} |||"
         found = compared(model, form)
     except RuntimeError as error:
-        return f"| {model} {form} | {str(error).strip().splitlines()[-1][:120]} |||||||"
+        return f"| {model} {form} | {_last_line(error)} |||||||"
     run = found["run"]
     ratio = _ratio(run) if found["peer"] else f"the peer fails: {found['fails']}"
     if found["peer"] and not is_level(found):
