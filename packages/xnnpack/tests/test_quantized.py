@@ -34,6 +34,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.serializer import XnnDatatype, XnnGraph, XnnOperator, decode_payload
+from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack import (
     QuantizationError,
     XnnpackError,
@@ -212,6 +213,33 @@ def test_scales_that_do_not_fit_are_one_error_with_the_node(
     program.state_dict.update(state)
     with pytest.raises(PreprocessError, match=message):
         to_backend(program, XnnpackPartitioner())
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "message"),
+    [
+        (0, "axis", 1, r"4 scales along dimension 1 of \[4, 8\] in .*dequantize_per_channel"),
+        (0, "axis", 2, "4 scales along dimension 2"),
+        (0, "axis", -3, "4 scales along dimension -3"),
+        (4, "group_size", 3, r"groups of 3 in .*_group.*, which do not divide \[4, 8\]"),
+        (4, "group_size", 0, "groups of 0"),
+        (4, "group_size", -4, "groups of -4"),
+        (4, "group_size", 8, "found 8 scales and 8 zero points in .*, expected 4"),
+    ],
+)
+def test_an_axis_or_a_group_that_does_not_fit_is_one_error_with_the_node(
+    group: int, name: str, value: int, message: str
+) -> None:
+    model = Function(lambda x, w: F.linear(x, w()), IntegerWeight(4, 8, group=group))
+    program = torch.export.export(model, (torch.ones(2, 8),))
+    (node,) = (one for one in program.graph.nodes if "dequantize" in str(one.target))
+    args = arguments_of(node) | {name: value}
+    node.args, node.kwargs = tuple(args.values()), {}
+    before = str(program.graph)
+    with pytest.raises(PreprocessError, match=message) as caught:
+        to_backend(program, XnnpackPartitioner())
+    assert isinstance(caught.value.__cause__, QuantizationError)
+    assert str(program.graph) == before
 
 
 @pytest.mark.parametrize(

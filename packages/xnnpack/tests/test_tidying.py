@@ -72,3 +72,15 @@ def test_debug_handles_name_what_was_absorbed() -> None:
     (delegate,) = delegates(lower(model, (torch.randn(2, 32, 20),), XnnpackPartitioner()))
     graph = decode_payload(delegate.processed_bytes)
     assert [node.debug_handle for node in graph.nodes] == list(range(len(graph.nodes)))
+
+
+def test_a_causal_mask_is_computed_once_for_all_layers() -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        once = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, once, is_causal=True)
+
+    tokens = torch.randn(1, 2, 256, 8)
+    (delegate,) = delegates(lower(Function(call), (tokens, tokens, tokens), XnnpackPartitioner()))
+    assert sum(map(len, named_data(delegate).values())) < 256 * 16
+    graph = decode_payload(delegate.processed_bytes)
+    assert sum(node.operator.label == "Subtract" for node in graph.nodes) == 1

@@ -173,8 +173,48 @@ def lines() -> Iterator[Case]:
     yield case("lines_gated", lambda x, m: m(x), (2, 32, 20), parts=(Gated(),))
 
 
+def steps() -> Iterator[Case]:
+    """Yield masks that are steps, and some that are nearly."""
+    lowest = torch.finfo(torch.float32).min
+    causal = torch.full((64, 64), -torch.inf).triu(1)
+    spoilt, wide = causal.clone(), torch.full((48, 90), lowest).triu(43)
+    spoilt[40, 3] = 1.0
+    masks = {
+        "causal": causal,
+        "lowest": torch.full((1, 1, 70, 70), lowest).triu(1),
+        "wide": wide,
+        "tall": torch.full((90, 48), -100.0).triu(1),
+        "ahead": torch.full((64, 64), -100.0).triu(9),
+        "below": torch.full((64, 64), -100.0).triu(0),
+        "other_side": torch.full((64, 64), -100.0).tril(-1),
+        "positive": torch.full((64, 64), 3.0).triu(1),
+        "spoilt": spoilt,
+        "small": causal[:30, :30],
+        "batches": causal.expand(2, 64, 64).clone(),
+        "window": torch.full((64, 64), -torch.inf).triu(1) + torch.full((64, 64), -100.0).tril(-9),
+    }
+    for name, mask in masks.items():
+        shape = (2, 3, 1, mask.shape[-1]) if name != "batches" else (2, 1, 64)
+
+        def call(x: Tensor, mask: Tensor = mask) -> Any:
+            return (x * 3 + mask).softmax(-1) - (mask.clamp(min=-5) * x)
+
+        yield case(f"step_{name}", call, shape)
+    shape = (1, 2, 64, 8)
+    yield case(
+        "step_attention",
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, F.scaled_dot_product_attention(q, k, v, is_causal=True), is_causal=True
+        ),
+        shape,
+        shape,
+        shape,
+    )
+
+
 def tidied() -> Iterator[Case]:
     """Yield all of them."""
+    yield from steps()
     yield from padded()
     yield from parted()
     yield from lines()
