@@ -135,7 +135,7 @@ def test_gigabytes_of_weights_are_lowered_and_found(
         one.unlink()
     data = None if weights_file is None else tmp_path / "weights.ptd"
     stored = data or tmp_path / "model.pte"
-    assert stored.stat().st_size > found["size"] * (0.5 if mode == "8da4w" else 1)
+    assert stored.stat().st_size > (2 if mode == "8da4w" else 4) << 30
     x, wanted = torch.load(tmp_path / "io")
     outcome = official.run(
         tmp_path / "model.pte", [official.Call((x,))], data=data, verify=False, timeout=900.0

@@ -373,6 +373,24 @@ def convolutions() -> Iterator[QuantizedCase]:
     )
     line = IntegerWeight(6, 4, 3)
     yield case("conv1d", lambda x, w: OUT(F.conv1d(IN(x), w())), (2, 4, 11), parts=(line,))
+    for name, sizes, options in (
+        ("plain", (6, 4, 3, 3, 3), {}),
+        ("padded", (6, 4, 3, 3, 2), {"padding": (1, 0, 1)}),
+        ("strided", (6, 4, 2, 3, 3), {"stride": (2, 2, 1), "padding": 1}),
+        ("dilated", (6, 4, 2, 2, 2), {"dilation": (2, 1, 2)}),
+        ("grouped", (6, 2, 3, 3, 3), {"groups": 2, "padding": (2, 0, 0)}),
+        ("point", (6, 4, 1, 1, 1), {}),
+    ):
+        for axis in (None, 0):
+            volume, bias = IntegerWeight(*sizes, axis=axis), torch.randn(6)
+            yield case(
+                f"conv3d_{name}{'' if axis is None else '_channels'}",
+                lambda x, w, bias=bias, options=options: OUT(
+                    torch.relu(F.conv3d(IN(x), w(), bias, **options))
+                ),
+                (2, 4, 5, 7, 6),
+                parts=(volume,),
+            )
     for axis in (None, 0):
         wide, bias = IntegerWeight(64, 4, 3, axis=axis), torch.randn(64)
         yield case(

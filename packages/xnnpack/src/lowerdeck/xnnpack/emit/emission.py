@@ -165,6 +165,11 @@ class Emission:
             self._reads, self._writes = before
 
     @property
+    def reads(self) -> Encoding | None:
+        """How operands are read at present; None for each as it came to be."""
+        return self._reads
+
+    @property
     def writes(self) -> Encoding:
         """How results are made at present."""
         return self._writes

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
 from lowerdeck.xnnpack.operators.convolution import (
     CONVOLUTIONS,
     Convolution,
@@ -27,6 +28,12 @@ from lowerdeck.xnnpack.operators.convolution import (
 from lowerdeck.xnnpack.operators.first_result import first_result, first_result_refusal
 from lowerdeck.xnnpack.operators.pieces import joined
 from lowerdeck.xnnpack.operators.pooling import pool
+from lowerdeck.xnnpack.operators.quantized_weights import (
+    Filters,
+    output_scales,
+    store_static,
+    symmetric,
+)
 from lowerdeck.xnnpack.operators.reductions import mean_over
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
@@ -53,43 +60,75 @@ def _volume_refusal(call: Call, name: str) -> str | None:
 
 
 def _emit_convolution(emission: Emission, call: Call) -> None:
+    if emission.writes.is_int8:
+        _emit_static(emission, call)
+        return
     args = call.args
     weight = emission.constant(args["weight"])
     bias = None if args["bias"] is None else emission.constant(args["bias"])
-    stride, padding, dilation = (_three(args[name]) for name in ("stride", "padding", "dilation"))
-    groups = int(args["groups"])
     affine = following_batch_norm(call.node, emission)
-    last, limits = following_clamp(call.node if affine is None else affine.last)
-    batch, outputs, depth, height, width = shape_of(last)
-    outer, kernel = int(weight.shape[0]), [int(size) for size in weight.shape[2:]]
-    slices = _depth_as_channels(
-        emission,
-        emission.of(args["input"]),
-        *(kernel[0], stride[0], padding[0], dilation[0], int(depth), groups),
-    )
-    filters = weight.permute(0, 3, 4, 2, 1).reshape(outer, *kernel[1:], -1)
+    filters = _slices_joined(weight)
     if affine is not None:
         filters = (filters.double() * affine.scale.reshape(-1, 1, 1, 1)).float()
         moved = affine.shift if bias is None else bias.double() * affine.scale + affine.shift
         bias = moved.float()
+    encoding = filter_encoding(emission, args["weight"], affine, filters, bias)
+    filter_id = emission.constant_value(filters, packed=True, encoding=encoding)
+    bias_id = (
+        NONE if bias is None else emission.constant_value(bias, packed=True, encoding=encoding)
+    )
+    _convolve(emission, call, call.node if affine is None else affine.last, filter_id, bias_id)
+
+
+def _emit_static(emission: Emission, call: Call) -> None:
+    """Convolve integers: what moves slices moves them as well, and one convolution sums them."""
+    stored = emission.of(call.args["weight"]).data
+    if not isinstance(stored, Quantized):
+        raise FloatNeededError("its weight is not quantised")
+    weight = symmetric(stored)
+    filters = Filters(_slices_joined(weight.data), output_scales(weight, 0, 1), 0)
+    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"]).float()
+    ids = store_static(emission, filters, bias, emission.of(call.args["input"]).encoding)
+    _convolve(emission, call, call.node, *ids)
+
+
+def _slices_joined(weight: torch.Tensor) -> torch.Tensor:
+    """Return filters of images whose channels are those of all slices of the kernel."""
+    outer, _, _, height, width = weight.shape
+    return weight.permute(0, 3, 4, 2, 1).reshape(outer, height, width, -1)
+
+
+def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_id: int) -> None:
+    """Define a node, and a clamp after it, as the convolution of a call."""
+    args = call.args
+    stride, padding, dilation = (_three(args[name]) for name in ("stride", "padding", "dilation"))
+    groups = int(args["groups"])
+    outer, each, *kernel = (int(size) for size in call.shape("weight"))
+    last, limits = following_clamp(node)
+    batch, outputs, depth, height, width = shape_of(last)
+    tracked = emission.of(args["input"])
+    moved = tracked.encoding if tracked.encoding.is_int8 else emission.writes
+    with emission.stored(None if moved.is_int8 else emission.reads, moved):
+        slices = _depth_as_channels(
+            emission,
+            tracked,
+            *(kernel[0], stride[0], padding[0], dilation[0], int(depth), groups),
+        )
     settings = Convolution(
         stride=stride[1:],
         padding=(padding[1], padding[2], padding[1], padding[2]),
         dilation=dilation[1:],
         groups=groups,
     )
-    encoding = filter_encoding(emission, args["weight"], affine, filters, bias)
     value = emission.add(
         NodeKind.CONV2D,
         (batch * depth, outputs, height, width),
         _LAST,
         limits,
         input1_id=slices,
-        filter_id=emission.constant_value(filters, packed=True, encoding=encoding),
-        bias_id=NONE
-        if bias is None
-        else emission.constant_value(bias, packed=True, encoding=encoding),
-        **fields_of(settings, (outer, filters.shape[-1], *kernel[1:])),
+        filter_id=filter_id,
+        bias_id=bias_id,
+        **fields_of(settings, (outer, each * kernel[0], *kernel[1:])),
     )
     volume = (batch, depth, height, width, outputs)
     emission.define_value(last, emission.reshaped(value, volume), _LAST)
@@ -175,10 +214,6 @@ def _emit_any(emission: Emission, call: Call) -> None:
 
 def _any_refusal(call: Call) -> str | None:
     return (_convolution_refusal if call.rank("input") == _RANK else _IMAGES.refusal)(call)
-
-
-def _any_int8_refusal(call: Call) -> str | None:
-    return "XNNPACK convolves integers of images only" if call.rank("input") == _RANK else None
 
 
 def _emit_pool(emission: Emission, call: Call) -> None:
@@ -276,14 +311,16 @@ _POOL = Operator(_emit_pool, _pool_refusal)
 _WHOLE_MEAN = Operator(_emit_whole_mean, _whole_mean_refusal, wide=True)
 VOLUMES: Table = {
     _aten.conv3d.default: Operator(
-        _emit_convolution, _convolution_refusal, clamps=True, packs=("weight", "bias")
+        _emit_convolution,
+        _convolution_refusal,
+        integers=Integers.CHOOSES,
+        clamps=True,
+        packs=("weight", "bias"),
     ),
     _aten.max_pool3d.default: _POOL,
     _aten.max_pool3d_with_indices.default: _POOL,
     _aten.avg_pool3d.default: _POOL,
     _aten.adaptive_avg_pool3d.default: _WHOLE_MEAN,
     _aten._adaptive_avg_pool3d.default: _WHOLE_MEAN,
-    _aten.convolution.default: replace(
-        _IMAGES, emit=_emit_any, refusal=_any_refusal, int8_refusal=_any_int8_refusal
-    ),
+    _aten.convolution.default: replace(_IMAGES, emit=_emit_any, refusal=_any_refusal),
 }
