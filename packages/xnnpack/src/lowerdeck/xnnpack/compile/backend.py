@@ -22,8 +22,16 @@ from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
-from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, float_of, is_fixed, shape_of
-from lowerdeck.xnnpack.emit.tidying import tidy
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Quantized,
+    Tracked,
+    float_of,
+    is_fixed,
+    shape_of,
+    tidy,
+)
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.operators.known import ASSERTION, SIZES_ONLY, known_nodes

@@ -19,6 +19,7 @@ from lowerdeck.xnnpack.emit.emission import (
 )
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.scratch import Scratch, largest
+from lowerdeck.xnnpack.emit.tidying import tidy
 
 __all__ = [
     "MOST_RESCALED",
@@ -37,4 +38,5 @@ __all__ = [
     "largest",
     "pair",
     "shape_of",
+    "tidy",
 ]
