@@ -490,6 +490,20 @@ def changes(session: nox.Session) -> None:
     session.run("python", "tests/changes/run.py", *session.posargs)
 
 
+@nox.session(requires=["torch"], default=False)
+def families(session: nox.Session) -> None:
+    """Export each family of language models of transformers: ``-- [FAMILY...] [--write]``.
+
+    What came of each is kept in ``out/families.jsonl`` and not tried again; ``--write`` writes the
+    page about them.
+    """
+    _borrow_torch(session)
+    session.install(*EDITABLE, *DEV)
+    session.run(
+        *("python", "tests/families/run.py", *session.posargs), env={"HF_HUB_OFFLINE": "1"}
+    )
+
+
 @nox.session(default=False)
 def peers(session: nox.Session) -> None:
     """Compare with all of ExecuTorch, torch and transformers, in an environment of its own."""

@@ -115,6 +115,34 @@ def test_complex_numbers_give_eagers_values(name: str) -> None:
         )
 
 
+VARYING: list[Function] = [
+    *RIGHT["products"],
+    *RIGHT["quotients"],
+    *RIGHT["sums"][:3],
+    *RIGHT["parts"],
+    lambda c, d, _: (c.unsqueeze(1).transpose(0, 1) * d).permute(1, 2, 0).clone(),
+    lambda c, d, _: torch.cat([c, d], 1)[:, 3:11:2].T.contiguous(),
+    lambda c, _d, _y: c[:, :3].unsqueeze(0).expand(2, -1, -1).reshape(2, -1).sum(0),
+    lambda c, d, y: torch.where(y[..., 0] > 0, c, d).select(1, 3),
+]
+
+
+@pytest.mark.parametrize("half", range(2))
+def test_numbers_whose_sizes_vary_give_eagers_values(half: int) -> None:
+    # No name of pairs can be a complex tensor there: rotary embeddings of DeepSeek and Llama 4.
+    torch.manual_seed(0)
+    module = Pairs(_all_of(VARYING[half::2])).eval()
+    module.turn.data = torch.randn(1, 8, 2)
+    size = torch.export.Dim("size", min=2, max=20)
+    calls = [(torch.randn(n, 8, 2), torch.randn(n, 8, 2)) for n in (6, 2, 9)]
+    exported = torch.export.export(module, calls[0], dynamic_shapes=({0: size}, {0: size}))
+    data = emit(exported).to_bytes()
+    outcome = official.run(data, [official.Call(call) for call in calls])
+    assert isinstance(outcome, official.Ran), outcome
+    for call, outputs in zip(calls, outcome.outputs, strict=True):
+        official.assert_outputs_close(outputs, [module(*call)], atol=1e-3, rtol=1e-3)
+
+
 REFUSED: dict[str, Function] = {
     "power": lambda c, _d, _y: c**3,
     "comparison": lambda c, d, _: c == d,

@@ -302,6 +302,66 @@ def test_pickled_weights_are_not_read(tmp_path: Path, llama: Path) -> None:
         export_language_model(tmp_path)
 
 
+def of_other_heads(family: str) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    small = {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    if family == "Falcon":
+        return transformers.FalconForCausalLM(transformers.FalconConfig(**small)).eval()
+    parts = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    more = {"intermediate_size": 96, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    config = transformers.DeepseekV3Config(
+        **small, **parts, **experts, **more, v_head_dim=8, num_key_value_heads=4
+    )
+    return transformers.DeepseekV3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("family", ["Falcon", "DeepseekV3"])
+def test_keys_and_values_may_have_other_sizes_than_configurations_name(
+    family: str, tmp_path: Path
+) -> None:
+    # One head for all, and keys that are wider than values.
+    made = prepared(of_other_heads(family), **DEFAULTS)
+    lower_decoder(made).save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+
+
+def test_a_family_that_counts_positions_in_its_own_way_is_refused() -> None:
+    import transformers
+
+    # Its first token has the position after the padding's.
+    config = transformers.RobertaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        is_decoder=True,
+    )
+    torch.manual_seed(0)
+    model = transformers.RobertaForCausalLM(config).eval()
+    with pytest.raises(UnsupportedModelError, match="something else with a static cache"):
+        export_language_model(model, context=16)
+
+
+def test_a_file_that_says_something_else_fails_the_check(llama: Path, tmp_path: Path) -> None:
+    made = prepared(llama, **DEFAULTS)
+    lower_decoder(made).save(tmp_path / "model.pte")
+    with torch.no_grad():
+        for weight in made.decoder.parameters():
+            weight.mul_(1.5)
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert not alike, lines
+
+
 def test_models_that_are_no_decoders_with_keys_and_values_are_named(tmp_path: Path) -> None:
     import transformers
 

@@ -166,6 +166,19 @@ def test_memory_is_shared_until_it_is_written_where_torch_can_replace_it() -> No
     assert private.shared_copy(torch.eye(2).to_sparse()) is None
 
 
+def test_a_size_that_nothing_bounds_is_taken_for_the_least() -> None:
+    class Positions(torch.nn.Module):
+        def forward(self, count: torch.Tensor) -> torch.Tensor:
+            number: Any = count.item()
+            return torch.arange(number)
+
+    exported = torch.export.export(Positions(), (torch.tensor(4),))
+    (made,) = (node for node in exported.graph.nodes if "arange" in node.name)
+    size = made.meta["val"].shape[0]
+    assert private.hint_of(size) is None
+    assert private.upper_bound(size) == private.size_range(size)[0] == 0
+
+
 def test_upper_bounds_come_from_the_range_or_the_example() -> None:
     sizes = []
     for top in (16, None):

@@ -167,6 +167,16 @@ def test_a_number_that_is_known_only_at_run_time_is_left_to_the_portable_kernels
     torch.testing.assert_close(lowered.module()(other), (other * 2).relu() / 5)
 
 
+def test_inputs_of_a_size_that_nothing_bounds_are_taken() -> None:
+    # What the positions of a Hugging Face decoder can be: the runtime sees it with each call.
+    def masked(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        number: Any = count.item()
+        return (torch.arange(number).float() * 2).exp().sum() + x
+
+    program = lower(Function(masked), (torch.randn(3), torch.tensor(4)), XnnpackPartitioner())
+    assert delegates(program)
+
+
 def test_branches_are_left_with_the_reason() -> None:
     class Branching(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

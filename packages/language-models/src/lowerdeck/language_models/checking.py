@@ -12,6 +12,8 @@ from lowerdeck.language_models.generating import ModelFile, inputs_of, method_fo
 
 TOKENS = 16
 _MARGIN = 10.0
+_MOST = 0.1
+"""Share of the largest logit: what is further off is no rounding, whichever token is likeliest."""
 
 
 def check_lines(
@@ -19,8 +21,9 @@ def check_lines(
 ) -> tuple[bool, list[str]]:
     """Return whether both give the same tokens, and how far their logits are apart.
 
-    Both read the same text: the prompt, and what the model itself continues it with. Where its
-    two likeliest tokens are closer than ten times the error, either is right.
+    Both read the same text: the prompt, and what the model itself continues it with. It reads the
+    whole text each time, so that a cache which is not like its own shows, too. Where its two
+    likeliest tokens are closer than ten times the error, either is right.
 
     Args:
         decoder: The model, with the weights that were exported.
@@ -35,26 +38,28 @@ def check_lines(
             f"--check has a prompt of {len(prompt)} tokens, expected 1 to {model.context - TOKENS}"
         )
     wanted, found = [], []
-    given, position = list(prompt), 0
+    text, given = list(prompt), list(prompt)
     for _ in range(TOKENS):
+        with torch.no_grad():
+            eager = decoder.without_cache(torch.tensor([text]))[0, -1]
         for start in range(0, len(given), model.chunk):
-            inputs = inputs_of(given[start : start + model.chunk], position + start)
-            with torch.no_grad():
-                eager = decoder(*inputs)[0, -1]
+            inputs = inputs_of(given[start : start + model.chunk], len(text) - len(given) + start)
             method = method_for(inputs[0][0].tolist(), model.program.methods)
             ours = model.program.run(method, *inputs)[0, -1]
         wanted.append(eager.float().clone())
         found.append(ours.float().clone())
-        position += len(given)
         given = [int(eager.argmax())]
+        text += given
     one, other = torch.stack(wanted), torch.stack(found)
     error = float((one - other).abs().max())
     margins = one.topk(2).values.diff().abs().squeeze(1)
     differs = one.argmax(-1) != other.argmax(-1)
     wrong = int((differs & (margins > _MARGIN * error)).sum())
     same = TOKENS - int(differs.sum())
+    largest = float(one.abs().max())
     lines = [
         f"check          {same} of {TOKENS} tokens as the model's own, logits differ by at most "
-        f"{error:.3g} of {float(one.abs().max()):.3g}"
+        f"{error:.3g} of {largest:.3g}"
     ]
-    return not wrong and bool(torch.isfinite(other).all()), lines
+    # What is not finite is not less either.
+    return not wrong and error <= _MOST * largest, lines

@@ -54,6 +54,8 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
             key_states: Keys, ``[1, heads, n, width]``.
             value_states: Values, likewise.
         """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
         self.keys.index_copy_(1, self.positions, key_states.transpose(1, 2))
         self.values.index_copy_(1, self.positions, value_states.transpose(1, 2))
         return self.keys, self.values

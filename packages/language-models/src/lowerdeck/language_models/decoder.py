@@ -12,9 +12,12 @@ from transformers.cache_utils import StaticCache, StaticLayer
 from transformers.modeling_utils import PreTrainedModel
 
 from lowerdeck.language_models.custom_kernels import NAME, FilledLayer, register
-from lowerdeck.language_models.errors import UnsupportedModelError
+from lowerdeck.language_models.errors import UnsupportedModelError, first_line
 
 _EXAMPLE_TOKENS = 3
+_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
+_COARSE = 0.1
+"""Shares of the largest logit by which computing in another order may differ."""
 
 
 class PositionedLayer(StaticLayer):  # type: ignore[misc]
@@ -35,6 +38,8 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
             key_states: Keys, ``[1, heads, n, width]``.
             value_states: Values, likewise.
         """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
         self.keys.index_copy_(2, self.positions, key_states)
         self.values.index_copy_(2, self.positions, value_states)
         return self.keys, self.values
@@ -68,6 +73,7 @@ class CachedDecoder(nn.Module):
         self.model = model
         self._custom = custom_kernel
         self._context = context
+        self._own_attention: str = model.config._attn_implementation
         if custom_kernel:
             register()
             try:
@@ -82,9 +88,45 @@ class CachedDecoder(nn.Module):
         # transformers 5.24 renamed the argument and warns of the old name.
         known = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
+        self._try_once()
         for index, layer in enumerate(self.cache.layers):
-            self.register_buffer(f"key_cache_{index}", layer.keys, persistent=False)
-            self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
+            # A layer that reads another one's keys and values keeps none.
+            if layer.is_initialized:
+                self.register_buffer(f"key_cache_{index}", layer.keys, persistent=False)
+                self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
+
+    def _try_once(self) -> None:
+        """Compute a text of three tokens with and without the cache.
+
+        The first token tells the sizes of keys and values, which no configuration tells of all:
+        heads that are shared have other names in other families, and compressed keys are wider
+        than values. That both give the same tells whether the family keeps nothing else, and
+        counts positions as it is told to.
+        """
+        first = self.model.config.get_text_config().vocab_size // 2
+        text = (first + torch.arange(3)).unsqueeze(0)
+        try:
+            with torch.no_grad():
+                found = [self(text[:, i : i + 1], torch.tensor([i])) for i in range(3)][-1]
+                wanted = self.without_cache(text)[:, -1:]
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"a {self.model.config.model_type!r} model does not compute a text with a static "
+                f"cache of keys and values: {type(error).__name__}: {first_line(error)}"
+            ) from error
+        off, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+        if off > _ROUNDING.get(wanted.dtype, _COARSE) * largest:
+            raise UnsupportedModelError(
+                f"a {self.model.config.model_type!r} model computes something else with a static "
+                f"cache of keys and values than without: logits of {largest:.3g} differ by "
+                f"{off:.3g}"
+            )
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                layer.keys.zero_()
+                layer.values.zero_()
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next token.
@@ -108,6 +150,21 @@ class CachedDecoder(nn.Module):
         logits: torch.Tensor = found.logits
         return logits
 
+    def without_cache(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the model computes by itself: logits of each token of a text, at once.
+
+        Args:
+            tokens: The text, ``int64[1, n]``.
+        """
+        if self._custom:
+            self.model.set_attn_implementation(self._own_attention)
+        try:
+            logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            if self._custom:
+                self.model.set_attn_implementation(NAME)
+        return logits
+
     def _start(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
         start: Any = positions[0].item()
         check: Any = torch._check
@@ -125,7 +182,12 @@ def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> 
         raise UnsupportedModelError(
             f"{family!r} is no decoder-only language model: lower it with `lowerdeck lower`"
         )
-    cache = StaticCache(config=config, max_cache_len=context)
+    try:
+        cache = StaticCache(config=config, max_cache_len=context)
+    except KeyError as error:
+        raise UnsupportedModelError(
+            f"{family!r} has layers of {error}, for which transformers has no static cache"
+        ) from error
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, StaticLayer):
             raise UnsupportedModelError(
@@ -134,9 +196,6 @@ def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> 
             )
         # One that slides decides by numbers known at run time; the mask keeps its window.
         cache.layers[index] = kind(context)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache.early_initialization(1, heads, width, model.dtype, torch.device("cpu"))
     return cache
 
 
@@ -160,8 +219,7 @@ def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
     except UnsupportedModelError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise UnsupportedModelError(
             f"torch.export cannot export a {decoder.model.config.model_type!r} model with a "
-            f"static cache: {type(error).__name__}: {first}"
+            f"static cache: {type(error).__name__}: {first_line(error)}"
         ) from error

@@ -23,3 +23,12 @@ class UnsupportedModelError(LanguageModelError, NotImplementedError):
 
 class GenerationError(LanguageModelError, ValueError):
     """A prompt, or a file, cannot be generated with; the message says what to do."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; torch says what to try in many more.
+
+    Args:
+        error: Whatever was raised.
+    """
+    return str(error).strip().partition("\n")[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel
 
-from lowerdeck.emitter import EmitConfig
+from lowerdeck.emitter import EmitConfig, EmitterError
 from lowerdeck.language_models.custom_kernels import KERNELS as ATTENTION_KERNELS
 from lowerdeck.language_models.decoder import CachedDecoder, export_decoder
 from lowerdeck.language_models.embeddings import KERNELS as EMBEDDING_KERNELS
@@ -167,18 +167,27 @@ def lower_decoder(made: Prepared) -> LoweredProgram:
 
     Args:
         made: The decoder.
+
+    Raises:
+        UnsupportedModelError: It computes what the runtime has no kernel for, or tensors whose
+            sizes have no bound.
     """
     programs = {"forward": export_decoder(made.decoder, made.chunk)}
     if made.separate_decode:
         programs[DECODE] = export_decoder(made.decoder, 1)
     model: Any = made.decoder.model
     layers = model.config.get_text_config().num_hidden_layers
-    return lower(
-        programs,
-        made.partitioners,
-        constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
-        config=EmitConfig(custom_kernels=made.kernels),
-    )
+    try:
+        return lower(
+            programs,
+            made.partitioners,
+            constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
+            config=EmitConfig(custom_kernels=made.kernels),
+        )
+    except EmitterError as error:
+        raise UnsupportedModelError(
+            f"a {model.config.model_type!r} model cannot be written for the runtime: {error}"
+        ) from error
 
 
 def _beside(model: PreTrainedModel) -> PreTrainedModel:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from lowerdeck.language_models.errors import FolderError, UnsupportedModelError
+from lowerdeck.language_models.errors import FolderError, UnsupportedModelError, first_line
 
 TOKENIZER = "tokenizer.json"
 # Nothing is fetched, and no code of the folder runs; left open, transformers asks at the terminal.
@@ -66,11 +66,11 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
     except ValueError as error:
         raise UnsupportedModelError(
             f"{folder} holds a {config.model_type!r} model, which transformers cannot load as a "
-            f"causal language model: {_first_line(error)}"
+            f"causal language model: {first_line(error)}"
         ) from error
     except Exception as error:
         raise FolderError(
-            f"{folder} cannot be loaded ({type(error).__name__}: {_first_line(error)}): is it "
+            f"{folder} cannot be loaded ({type(error).__name__}: {first_line(error)}): is it "
             "whole?"
         ) from error
     _check_whole(folder, told)
@@ -107,7 +107,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     except Exception as error:
         raise FolderError(
             f"{folder / 'config.json'} is of no model that the installed transformers knows: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
 
 
@@ -151,9 +151,5 @@ def tokenizer_json(folder: Path) -> str:
     except Exception as error:
         raise FolderError(
             f"{folder} has no {TOKENIZER}, nor another tokenizer that transformers can convert "
-            f"({_first_line(error)}): copy the tokenizer's files into it"
+            f"({first_line(error)}): copy the tokenizer's files into it"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

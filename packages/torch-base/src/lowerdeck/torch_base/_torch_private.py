@@ -277,13 +277,16 @@ def upper_bound(size: Any) -> int:
         size: A number, or a symbol of an exported program.
 
     Returns:
-        The number; the top of a symbol's range; or the symbol's value in the example inputs,
-        where the range has no top.
+        The number; the top of a symbol's range; the symbol's value in the example inputs, where
+        the range has no top; or the least of the range, where those do not tell it either.
     """
     if isinstance(size, int):
         return size
-    top = size_range(size)[1]
-    return top if top is not None and top <= _LARGEST else int(hint_of(size))
+    least, top = size_range(size)
+    if top is not None and top <= _LARGEST:
+        return top
+    hint = hint_of(size)
+    return least if hint is None else int(hint)
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -53,7 +53,11 @@ def _runs(one: Any, other: Any) -> bool:
     if not tensors or one.dtype != other.dtype:
         return False
     # A complex tensor that varies in shape cannot be another name for pairs.
-    return all(isinstance(size, int) for size in (*one.shape, *other.shape))
+    return not (_varies(one) or _varies(other))
+
+
+def _varies(number: torch.Tensor) -> bool:
+    return not all(isinstance(size, int) for size in number.shape)
 
 
 def _adds(one: Any, other: Any) -> bool:
@@ -249,14 +253,19 @@ def angle(self: torch.Tensor) -> Any:
     return torch.atan2(imaginary, real)
 
 
-def _on_pairs(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """Return the rule that does to both parts what ``change`` does."""
+def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Callable[..., Any]:
+    """Return the rule that does to both parts what ``change`` does.
 
-    def rule(self: torch.Tensor, *args: Any) -> Any:
-        if not self.is_complex():
+    Args:
+        change: The operation.
+        fixed: Whether it is done where no size varies, too: a kernel may do it there.
+    """
+
+    def rule(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if not self.is_complex() or not (fixed or _varies(self)):
             return NotImplemented
         real, imaginary = _parts(self)
-        return _joined(change(real, *args), change(imaginary, *args))
+        return _joined(change(real, *args, **options), change(imaginary, *args, **options))
 
     return rule
 
@@ -285,6 +294,31 @@ def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     if not any(tensor.is_complex() for tensor in tensors):
         return NotImplemented
     return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
+def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """Return complex tensors joined, of which one varies in shape.
+
+    Args:
+        tensors: The tensors.
+        dim: The dimension in which they follow each other.
+    """
+    if not any(tensor.is_complex() and _varies(tensor) for tensor in tensors):
+        return NotImplemented
+    pairs = [_parts(tensor if tensor.is_complex() else tensor + 0j) for tensor in tensors]
+    return _joined(*(torch.cat([pair[part] for pair in pairs], dim) for part in (0, 1)))
+
+
+def absolute(self: torch.Tensor) -> Any:
+    """Return how far complex numbers are from 0, of a tensor that varies in shape.
+
+    Args:
+        self: The numbers.
+    """
+    if not self.is_complex() or not _varies(self):
+        return NotImplemented
+    real, imaginary = _parts(self)
+    return torch.hypot(real, imaginary)
 
 
 def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
@@ -365,6 +399,13 @@ def _transformable(self: torch.Tensor, dim: Sequence[int]) -> bool:
     return all(isinstance(size, int) and size <= _LONGEST for size in sizes)
 
 
+# What moves numbers is done to them as they are, but where nothing can be another name for pairs.
+_MOVEMENTS = (
+    *(_ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int),
+    *(_ATEN.permute.default, _ATEN.view.default, _ATEN.expand.default, _ATEN.slice.Tensor),
+    *(_ATEN.select.int, _ATEN.clone.default, _ATEN.index_select.default, _ATEN.repeat.default),
+)
+
 COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.mul.Tensor: product,
     _ATEN.mul.Scalar: product,
@@ -381,6 +422,9 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN._to_copy.default: cast,
     _ATEN.where.self: chosen,
     _ATEN.stack.default: stacked,
+    _ATEN.cat.default: concatenated,
+    _ATEN.abs.default: absolute,
+    _ATEN.sum.dim_IntList: _on_pairs(torch.sum, fixed=False),
     _ATEN.mm.default: matrix_product,
     _ATEN.linear.default: dense,
     _ATEN.angle.default: angle,
@@ -394,4 +438,5 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.unbind.int: unbind,
     _ATEN._fft_c2c.default: transform,
     _ATEN._fft_r2c.default: transform_of_real,
+    **{movement: _on_pairs(movement, fixed=False) for movement in _MOVEMENTS},
 }

@@ -39,6 +39,9 @@ def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _like(found: Any, wanted: Any) -> Any:
     if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return found
+    if found.is_complex() and not all(isinstance(size, int) for size in found.shape):
+        # It is made of pairs anew by whatever moves it, permuting included.
+        return found
     with untraced():
         order = _outermost_first(wanted)
         if order == [*range(wanted.dim())] or found.dim() != wanted.dim():
