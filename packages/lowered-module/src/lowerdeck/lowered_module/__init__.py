@@ -74,6 +74,7 @@ from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
 if TYPE_CHECKING:
+    from lowerdeck.lowered_module.choosing import Trial, lower_fastest
     from lowerdeck.lowered_module.inspect.graph_page import graph_html
     from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 
@@ -86,7 +87,9 @@ __all__ = [
     "Progress",
     "decomposed_for",
     "lower",
+    "lower_fastest",
     "to_backend",
+    "Trial",
     # What a backend author writes
     "BackendDetails",
     "CompileSpec",
@@ -159,6 +162,7 @@ __all__ = [
 if not TYPE_CHECKING:
     # Partitioners and backends never emit: the emitter is a third of what importing would cost.
     _AT_FIRST_USE = {
+        "lowerdeck.lowered_module.choosing": ("Trial", "lower_fastest"),
         "lowerdeck.lowered_module.inspect.graph_page": ("graph_html",),
         "lowerdeck.lowered_module.pipeline": ("LoweredProgram", "decomposed_for", "lower"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import importlib.util
 import sys
@@ -18,6 +19,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.quantization import Quantization, Sample
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
+from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy, accuracy_of
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
@@ -65,6 +67,13 @@ class LowerCommand:
             "partitioner; may be repeated, the first chooses first; without it everything stays "
             "with the portable kernels",
         )
+        parser.add_argument(
+            "--auto",
+            action="store_true",
+            help="try no backend, each one named by --backend (each that the official runtime "
+            "has, without it) and pairs of them in that runtime, on the example inputs, and keep "
+            "the fastest that is right; prints all",
+        )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(
             "--check",
@@ -90,7 +99,7 @@ class LowerCommand:
             "--tolerance",
             type=_tolerance,
             default=1e-4,
-            help="largest difference that --check allows",
+            help="largest difference that --check and --auto allow",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -116,6 +125,7 @@ class LowerCommand:
             html=args.html,
             quantize=args.quantize,
             calibrate=args.calibrate,
+            auto=args.tolerance if args.auto else None,
             debug=getattr(args, "debug", False),
         )
         say(*report_lines(figures))
@@ -152,6 +162,7 @@ def lower_model(
     html: Path | None = None,
     quantize: str | None = None,
     calibrate: str | None = None,
+    auto: float | None = None,
     debug: bool = False,
 ) -> LoweringFigures:
     """Lower the model that ``factory`` makes into the file ``output`` and return the figures.
@@ -165,6 +176,8 @@ def lower_model(
         html: Where a page with the lowered graph goes, if wanted.
         quantize: A mode of a backend among ``backends`` that quantises.
         calibrate: ``"package.module:function"`` that makes samples of inputs for that.
+        auto: How far outputs may be from eager's, to keep the fastest of several lowerings; None
+            to give ``backends`` what they take, in their order.
         debug: Whether torch's own messages are shown also where it fails.
 
     Raises:
@@ -177,6 +190,12 @@ def lower_model(
     keep_apart(read=[], written=written)
     if calibrate is not None and quantize is None:
         raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
+    if auto is not None and quantize is not None:
+        raise CommandError(
+            "--auto compares lowerings of one program, and --quantize makes another for one "
+            "backend: give one of them",
+            ExitStatus.USAGE,
+        )
     chosen = None
     if quantize is not None:
         chosen = chosen_quantization(quantize, backends, calibrate=calibrate is not None)
@@ -188,13 +207,21 @@ def lower_model(
             made = None if chosen is None else _quantized(chosen, calibrate, model)
             program = _exported(factory, model) if made is None else made.program
         made_by = {} if made is None else {made.backend: made.partitioner}
-        partitioners = [made_by.get(name) or _partitioner(name) for name in backends]
         read = [factory, *backends, *([calibrate] if calibrate else [])]
         keep_apart(read=_sources(read), written=written)
-        by_method = {"forward": partitioners}
-        with stages.stage("decompose"), told():
-            programs = decomposed_for(by_method, {"forward": program})
-        lowered = lower_decomposed(programs, by_method, stages)
+        partitioners: list[Any] = []
+        trials: Sequence[Trial] = ()
+        if auto is not None:
+            with stages.stage("measure"), told():
+                lowered, trials = lower_fastest(
+                    program, _eager(model), backends=backends or None, tolerance=auto
+                )
+        else:
+            partitioners = [made_by.get(name) or _partitioner(name) for name in backends]
+            by_method = {"forward": partitioners}
+            with stages.stage("decompose"), told():
+                programs = decomposed_for(by_method, {"forward": program})
+            lowered = lower_decomposed(programs, by_method, stages)
         if html is not None:
             _draw(lowered, partitioners, html, factory)
         with stages.stage("write"), writing(output):
@@ -206,8 +233,16 @@ def lower_model(
     summary = lowered.delegation()
     figures = figures_of(lowered, summary, output, stages.seconds, difference, not_compared)
     if made is None:
-        return figures
+        return replace(figures, trials=tuple(trial_lines(trials)) if trials else ())
     return replace(figures, accuracy=accuracy or (), calibrated=made.samples)
+
+
+def _eager(model: _Example) -> list[Any]:
+    """Return what eager gives, flat; the state that the program begins with stays as it is."""
+    module, inputs, named = model
+    module = copy.deepcopy(module, {id(each): each for each in module.parameters()})
+    with torch.no_grad():
+        return list(pytree.tree_leaves(module(*copy.deepcopy(inputs), **copy.deepcopy(named))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class LoweringFigures:
         accuracy: How far each output of a quantised model is from the model's own.
         remarks: What partitioners said of nodes that they gave to backends.
         calibrated: With how many samples it was calibrated; None without calibration.
+        trials: What was measured to choose backends, a line each.
     """
 
     nodes: int
@@ -45,6 +46,7 @@ class LoweringFigures:
     accuracy: tuple[OutputAccuracy, ...] = ()
     calibrated: int | None = None
     remarks: tuple[Remark, ...] = ()
+    trials: tuple[str, ...] = ()
 
 
 def figures_of(
@@ -89,6 +91,7 @@ def report_lines(figures: LoweringFigures) -> Iterator[str]:
     Args:
         figures: What lowering came to.
     """
+    yield from figures.trials
     share = figures.delegated_nodes / figures.nodes if figures.nodes else 0.0
     per_backend = ", ".join(f"{count} to {name}" for name, count in figures.partitions.items())
     yield f"nodes          {figures.nodes}"

@@ -1,0 +1,216 @@
+"""A model lowered in several ways, of which the fastest that is right is kept."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from lowerdeck.emitter import EmitterError
+from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
+from lowerdeck.lowered_module.choosing.official_runtime import (
+    first_outputs,
+    runtime_backends,
+    seconds_in_turn,
+)
+from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
+from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
+from lowerdeck.torch_base import pytree
+
+_ROUNDS = 15
+_AS_FAST = 1.01
+"""What is within a hundredth of the fastest is as fast: the plan with fewer backends is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of lowering a model in one way.
+
+    Attributes:
+        backends: Who was asked, the first choosing first; nobody for the runtime's own kernels.
+        delegates: How many partitions went to backends.
+        left: How many computing nodes stayed with other kernels.
+        file_bytes: Size of the file.
+        milliseconds: Median time of a call in the official runtime; None where it was not taken.
+        difference: Largest difference from eager; None where the file does not run.
+        why_not: Why it cannot be chosen; empty where it can.
+        chosen: Whether it was.
+    """
+
+    backends: tuple[str, ...]
+    delegates: int = 0
+    left: int = 0
+    file_bytes: int = 0
+    milliseconds: float | None = None
+    difference: float | None = None
+    why_not: str = ""
+    chosen: bool = False
+
+    def __str__(self) -> str:
+        """Return a line of the table of ``lowerdeck lower --auto``."""
+        name = _name(self.backends)
+        if self.milliseconds is None:
+            return f"  {name:<34} {'':>12}  {self.why_not}"
+        mark = "*" if self.chosen else " "
+        told = (
+            f"{self.delegates} delegates, {self.left} nodes left, {self.file_bytes / 1e6:.4g} MB, "
+            f"differs by {self.difference:.3g}"
+        )
+        return f"{mark} {name:<34} {self.milliseconds:>9.3f} ms  {told}"
+
+
+def lower_fastest(
+    program: ExportedProgram,
+    wanted: Iterable[Any],
+    *,
+    backends: Sequence[str] | None = None,
+    tolerance: float = 1e-4,
+) -> tuple[LoweredProgram, list[Trial]]:
+    """Return the lowering of a program that is fastest in the official runtime, and all trials.
+
+    The runtime's own kernels, each backend, and each pair of backends of which the first leaves
+    something, are lowered and run on the program's example inputs, one after the other in
+    processes of their own; what runs and is right is then timed in turn, with as many threads as
+    the runtime takes. ``executorch`` must be installed.
+
+    Args:
+        program: The program; its example inputs are what is measured.
+        wanted: What eager gives for them, flat.
+        backends: Names of installed partitioners; None for all that the runtime has a backend of.
+        tolerance: How far outputs may be from eager's.
+
+    Raises:
+        LoweringError: The runtime is not installed, the program has no example inputs, or nothing
+            that was tried is right.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.lowered_module import lower_fastest  # doctest: +SKIP
+        >>> model, inputs = torch.nn.Linear(2, 3), (torch.ones(1, 2),)
+        >>> exported = torch.export.export(model, inputs)
+        >>> lowered, trials = lower_fastest(exported, [model(*inputs)])  # doctest: +SKIP
+    """
+    if program.example_inputs is None:
+        raise LoweringError(
+            "the program has no example inputs to be measured with: export it, or set its "
+            "example_inputs"
+        )
+    known = runtime_backends()
+    names = _installed(known) if backends is None else list(backends)
+    inputs, expected = pytree.tree_leaves(program.example_inputs), list(wanted)
+    trials: list[Trial] = []
+    kept: dict[int, LoweredProgram] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files: dict[int, Path] = {}
+        for plan in _plans(names, trials):
+            place = len(trials)
+            trial, lowered = _lowered(program, plan, known)
+            if lowered is not None:
+                files[place] = Path(folder, f"{place}.pte")
+                lowered.save(files[place])
+                trial = _tried(trial, files[place], inputs, expected, tolerance)
+                kept[place] = lowered
+            trials.append(trial)
+        right = [place for place in kept if not trials[place].why_not]
+        if not right:
+            raise LoweringError(f"nothing that was tried is right: {_reasons(trials)}")
+        times = seconds_in_turn([files[place] for place in right], inputs, _ROUNDS)
+    for place, samples in zip(right, times, strict=True):
+        trials[place] = replace(trials[place], milliseconds=1e3 * statistics.median(samples))
+    best = _best([trials[place] for place in right])
+    chosen = next(place for place in right if trials[place] is best)
+    trials[chosen] = replace(best, chosen=True)
+    return kept[chosen], trials
+
+
+def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield the table of some trials, the fastest first.
+
+    Args:
+        trials: What was tried.
+    """
+    yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
+    last = float("inf")
+    yield from map(
+        str,
+        sorted(trials, key=lambda one: last if one.milliseconds is None else one.milliseconds),
+    )
+
+
+def _installed(known: Sequence[str]) -> list[str]:
+    """Return the installed partitioners whose backend the runtime has, each name once."""
+    entries = importlib.metadata.entry_points(group=PARTITIONERS)
+    return sorted({entry.name for entry in entries} & set(known))
+
+
+def _plans(names: Sequence[str], trials: Sequence[Trial]) -> Iterator[tuple[str, ...]]:
+    """Yield who is asked, simple plans first; pairs where the first one left something."""
+    yield ()
+    for name in names:
+        yield (name,)
+    some = {trial.backends for trial in trials if trial.delegates and trial.left}
+    for one, other in itertools.permutations(names, 2):
+        if (one,) in some:
+            yield one, other
+
+
+def _lowered(
+    program: ExportedProgram, plan: tuple[str, ...], known: Sequence[str]
+) -> tuple[Trial, LoweredProgram | None]:
+    trial = Trial(plan)
+    if missing := [name for name in plan if name not in known]:
+        return replace(trial, why_not=f"the runtime has no {' and no '.join(missing)}"), None
+    try:
+        lowered = lower(program, list(plan), progress=_silent)
+    except (LoweringError, EmitterError) as error:
+        return replace(trial, why_not=f"cannot be lowered: {in_a_line(error)}"), None
+    summary = lowered.delegation()
+    if plan and any(not summary.delegates.get(name) for name in plan):
+        return replace(trial, why_not="takes nothing that is not in a simpler plan"), None
+    made = replace(
+        trial, delegates=sum(summary.delegates.values()), left=sum(summary.left.values())
+    )
+    return made, lowered
+
+
+def _tried(
+    trial: Trial, file: Path, inputs: Sequence[Any], wanted: Sequence[Any], tolerance: float
+) -> Trial:
+    """Return the trial with what the first call of its file gave."""
+    trial = replace(trial, file_bytes=file.stat().st_size)
+    try:
+        found = first_outputs(file, inputs)
+        difference = max((each.largest for each in accuracy_of(found, wanted)), default=0.0)
+    except (LoweringError, ValueError) as error:
+        return replace(trial, why_not=in_a_line(error))
+    if not difference <= tolerance:
+        told = f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
+        return replace(trial, difference=difference, why_not=told)
+    return replace(trial, difference=difference)
+
+
+def _best(trials: Sequence[Trial]) -> Trial:
+    """Return the plan with the fewest backends of those that are as fast as the fastest."""
+    least = min(trial.milliseconds or 0.0 for trial in trials)
+    near = [trial for trial in trials if (trial.milliseconds or 0.0) <= _AS_FAST * least]
+    return min(near, key=lambda trial: len(trial.backends))
+
+
+def _reasons(trials: Sequence[Trial]) -> str:
+    return "; ".join(f"{_name(one.backends)}: {one.why_not}" for one in trials)
+
+
+def _name(backends: Sequence[str]) -> str:
+    return " then ".join(backends) or "no backend"
+
+
+def _silent(done: int, total: int, label: str) -> None:
+    """Show nothing: many lowerings follow each other."""

@@ -1,0 +1,91 @@
+"""Plans that are tried, and what becomes of a runtime that fails; it runs in ``tests/interop``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.lowered_module import LoweringError, Trial, lower_fastest
+from lowerdeck.lowered_module.choosing import fastest, official_runtime, trial_lines
+from lowerdeck.lowered_module.commands import lower_model
+from lowerdeck.serializer import CommandError
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import sys; sys.exit('executorch is not installed: pip install executorch')", "pip in"),
+        ("import os; os.abort()", "ended with -6"),
+        ("raise RuntimeError('error: 0x12')", "0x12"),
+        ("pass", "ended with 0"),
+    ],
+)
+def test_a_runtime_that_fails_is_one_error(
+    program: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(official_runtime, "_PROGRAM", program)
+    with pytest.raises(LoweringError, match=words):
+        official_runtime.runtime_backends()
+
+
+def test_a_program_without_example_inputs_cannot_be_measured() -> None:
+    exported = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+    exported.example_inputs = None
+    with pytest.raises(LoweringError, match="no example inputs"):
+        lower_fastest(exported, [])
+
+
+def test_simple_plans_come_first_and_pairs_where_the_first_left_something() -> None:
+    trials: list[Trial] = []
+    plans = []
+    for plan in fastest._plans(["A", "B"], trials):
+        plans.append(plan)
+        trials.append(Trial(plan, delegates=len(plan), left=3 if plan == ("B",) else 0))
+    assert plans == [(), ("A",), ("B",), ("B", "A")]
+
+
+def test_of_plans_as_fast_as_each_other_the_one_with_fewer_backends_is_taken() -> None:
+    plain = Trial((), milliseconds=1.005)
+    one = Trial(("A",), milliseconds=1.0)
+    assert fastest._best([plain, one]) is plain
+    slow = Trial((), milliseconds=1.02)
+    assert fastest._best([slow, one]) is one
+
+
+def test_the_table_is_sorted_by_time_and_says_why_not() -> None:
+    lines = list(
+        trial_lines(
+            [
+                Trial((), milliseconds=2.0, difference=0.0, left=4),
+                Trial(("A", "B"), why_not="the runtime has no A"),
+                Trial(("B",), milliseconds=1.0, difference=1e-7, delegates=1, chosen=True),
+            ]
+        )
+    )
+    assert lines[0].endswith("in the official ExecuTorch runtime on this machine")
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["*", "B"],
+        ["no", "backend"],
+        ["A", "then"],
+    ]
+    assert lines[3].endswith("the runtime has no A")
+
+
+def test_quantising_and_choosing_are_not_asked_for_together(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="give one of them"):
+        lower_model("m:f", [], tmp_path / "m.pte", quantize="int8", auto=1e-4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_right_names_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_right(file: Path, inputs: Any) -> list[Any]:
+        raise LoweringError("the official runtime failed: 0x20")
+
+    monkeypatch.setattr(fastest, "runtime_backends", lambda: ["Nobody"])
+    monkeypatch.setattr(fastest, "first_outputs", none_right)
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    with pytest.raises(LoweringError, match=r"0x20; Other: the runtime has no Other"):
+        lower_fastest(exported, [torch.ones(2)], backends=["Other"])

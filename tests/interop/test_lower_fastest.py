@@ -1,0 +1,88 @@
+"""The fastest of several lowerings, in the official runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lowerdeck.lowered_module import LoweringError, lower_fastest
+from lowerdeck.lowered_module.commands import lower_model
+from tests.interop import official
+
+pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
+
+
+class Convolved(nn.Module):
+    """A convolution, and a sort in between that no backend takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.first(x).relu().topk(16, dim=1).values
+        return self.second(made).mean((2, 3))
+
+
+class Counted(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(4))
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.dense(x) + self.calls
+
+
+def convolved() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    torch.manual_seed(0)
+    return Convolved().eval().requires_grad_(False), (torch.randn(1, 3, 40, 40),)
+
+
+def counted() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    torch.manual_seed(0)
+    return Counted().eval().requires_grad_(False), (torch.randn(2, 4),)
+
+
+def test_the_fastest_is_kept_and_all_that_was_tried_is_told(tmp_path: Path) -> None:
+    model, inputs = convolved()
+    exported = torch.export.export(model, inputs)
+    lowered, trials = lower_fastest(exported, [model(*inputs)], backends=["XnnpackBackend", "No"])
+    by = {trial.backends: trial for trial in trials}
+    assert set(by) == {(), ("XnnpackBackend",), ("No",), ("XnnpackBackend", "No")}
+    assert "has no No" in by["No",].why_not
+    (chosen,) = [trial for trial in trials if trial.chosen]
+    assert chosen.backends == ("XnnpackBackend",)
+    assert chosen.delegates == 2
+    assert chosen.left > 0
+    assert chosen.milliseconds < by[()].milliseconds
+    lowered.save(tmp_path / "model.pte")
+    assert (tmp_path / "model.pte").stat().st_size == chosen.file_bytes
+    outcome = official.run(tmp_path / "model.pte", [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_begins_with_its_own_state_whatever_was_tried(tmp_path: Path) -> None:
+    output = tmp_path / "model.pte"
+    figures = lower_model(f"{__name__}:counted", [], output, auto=1e-4, check=False)
+    assert sum("*" in line for line in figures.trials) == 1
+    model, inputs = counted()
+    outcome = official.run(output, [official.Call(inputs), official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    for found in outcome.outputs:
+        torch.testing.assert_close(found[0], model(*inputs), atol=1e-4, rtol=1e-4)
+
+
+def test_nothing_is_written_where_nothing_is_right(tmp_path: Path) -> None:
+    model, inputs = convolved()
+    exported = torch.export.export(model, inputs)
+    with pytest.raises(LoweringError, match="no backend: differs from eager by"):
+        lower_fastest(exported, [model(*inputs) + 1], backends=[])
