@@ -27,7 +27,10 @@ def test_pages_count_as_the_code_does(page, words, number):
 
 
 # The official runtime ends its process over some files, so `lowerdeck lm run` starts another one.
-STARTS_ITSELF = "language-models/src/lowerdeck/language_models/generating.py"
+STARTS_ITSELF = (
+    "language-models/src/lowerdeck/language_models/generating.py",
+    "lowered-module/src/lowerdeck/lowered_module/choosing/official_runtime.py",
+)
 
 
 def test_no_package_opens_connections_starts_programs_or_unpickles_files():

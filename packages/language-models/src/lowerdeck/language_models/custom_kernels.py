@@ -90,6 +90,12 @@ def _attention(
                 f"the model's attention has a {name}, which llama::custom_sdpa does not compute: "
                 "leave attention to the delegate"
             )
+    if start_position is None:
+        # A text without a cache, which the decoder is compared with.
+        alone = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return alone.transpose(1, 2), None
     found = torch.ops.llama.custom_sdpa(
         query.transpose(1, 2), key, value, start_position, None, 0.0, True, scaling
     )

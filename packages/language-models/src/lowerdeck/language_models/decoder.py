@@ -73,7 +73,6 @@ class CachedDecoder(nn.Module):
         self.model = model
         self._custom = custom_kernel
         self._context = context
-        self._own_attention: str = model.config._attn_implementation
         if custom_kernel:
             register()
             try:
@@ -156,13 +155,7 @@ class CachedDecoder(nn.Module):
         Args:
             tokens: The text, ``int64[1, n]``.
         """
-        if self._custom:
-            self.model.set_attn_implementation(self._own_attention)
-        try:
-            logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
-        finally:
-            if self._custom:
-                self.model.set_attn_implementation(NAME)
+        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
         return logits
 
     def _start(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
