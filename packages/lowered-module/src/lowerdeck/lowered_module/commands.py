@@ -207,9 +207,12 @@ def lower_model(
             made = None if chosen is None else _quantized(chosen, calibrate, model)
             program = _exported(factory, model) if made is None else made.program
         made_by = {} if made is None else {made.backend: made.partitioner}
+        partitioners: list[Any] = []
+        if auto is None:
+            partitioners = [made_by.get(name) or _partitioner(name) for name in backends]
+        # Modules that are named have been imported by now, so that their files are known.
         read = [factory, *backends, *([calibrate] if calibrate else [])]
         keep_apart(read=_sources(read), written=written)
-        partitioners: list[Any] = []
         trials: Sequence[Trial] = ()
         if auto is not None:
             with stages.stage("measure"), told():
@@ -217,7 +220,6 @@ def lower_model(
                     program, _eager(model), backends=backends or None, tolerance=auto
                 )
         else:
-            partitioners = [made_by.get(name) or _partitioner(name) for name in backends]
             by_method = {"forward": partitioners}
             with stages.stage("decompose"), told():
                 programs = decomposed_for(by_method, {"forward": program})
