@@ -64,9 +64,8 @@ def gives_the_same(source: Node, call: Call, made: Template) -> bool:
         return _agree(expected, found)
     if len(expected) != len(found):
         return False
-    read = [
-        user.args[1] for user in source.users if user.target is operator.getitem and user.users
-    ]
+    taken = [user for user in source.users if user.target is operator.getitem and user.users]
+    read: list[Any] = [user.args[1] for user in taken]
     if len(read) < sum(bool(user.users) for user in source.users):
         return _agree(expected, found)
     return all(_agree(expected[index], found[index]) for index in read)
