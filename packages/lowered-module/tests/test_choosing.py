@@ -80,6 +80,19 @@ def test_quantising_and_choosing_are_not_asked_for_together(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+def test_what_an_installed_partitioner_raises_is_a_reason_against_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lowered(program: Any, plan: list[str], **_: Any) -> Any:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(fastest, "lower", lowered)
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    trial, made = fastest._lowered(exported, ("Gone",), ["Gone"])
+    assert made is None
+    assert trial.why_not == "cannot be lowered: OSError: no such device"
+
+
 def test_nothing_right_names_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_right(file: Path, inputs: Any) -> list[Any]:
         raise LoweringError("the official runtime failed: 0x20")

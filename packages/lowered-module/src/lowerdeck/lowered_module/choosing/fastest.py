@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmitterError
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
 from lowerdeck.lowered_module.choosing.official_runtime import (
     first_outputs,
@@ -170,7 +169,8 @@ def _lowered(
         return replace(trial, why_not=f"the runtime has no {' and no '.join(missing)}"), None
     try:
         lowered = lower(program, list(plan), progress=_silent)
-    except (LoweringError, EmitterError) as error:
+    except Exception as error:
+        # Whatever an installed backend raises is a reason against it, none against the others.
         return replace(trial, why_not=f"cannot be lowered: {in_a_line(error)}"), None
     summary = lowered.delegation()
     if plan and any(not summary.delegates.get(name) for name in plan):
