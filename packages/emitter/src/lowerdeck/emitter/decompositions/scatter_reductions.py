@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lowerdeck.emitter._torch_private import current_result, is_known, untraced
 from lowerdeck.emitter.decompositions.pairs import fits
 from lowerdeck.torch_base import OpOverload
 
@@ -15,6 +16,7 @@ _ATEN = torch.ops.aten
 
 # Modes of an embedding bag.
 _AVERAGES, _MAXIMA = 1, 2
+_BAG_RESULTS = 4
 _OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
@@ -200,7 +202,8 @@ def embedding_bag(
 ) -> Any:
     """Return sums, averages or maxima of rows of a table, a bag of rows each.
 
-    Only the first result is right: the others serve the gradient.
+    Only the first result is right: the others serve the gradient, and have the sizes alone that
+    they had when the program was made.
 
     Args:
         weight: The table, shape (rows, features).
@@ -214,6 +217,7 @@ def embedding_bag(
         padding_idx: A row that counts nowhere, negative for none.
     """
     count = offsets.size(0) - 1 if include_last_offset else offsets.size(0)
+    given = offsets
     if include_last_offset:
         offsets = offsets[:count]
     length = indices.size(0)
@@ -238,6 +242,14 @@ def embedding_bag(
         return made
     sizes = torch.zeros_like(offsets)
     most = torch.zeros_like(made, dtype=torch.int64) if mode == _MAXIMA else sizes
+    recorded: Any = current_result()
+    if isinstance(recorded, (list, tuple)) and len(recorded) == _BAG_RESULTS:
+        with untraced():
+            # Kernels leave out where rows go if they can; one of two operators counts the end.
+            is_empty = is_known(recorded[1].shape[0] == 0)
+            is_count = is_known(recorded[2].shape[0] == count)
+        bag = bag[:0] if is_empty else bag
+        sizes = sizes if is_count else torch.zeros_like(given)
     return made[:count], bag, sizes, most[:count]
 
 
