@@ -31,6 +31,8 @@ ASKED_BY = {
 }
 # Type checkers bring it along; nothing imports it when code runs.
 ONLY_FOR_TYPES = {"_typeshed"}
+# What tests ask for by find_spec, and go another way without it.
+WHERE_TESTED = {"lowered-module": {"lowerdeck-runner"}}
 # What is taken where it is there: 600 MB of distributions are nothing to ask of those who export.
 WHERE_INSTALLED = {"language-models": {"executorch"}}
 
@@ -74,8 +76,8 @@ def _distributions(source: str) -> set[str]:
     return found
 
 
-def _imported(package: str) -> set[str]:
-    sources = (ROOT / "packages" / package / "src").rglob("*.py")
+def _imported(package: str, folder: str = "src") -> set[str]:
+    sources = (ROOT / "packages" / package / folder).rglob("*.py")
     found = set().union(*(_distributions(path.read_text()) for path in sources))
     return found - {f"lowerdeck-{package}"}
 
@@ -85,6 +87,13 @@ def test_every_import_is_declared(package):
     _, allowed = _declared(workspace.project(package))
     allowed = allowed | WHERE_INSTALLED.get(package, set())
     assert _imported(package) <= allowed, "declare it: a dependency's dependency may go"
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_tests_of_a_package_need_no_package_that_is_not_installed_with_it(package):
+    there = {f"lowerdeck-{sibling}" for sibling in workspace.siblings(package)}
+    ours = _imported(package, "tests") & IMPORTED_AS.keys()
+    assert ours <= there | WHERE_TESTED.get(package, set()), "move the test to tests/interop"
 
 
 @pytest.mark.parametrize("package", workspace.PACKAGES)

@@ -128,3 +128,27 @@ def test_torchs_own_rules_go_by_settings_of_now() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert made.graph.output_node().args[0][0].meta["val"].dtype is torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_rule_may_give_what_the_kernel_gives_where_torchs_fake_tensors_err(
+    dtype: torch.dtype,
+) -> None:
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers operators
+
+    choose = torch.ops.quantized_decomposed.choose_qparams_per_token.default
+
+    def rule(x: torch.Tensor, _: torch.dtype) -> Any:
+        largest = x.abs().amax(-1, keepdim=True)
+        scale = largest.float() if dtype is torch.float16 else largest
+        return scale.clamp(min=1e-5) / 127, torch.zeros_like(scale)
+
+    x = torch.rand(4, 3, dtype=dtype)
+    program = export(Some(lambda x: choose(x, torch.int8)), (x,))
+    told = [node.meta["val"] for node in program.graph.nodes if node.target is choose]
+    expected = choose(x, torch.int8)
+    assert [one.dtype for one in expected] != [one.dtype for one in told[0]]
+    found = decompose(program, {choose: rule}).module()(x)
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(DecomposeError, match=r"float64 \[4, 1\]"):
+        decompose(program, {choose: lambda x, _: (x[:1], x[:1])})
