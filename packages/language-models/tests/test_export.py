@@ -334,20 +334,52 @@ def test_keys_and_values_may_have_other_sizes_than_configurations_name(
     assert alike, lines
 
 
-def test_a_family_that_counts_positions_in_its_own_way_is_refused() -> None:
+def of_own_positions(family: str) -> Any:
     import transformers
 
+    torch.manual_seed(0)
+    if family == "MPT":
+        # Its biases are sliced by how many tokens there were.
+        config = transformers.MptConfig(
+            vocab_size=300, d_model=64, n_heads=4, n_layers=2, max_seq_len=64
+        )
+        return transformers.MptForCausalLM(config).eval()
     # Its first token has the position after the padding's.
     config = transformers.RobertaConfig(
-        vocab_size=50,
+        vocab_size=300,
         hidden_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
+        max_position_embeddings=80,
         is_decoder=True,
     )
+    return transformers.RobertaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("family", ["MPT", "RoBERTa"])
+def test_families_may_count_positions_in_their_own_way(family: str, tmp_path: Path) -> None:
+    made = prepared(of_own_positions(family), **DEFAULTS)
+    lower_decoder(made).save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+
+
+def test_a_family_that_computes_something_else_with_a_cache_is_refused() -> None:
+    import transformers
+
+    # Its windows count from the end of the cache.
+    config = transformers.GPTNeoConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
+        max_position_embeddings=64,
+    )
     torch.manual_seed(0)
-    model = transformers.RobertaForCausalLM(config).eval()
+    model = transformers.GPTNeoForCausalLM(config).eval()
     with pytest.raises(UnsupportedModelError, match="something else with a static cache"):
         export_language_model(model, context=16)
 

@@ -33,6 +33,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
     """Keys and values of one layer, ``[1, context, heads, width]`` each."""
 
     positions: torch.Tensor
+    start: Any
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Make room for keys and values.
@@ -62,7 +63,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
 
     def get_seq_length(self) -> Any:
         """Return how many tokens there were before those that are given."""
-        return self.positions[0]
+        return self.start
 
 
 @cache

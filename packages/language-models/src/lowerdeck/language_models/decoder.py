@@ -28,6 +28,8 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
     """
 
     positions: torch.Tensor
+    start: Any
+    """How many tokens there were before those that are given: a number, by which families slice."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -46,7 +48,7 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
 
     def get_seq_length(self) -> Any:
         """Return how many tokens there were before those that are given."""
-        return self.positions[0]
+        return self.start
 
 
 class CachedDecoder(nn.Module):
@@ -87,6 +89,7 @@ class CachedDecoder(nn.Module):
         # transformers 5.24 renamed the argument and warns of the old name.
         known = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
+        self._tells_positions = True
         self._try_once()
         for index, layer in enumerate(self.cache.layers):
             # A layer that reads another one's keys and values keeps none.
@@ -95,13 +98,32 @@ class CachedDecoder(nn.Module):
                 self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
 
     def _try_once(self) -> None:
-        """Compute a text of three tokens with and without the cache.
+        """Compute a text of three tokens with and without the cache, as ``forward`` will.
 
         The first token tells the sizes of keys and values, which no configuration tells of all:
         heads that are shared have other names in other families, and compressed keys are wider
-        than values. That both give the same tells whether the family keeps nothing else, and
-        counts positions as it is told to.
+        than values. That both give the same tells whether the family keeps nothing else, and how
+        it counts: to some a position is a row of a table that has others before the first, which
+        they add where nobody tells them positions.
         """
+        faults = []
+        for self._tells_positions in (True, False):
+            fault, cause = self._fault()
+            if fault is None:
+                break
+            faults.append((fault, cause))
+        else:
+            fault, cause = faults[0]
+            raise UnsupportedModelError(
+                f"a {self.model.config.model_type!r} model {fault}"
+            ) from cause
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                layer.keys.zero_()
+                layer.values.zero_()
+
+    def _fault(self) -> tuple[str | None, Exception | None]:
+        """Return what is wrong with the logits of a text of three tokens, and its cause."""
         first = self.model.config.get_text_config().vocab_size // 2
         text = (first + torch.arange(3)).unsqueeze(0)
         try:
@@ -111,21 +133,17 @@ class CachedDecoder(nn.Module):
         except UnsupportedModelError:
             raise
         except Exception as error:
-            raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model does not compute a text with a static "
-                f"cache of keys and values: {type(error).__name__}: {first_line(error)}"
-            ) from error
+            return (
+                "does not compute a text with a static cache of keys and values: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ), error
         off, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
-        if off > _ROUNDING.get(wanted.dtype, _COARSE) * largest:
-            raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model computes something else with a static "
-                f"cache of keys and values than without: logits of {largest:.3g} differ by "
-                f"{off:.3g}"
-            )
-        for layer in self.cache.layers:
-            if layer.is_initialized:
-                layer.keys.zero_()
-                layer.values.zero_()
+        if off <= _ROUNDING.get(wanted.dtype, _COARSE) * largest:
+            return None, None
+        return (
+            "computes something else with a static cache of keys and values than without: logits "
+            f"of {largest:.3g} differ by {off:.3g}"
+        ), None
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next token.
@@ -134,18 +152,15 @@ class CachedDecoder(nn.Module):
             tokens: The tokens.
             positions: Where in the text they stand.
         """
+        start = self._start(tokens, positions)
         for layer in self.cache.layers:
-            layer.positions = positions
+            layer.positions, layer.start = positions, start
         more: dict[str, Any] = {self._cache_argument: self.cache}
+        if self._tells_positions:
+            more["position_ids"] = positions.unsqueeze(0)
         if self._custom:
-            more["start_position"] = self._start(tokens, positions)
-        found = self.model(
-            input_ids=tokens,
-            position_ids=positions.unsqueeze(0),
-            use_cache=True,
-            logits_to_keep=1,
-            **more,
-        )
+            more["start_position"] = start
+        found = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **more)
         logits: torch.Tensor = found.logits
         return logits
 
