@@ -94,7 +94,7 @@ def test_what_an_installed_partitioner_raises_is_a_reason_against_it_alone(
 
 
 def test_nothing_right_names_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_right(file: Path, inputs: Any) -> list[Any]:
+    def none_right(file: Path, inputs: Any) -> tuple[list[Any], float]:
         raise LoweringError("the official runtime failed: 0x20")
 
     monkeypatch.setattr(fastest, "runtime_backends", lambda: ["Nobody"])
@@ -102,3 +102,32 @@ def test_nothing_right_names_each_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     with pytest.raises(LoweringError, match=r"0x20; Other: the runtime has no Other"):
         lower_fastest(exported, [torch.ones(2)], backends=["Other"])
+
+
+def test_a_plan_that_is_far_slower_has_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {(): 9.0, ("A",): 0.5, ("B",): 0.6}
+    plans = iter(seconds)
+    turns = []
+
+    def lowered(_: Any, plan: tuple[str, ...], __: Any) -> tuple[Trial, Any]:
+        return Trial(plan, delegates=len(plan)), torch.nn.Identity()
+
+    def once(_: Path, inputs: Any) -> tuple[list[Any], float]:
+        return list(inputs), seconds[next(plans)]
+
+    def in_turn(files: list[Path], _: Any, rounds: int) -> list[list[float]]:
+        turns.append(len(files))
+        return [[0.5 + place] * rounds for place in range(len(files))]
+
+    monkeypatch.setattr(fastest, "runtime_backends", lambda: ["A", "B"])
+    monkeypatch.setattr(fastest, "_lowered", lowered)
+    monkeypatch.setattr(fastest, "first_outputs", once)
+    monkeypatch.setattr(fastest, "seconds_in_turn", in_turn)
+    monkeypatch.setattr(
+        torch.nn.Identity, "save", lambda _, file: Path(file).touch(), raising=False
+    )
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    _, trials = lower_fastest(exported, [torch.ones(2)], backends=["A", "B"])
+    assert turns == [2]
+    assert [trial.milliseconds for trial in trials] == [9000.0, 500.0, 1500.0]
+    assert [trial.backends for trial in trials if trial.chosen] == [("A",)]

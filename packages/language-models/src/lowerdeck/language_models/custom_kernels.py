@@ -1,7 +1,8 @@
-"""Attention and cache of the runtime's own kernels for language models, ``llama::custom_sdpa``.
+"""Attention and cache of the runtime's own kernels for language models.
 
-A runtime has these kernels only if the application links them (``custom_ops``). They look at the
-filled part of the cache alone, and take it as it is written: ``[1, context, heads, width]``.
+A runtime has ``llama::custom_sdpa`` and ``llama::update_cache`` only if the application links them
+(``custom_ops``). The one looks at the filled part of the cache alone, and takes it as the other
+writes it: ``[1, context, heads, width]``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from lowerdeck.language_models.kernel_library import define
 NAME = "lowerdeck_custom_sdpa"
 """Name of the attention among those of transformers."""
 
-KERNELS = frozenset({"llama::custom_sdpa.out"})
+KERNELS = frozenset({"llama::custom_sdpa.out", "llama::update_cache.out"})
 """What a file needs of the runtime beside the kernels that it always has."""
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, SymInt start_pos, Tensor? attn_mask=None, "
     "float drpout_p=0., bool is_causal=False, float? scale=None"
 )
+
+_CACHE_ARGUMENTS = "Tensor value, Tensor(a!) cache, SymInt start_pos"
 
 
 class FilledLayer(StaticLayer):  # type: ignore[misc]
@@ -57,8 +60,9 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys.index_copy_(1, self.positions, key_states.transpose(1, 2))
-        self.values.index_copy_(1, self.positions, value_states.transpose(1, 2))
+        write = torch.ops.llama.update_cache
+        write(key_states.transpose(1, 2), self.keys, self.start)
+        write(value_states.transpose(1, 2), self.values, self.start)
         return self.keys, self.values
 
     def get_seq_length(self) -> Any:
@@ -68,8 +72,9 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
 
 @cache
 def register() -> None:
-    """Let torch know the kernel, and transformers the attention that calls it."""
+    """Let torch know the kernels, and transformers the attention that calls one."""
     define("llama", "custom_sdpa", _ARGUMENTS, _eager)
+    define("llama", "update_cache", _CACHE_ARGUMENTS, _write)
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _no_mask)
 
@@ -105,6 +110,13 @@ def _attention(
 
 def _no_mask(*_: Any, **__: Any) -> None:
     return None
+
+
+def _write(value: torch.Tensor, cache: torch.Tensor, start_pos: int) -> torch.Tensor:
+    """Write what the kernel writes; what it returns nobody reads."""
+    if isinstance(start_pos, int) and not value.is_meta:
+        cache[:, start_pos : start_pos + value.shape[1]] = value
+    return value.new_empty(1)
 
 
 def _eager(

@@ -29,7 +29,7 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
 
     positions: torch.Tensor
     start: Any
-    """How many tokens there were before those that are given: a number, by which families slice."""
+    """How many tokens there were before those that are given: a number, as some slice by it."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any

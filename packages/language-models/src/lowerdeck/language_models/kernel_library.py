@@ -28,7 +28,7 @@ def define(namespace: str, name: str, arguments: str, computed: Callable[..., An
 
     library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(f"{name}({arguments}) -> Tensor")
-    library.define(f"{name}.out({arguments}, *, Tensor(a!) out) -> Tensor(a!)")
+    library.define(f"{name}.out({arguments}, *, Tensor(z!) out) -> Tensor(z!)")
     library.impl(name, computed, "CompositeExplicitAutograd")
     library.impl(f"{name}.out", written, "CPU")
     _LIBRARIES.append(library)

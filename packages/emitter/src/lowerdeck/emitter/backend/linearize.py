@@ -36,7 +36,6 @@ from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of
 from lowerdeck.torch_base import OpOverload, schema_of
 
-_CLONE = Kernel("aten::clone", "out")
 _SELECT = Kernel("aten::select_copy", "int_out")
 
 
@@ -134,10 +133,22 @@ class _Linearizer:
         if call.kernel is None:
             # A value that shares its base's memory.
             return
-        self._kernel(call.kernel, _boxed(call), call.outs, call.origin)
+        args, outs = call.args, call.outs
+        made: list[Any] = outs[len(outs) - len(call.rewritten) :]
+        for place, value in zip(call.rewritten, made, strict=True):
+            # Its own memory, until it is seen that nobody reads the old content any more.
+            self._copy(value, args[place], call.origin)
+            args = [*args[:place], value, *args[place + 1 :]]
+        own = outs[: len(outs) - len(made)]
+        self._kernel(call.kernel, _boxed(call.target, args), own, call.origin, made)
 
     def _kernel(
-        self, kernel: Kernel, args: list[Any], outs: Sequence[Any], origin: fx.Node | None
+        self,
+        kernel: Kernel,
+        args: list[Any],
+        outs: Sequence[Any],
+        origin: fx.Node | None,
+        rewritten: Sequence[TensorValue] = (),
     ) -> None:
         reads = _tensors(args)
         tensors = tuple(value for value in outs if isinstance(value, TensorValue))
@@ -147,9 +158,11 @@ class _Linearizer:
             boxed = [*args, outs[0], outs[0]]
             if kernel.name.startswith("executorch_prim::") or kernel in _ONE_SLOT:
                 boxed.pop()
-        else:
+        elif outs:
             boxed = [*args, *outs, TensorListArg(tensors)]
-        self._add(KernelStep(kernel, boxed, reads, tensors, origin))
+        else:
+            boxed = [*args, None]
+        self._add(KernelStep(kernel, boxed, reads, (*tensors, *rewritten), origin))
 
     def _delegate(self, call: Delegate) -> None:
         tensors = tuple(value for value in call.outs if isinstance(value, TensorValue))
@@ -251,7 +264,7 @@ class _Linearizer:
 
     def _copy(self, target: TensorValue, source: TensorValue, origin: fx.Node | None) -> None:
         if target.dim_order == source.dim_order and target.contiguous:
-            self._kernel(_CLONE, [source, None], [target], origin)
+            self._kernel(runtime_ops.COPY, [source, None], [target], origin)
         else:
             order = box_untyped(list(target.dim_order))
             kernel = runtime_ops.CLONE_DIM_ORDER
@@ -303,13 +316,13 @@ _ONE_SLOT = frozenset(
 )
 
 
-def _boxed(call: Call) -> list[Any]:
-    if not isinstance(call.target, OpOverload):
-        return [box_untyped(argument) for argument in call.args]
-    arguments = schema_of(call.target).arguments
-    variant = out_variant(call.target)
+def _boxed(target: Any, args: Sequence[Any]) -> list[Any]:
+    if not isinstance(target, OpOverload):
+        return [box_untyped(argument) for argument in args]
+    arguments = schema_of(target).arguments
+    variant = out_variant(target)
     kept = variant.kept if variant is not None else tuple(range(len(arguments)))
-    return [box(call.args[i], str(arguments[i].type)) for i in kept]
+    return [box(args[i], str(arguments[i].type)) for i in kept]
 
 
 def _tensors(args: Sequence[Any]) -> tuple[TensorValue, ...]:

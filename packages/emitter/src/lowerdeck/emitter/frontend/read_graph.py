@@ -34,6 +34,7 @@ from lowerdeck.torch_base import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
+    describe_node,
     executorch_call_delegate,
     expression_of,
     pytree,
@@ -239,6 +240,8 @@ class _Reader:
             args = self._by_schema(target, args, node.kwargs)
             outs = [value for value in result[1:] if value is not None]
             return Call(target, args, outs, node, effect=True), result
+        if node.target is _HIGHER_ORDER.auto_functionalized_v2:
+            return self._rewriting(node)
         args = self._arguments(node)
         if node.target is torch.ops.aten.masked_select.default:
             # torch bounds the result by the first argument, and forgets that both are broadcast.
@@ -246,6 +249,42 @@ class _Reader:
             self._factory.limit(node.meta["val"].shape[0], most)
         result, outs = self._results(node)
         return Call(node.target, args, outs, node), result
+
+    def _rewriting(self, node: fx.Node) -> tuple[Operation, Any]:
+        """Return the call of a custom operator that writes some of its arguments, whole tensors.
+
+        torch names each of them by its place among ``_all_bases``, what they become follows the
+        operator's own results, and a view of one has further entries that tell where it lies.
+        """
+        target: Any = node.args[0]
+        given: dict[str, Any] = dict(node.kwargs)
+        bases = self._look_up(given.pop("_all_bases"))
+        args: list[Any] = []
+        places: dict[int, int] = {}
+        for argument in schema_of(target).arguments:
+            name = f"_{argument.name}"
+            if argument.name in given:
+                args.append(self._look_up(given.pop(argument.name)))
+            elif f"{name}_base_index" in given:
+                place = given.pop(f"{name}_base_index")
+                given.pop(f"{name}_alias", None)
+                if place is not None and places.setdefault(place, len(args)) != len(args):
+                    raise self._cannot_write(node, "one tensor under two names")
+                args.append(None if place is None else bases[place])
+            else:
+                args.append(argument.default_value)
+        if given:
+            raise self._cannot_write(node, "a view or a list of tensors")
+        result, outs = self._results(node)
+        outs = [value for value in outs if value is not None]
+        rewritten = tuple(places[place] for place in range(len(bases)))
+        return Call(target, args, outs, node, rewritten=rewritten), result
+
+    def _cannot_write(self, node: fx.Node, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"method {self._name!r}: {describe_node(node)}: {node.args[0]} writes {what}, "
+            "expected whole tensors, each under one name: give it those, and copy in the model"
+        )
 
     def _structured(self) -> dict[Any, Callable[[fx.Node], Operation]]:
         return {

@@ -52,6 +52,8 @@ class Call:
         origin: The graph node that it stands for.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
         effect: Whether it does more than write its values, so that it must run and stay in order.
+        rewritten: Positions of arguments that the kernel writes. What they become are the last of
+            ``outs``; whoever reads the arguments reads them as they were.
     """
 
     target: Any
@@ -60,6 +62,7 @@ class Call:
     origin: fx.Node | None
     kernel: Kernel | None = None
     effect: bool = False
+    rewritten: tuple[int, ...] = ()
 
     @property
     def op_name(self) -> str:

@@ -26,7 +26,7 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
         return kernel, "the runtime cannot compute this on numbers"
     schema = schema_of(target)
     own = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    if own in _NO_OUT_VARIANT:
+    if own in _NO_OUT_VARIANT or (not schema.returns and own in table):
         return Kernel(schema.name, schema.overload_name), ""
     variant = out_variant(target)
     if variant is None:

@@ -11,6 +11,7 @@ import torch
 
 from lowerdeck.emitter.ir.graph import Kernel
 
+COPY = Kernel("aten::clone", "out")
 CLONE_DIM_ORDER = Kernel("dim_order_ops::_clone_dim_order", "out")
 TO_DIM_ORDER_COPY = Kernel("dim_order_ops::_to_dim_order_copy", "out")
 RESHAPE_IN_PLACE = Kernel("executorch_prim::et_view", "default")

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from lowerdeck.emitter.ir.instructions import Code, KernelStep, Step
 from lowerdeck.emitter.ir.kernels import KernelTable
+from lowerdeck.emitter.ir.runtime_ops import COPY
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue, root_of
 from lowerdeck.emitter.memory import Spans, spans
 from lowerdeck.torch_base import expression_of
@@ -30,8 +31,10 @@ class _Merger:
         self._table = table
         self._values: dict[Storage | None, list[TensorValue]] = defaultdict(list)
         self._uses: dict[Storage | None, list[int]] = defaultdict(list)
+        self._rewritten: set[TensorValue] = set()
         seen: set[TensorValue] = set()
         for index, step in enumerate(code.steps):
+            self._rewritten.update(value for value in step.writes if value in step.reads)
             for value in (*step.reads, *step.writes):
                 key = value.storage
                 if not self._uses[key] or self._uses[key][-1] != index:
@@ -40,6 +43,7 @@ class _Merger:
         for value in (*code.inputs, *code.outputs):
             if isinstance(value, TensorValue):
                 self._remember(value, seen)
+        self._returned = {one.storage for one in code.outputs if isinstance(one, TensorValue)}
 
     def _remember(self, value: TensorValue, seen: set[TensorValue]) -> None:
         if value not in seen:
@@ -49,21 +53,36 @@ class _Merger:
     def run(self) -> None:
         self._write_states()
         self._reuse_inputs()
+        self._drop_idle_copies()
         gone = set(self._code.storages) - {
             value.storage for values in self._values.values() for value in values
         }
         self._code.storages = [s for s in self._code.storages if s not in gone]
+
+    def _drop_idle_copies(self) -> None:
+        """Drop copies of a tensor to itself, made for kernels that write what they read."""
+        idle = {
+            index
+            for index, step in enumerate(self._code.steps)
+            if self._is_for_rewriting(step) and step.writes[0].storage is step.reads[0].storage
+        }
+        if idle:
+            self._code.drop_steps(idle)
 
     # Buffers
 
     def _write_states(self) -> None:
         """Let the producer of a buffer's new value write it into the buffer."""
         code = self._code
-        removed = {
-            index
-            for index, step in enumerate(code.steps)
-            if self._is_write_back(step) and self._retarget(step, index)
-        }
+        removed = set()
+        for index, step in enumerate(code.steps):
+            if not self._is_write_back(step):
+                continue
+            producer = self._retarget(step, index)
+            if producer is not None:
+                removed.add(index)
+            while producer is not None and self._ends_at_copy(producer):
+                producer = self._retarget(code.steps[producer], producer)
         if removed:
             code.drop_steps(removed)
 
@@ -75,28 +94,43 @@ class _Merger:
             and step.writes[0].state
         )
 
-    def _retarget(self, step: Step, index: int) -> bool:
+    def _ends_at_copy(self, index: int) -> bool:
+        """Return whether a step copies for a kernel that writes, what nobody reads afterwards."""
+        step = self._code.steps[index]
+        if not self._is_for_rewriting(step):
+            return False
+        source = step.reads[0].storage
+        return self._uses[source][-1] == index and source not in self._returned
+
+    def _is_for_rewriting(self, step: Step) -> bool:
+        """Return whether a step copies for a kernel that writes what it reads."""
+        if not isinstance(step, KernelStep):
+            return False
+        return step.kernel == COPY and step.writes[0] in self._rewritten
+
+    def _retarget(self, step: Step, index: int) -> int | None:
+        """Let what a step copies be made where it copies to; return the index of who makes it."""
         source, state = step.reads[0], step.writes[0]
         storage, target = source.storage, state.storage
         if storage is None or target is None or not (_whole(source) and _whole(state)):
-            return False
+            return None
         if storage.role is not Role.ACTIVATION or _form(source) != _form(state):
-            return False
+            return None
         uses = self._uses[storage]
         first = uses[0]
         producer = self._code.steps[first]
         if source not in producer.writes or not isinstance(producer, KernelStep):
-            return False
+            return None
         if self._inside_control_flow(first):
-            return False
+            return None
         between = [i for i in self._uses[target] if first <= i < index]
         if between and (between != [first] or not self._safe(producer, source, state)):
-            return False
+            return None
         self._merge(storage, target)
         # Only buffers ask who uses them, and each is written back once: a chain of activations,
         # merged one by one, would take time in the square of its length here.
         self._uses[target] = sorted({*self._uses[target], *uses})
-        return True
+        return first
 
     def _inside_control_flow(self, index: int) -> bool:
         if any(loop.first <= index <= loop.last for loop in self._code.loops):
@@ -111,6 +145,8 @@ class _Merger:
             return False
         if len(step.writes) > 1 and name not in self._table.first_out_in_place:
             return False
+        if self._is_for_rewriting(step):
+            return True
         if name in self._table.in_place_safe:
             return True
         return name in self._table.writes_into_self and alike == [step.reads[0]]

@@ -25,6 +25,10 @@ from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
 from lowerdeck.torch_base import pytree
 
 _ROUNDS = 15
+_SLOW = 4
+_QUICK = 20.0
+"""A plan has no turn that is so many times slower than the fastest, and takes more milliseconds:
+one call tells enough, and many would take minutes on a large model."""
 _AS_FAST = 1.01
 """What is within a hundredth of the fastest is as fast: the plan with fewer backends is taken."""
 
@@ -38,7 +42,8 @@ class Trial:
         delegates: How many partitions went to backends.
         left: How many computing nodes stayed with other kernels.
         file_bytes: Size of the file.
-        milliseconds: Median time of a call in the official runtime; None where it was not taken.
+        milliseconds: Median time of a call in the official runtime, or the time of one call where
+            that is far more than the fastest plan's; None where it was not taken.
         difference: Largest difference from eager; None where the file does not run.
         why_not: Why it cannot be chosen; empty where it can.
         chosen: Whether it was.
@@ -77,8 +82,8 @@ def lower_fastest(
 
     The runtime's own kernels, each backend, and each pair of backends of which the first leaves
     something, are lowered and run on the program's example inputs, one after the other in
-    processes of their own; what runs and is right is then timed in turn, with as many threads as
-    the runtime takes. ``executorch`` must be installed.
+    processes of their own; what runs, is right and is not far slower than another is then timed
+    in turn, with as many threads as the runtime takes. ``executorch`` must be installed.
 
     Args:
         program: The program; its example inputs are what is measured.
@@ -121,6 +126,9 @@ def lower_fastest(
         right = [place for place in kept if not trials[place].why_not]
         if not right:
             raise LoweringError(f"nothing that was tried is right: {_reasons(trials)}")
+        once = {place: trials[place].milliseconds or 0.0 for place in right}
+        slow = max(_SLOW * min(once.values()), _QUICK)
+        right = [place for place in right if once[place] <= slow]
         times = seconds_in_turn([files[place] for place in right], inputs, _ROUNDS)
     for place, samples in zip(right, times, strict=True):
         trials[place] = replace(trials[place], milliseconds=1e3 * statistics.median(samples))
@@ -187,14 +195,14 @@ def _tried(
     """Return the trial with what the first call of its file gave."""
     trial = replace(trial, file_bytes=file.stat().st_size)
     try:
-        found = first_outputs(file, inputs)
+        found, seconds = first_outputs(file, inputs)
         difference = max((each.largest for each in accuracy_of(found, wanted)), default=0.0)
     except (LoweringError, ValueError) as error:
         return replace(trial, why_not=in_a_line(error))
     if not difference <= tolerance:
         told = f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
         return replace(trial, difference=difference, why_not=told)
-    return replace(trial, difference=difference)
+    return replace(trial, difference=difference, milliseconds=1e3 * seconds)
 
 
 def _best(trials: Sequence[Trial]) -> Trial:

@@ -23,6 +23,9 @@ from lowerdeck.lowered_module.errors import LoweringError
 
 _A_SAMPLE = 0.02
 """Seconds that a sample takes at least: several calls of a small model."""
+_LONG = 60.0
+"""Seconds after which no round begins, when there were some."""
+_FEW = 3
 _PATIENCE = 600.0
 _PROGRAM = f"from {__name__} import main; main()"
 _PACKAGE = "executorch.extension.pybindings"
@@ -37,8 +40,8 @@ def runtime_backends() -> list[str]:
     return list(_asked({"do": "backends"}))
 
 
-def first_outputs(file: Path, inputs: Sequence[Any]) -> list[Any]:
-    """Return what the first call of ``forward`` gives.
+def first_outputs(file: Path, inputs: Sequence[Any]) -> tuple[list[Any], float]:
+    """Return what the first call of ``forward`` gives, and the seconds of the second.
 
     Args:
         file: The program.
@@ -50,9 +53,9 @@ def first_outputs(file: Path, inputs: Sequence[Any]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder, "inputs.pt"), Path(folder, "outputs.pt")
         torch.save(list(inputs), given)
-        _asked({"do": "call", "files": [str(file)], "inputs": str(given), "outputs": str(found)})
-        outputs: list[Any] = torch.load(found, weights_only=True)
-        return outputs
+        what = {"do": "call", "files": [str(file)], "inputs": str(given), "outputs": str(found)}
+        seconds = float(_asked(what))
+        return torch.load(found, weights_only=True), seconds
 
 
 def seconds_in_turn(
@@ -65,7 +68,7 @@ def seconds_in_turn(
     Args:
         files: The programs.
         inputs: Flat inputs of ``forward``.
-        rounds: How many.
+        rounds: How many; fewer where they take more than a minute.
 
     Raises:
         LoweringError: The runtime ends with one of them.
@@ -115,13 +118,15 @@ def main() -> None:
     calls = [_call(binding, file, inputs) for file in what["files"]]
     if what["do"] == "call":
         torch.save([_owned(one) for one in calls[0]()], what["outputs"])
-        print("{}", file=answers)
+        print(_seconds(calls[0], 1), file=answers)
         return
     repeats = [_repeats(call) for call in calls]
-    rounds = [
-        [_seconds(call, count) for call, count in zip(calls, repeats, strict=True)]
-        for _ in range(what["rounds"])
-    ]
+    rounds: list[list[float]] = []
+    start = time.perf_counter()
+    while len(rounds) < what["rounds"] and (
+        len(rounds) < _FEW or time.perf_counter() - start < _LONG
+    ):
+        rounds.append([_seconds(call, count) for call, count in zip(calls, repeats, strict=True)])
     print(json.dumps([list(each) for each in zip(*rounds, strict=True)]), file=answers)
 
 

@@ -171,9 +171,11 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
     arguments = schema_arguments(operator)
     if not any(argument.is_written for argument in arguments):
         return None
-    in_place: Collection[int] = ()
+    in_place: Collection[int] = [
+        place for place, argument in enumerate(arguments) if argument.is_written
+    ]
     words = _words(full_name, namespace, short)
-    if words & {"into_self", "first_in_place"} or arguments[0].is_written:
+    if words & {"into_self", "first_in_place"}:
         in_place = (0,)
     elif "in_place" in words or short == "copy":
         in_place = range(len(arguments))

@@ -1,0 +1,89 @@
+"""The plan that ``lower_fastest`` keeps for real models, beside each backend by itself.
+
+One core, the official runtime. What it kept is timed anew, in turn with the others.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Row
+from benchmarks.xnnpack_models import NAMES, build
+from lowerdeck.lowered_module import LoweringError, Trial, lower, lower_fastest
+from lowerdeck.lowered_module.choosing.official_runtime import seconds_in_turn
+from lowerdeck.torch_base import pytree
+
+PACKAGE = "lowered_module"
+ROUNDS = 15
+_GOAL = "at most 1.03 of the best backend's time"
+_FASTER = 1.03
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Yield the time of each model's plan beside the best backend's, and then on how many it wins.
+
+    Args:
+        quick: A few models only.
+    """
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    ratios: dict[str, float] = {}
+    for name in NAMES[:2] if quick else NAMES:
+        try:
+            row = _row(name)
+        except (ImportError, RuntimeError, LoweringError) as error:
+            reason = str(error).strip().splitlines()[-1][:160]
+            yield Row(PACKAGE, f"fastest plan, {name}", 0.0, goal=_GOAL, met=False, note=reason)
+            continue
+        ratios[name] = row.ratio or 0.0
+        yield row
+    faster = [name for name, ratio in ratios.items() if ratio > _FASTER]
+    yield Row(
+        *(PACKAGE, f"models of {len(ratios)} on which the plan is faster than either backend"),
+        *(len(faster), None, "models", "some", bool(faster), ", ".join(faster)),
+    )
+
+
+def _row(name: str) -> Row:
+    torch.manual_seed(0)
+    model, inputs = build(name)
+    model = model.eval().requires_grad_(False)
+    with torch.no_grad():
+        wanted = pytree.tree_leaves(model(*inputs))
+    program = torch.export.export(model, inputs)
+    largest = max(float(one.abs().max()) for one in wanted)
+    lowered, trials = lower_fastest(program, wanted, tolerance=1e-3 * max(1.0, largest))
+    chosen = next(trial for trial in trials if trial.chosen)
+    singles = [trial for trial in trials if len(trial.backends) == 1 and not trial.why_not]
+    with tempfile.TemporaryDirectory() as folder:
+        files = {chosen.backends: Path(folder, "chosen.pte")}
+        lowered.save(files[chosen.backends])
+        for number, trial in enumerate(singles):
+            if trial.backends not in files:
+                files[trial.backends] = Path(folder, f"{number}.pte")
+                lower(program, list(trial.backends)).save(files[trial.backends])
+        flat = pytree.tree_leaves(inputs)
+        samples = seconds_in_turn(list(files.values()), flat, ROUNDS)
+    times = {
+        plan: 1e3 * statistics.median(found) for plan, found in zip(files, samples, strict=True)
+    }
+    best = min((times[trial.backends] for trial in singles), default=None)
+    ours = times[chosen.backends]
+    met = best is None or ours <= _FASTER * best
+    return Row(
+        *(PACKAGE, f"fastest plan, {name}", ours, best, "ms", _GOAL, met),
+        f"{_told(chosen)}; " + "; ".join(_told(one) for one in trials if one is not chosen),
+    )
+
+
+def _told(trial: Trial) -> str:
+    plan: Any = " then ".join(one.removesuffix("Backend") for one in trial.backends)
+    if trial.milliseconds is None:
+        return f"{plan or 'none'}: {trial.why_not[:80]}"
+    return f"{plan or 'none'} {trial.milliseconds:.4g} ms"
