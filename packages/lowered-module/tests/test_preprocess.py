@@ -240,6 +240,31 @@ def test_a_parcel_arrives_as_it_was_sent() -> None:
     assert min(result.debug_handle_map[0]) > 100  # type: ignore[index]
 
 
+class _Builtins(torch.nn.Module):
+    """Has arguments that are called as builtins are: their nodes are not."""
+
+    def forward(self, input: torch.Tensor, dict: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return input.relu() + dict
+
+
+def test_arguments_keep_their_names_in_a_parcel() -> None:
+    class Naming(Counting):
+        """Tells what a program calls its arguments."""
+
+        @staticmethod
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
+            names = [node.target for node in edge_program.graph.find_nodes(op="placeholder")]
+            edge_program.module()(torch.ones(2), torch.ones(2))
+            return PreprocessResult(str(names).encode())
+
+    program = torch.export.export(_Builtins(), (torch.ones(2), torch.ones(2)))
+    arrived = preprocess_parcel(pack(program, Naming, []))
+    assert arrived == Naming.preprocess(program, [])
+    assert arrived.processed_bytes == b"['input', 'dict']"
+
+
 class _Calling(torch.nn.Module):
     def __init__(self, call: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()

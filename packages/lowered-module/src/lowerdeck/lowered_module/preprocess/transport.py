@@ -40,6 +40,7 @@ class _SentNode:
     op: str
     target: str
     name: str
+    argument: str
     handle: int | None
     custom: Any
     args: Any
@@ -122,6 +123,7 @@ def _nodes_of(graph_module: GraphModule) -> tuple[_SentNode, ...]:
             node.op,
             _target_name(node),
             node.name,
+            str(node.target) if node.op == "placeholder" else "",
             node.meta.get(HANDLE),
             node.meta.get("custom"),
             *map_aggregate((node.args, node.kwargs), named),  # type: ignore[arg-type]
@@ -156,6 +158,8 @@ def _make_as_sent(graph_module: GraphModule, sent: Sequence[_SentNode]) -> None:
             before.append(node)
     for node, was in zip(found, sent, strict=True):
         node.args, node.kwargs = map_aggregate((was.args, was.kwargs), arrived)  # type: ignore[arg-type]
+        if was.argument:
+            node.target = was.argument  # loading takes the node's name for it
         if was.handle is not None:
             node.meta[HANDLE] = was.handle
         if was.custom is not None:
