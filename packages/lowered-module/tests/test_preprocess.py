@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -198,22 +197,6 @@ def test_processes_give_the_same(program: ExportedProgram) -> None:
             program, RunPartitioner(lambda n: "tanh" not in str(n.target)), executor=executor
         )
         assert blobs(found) == wanted
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(
-    importlib.util.find_spec("distributed") is None, reason="distributed is not installed"
-)
-def test_a_cluster_gives_the_same(program: ExportedProgram) -> None:
-    from distributed import Client, LocalCluster  # type: ignore[import-not-found]
-
-    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target))
-    wanted = blobs(to_backend(program, chosen))
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        assert blobs(to_backend(program, chosen, executor=client.get_executor())) == wanted
 
 
 def test_a_parcel_arrives_as_it_was_sent() -> None:
