@@ -15,6 +15,7 @@ from lowerdeck.lowered_module import (
     CompileSpec,
     LoweredProgram,
     PreprocessError,
+    SharedWeights,
     lower,
     register_backend,
     unregister_backend,
@@ -93,6 +94,21 @@ def test_the_work_of_a_killed_worker_is_done_again(
     blobs = [bytes(one.data) for one in wanted.backend_delegate_data]
     assert [bytes(one.data) for one in found.backend_delegate_data] == blobs
     assert len(blobs) == PARTITIONS
+
+
+def test_weights_come_through_a_directory_even_where_a_worker_is_killed(
+    client: Any, program: ExportedProgram, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    wanted = lowered_by("Noting", program, notes).program
+    with SharedWeights(client.get_executor(), tmp_path) as executor:
+        found = lowered_by("Mortal", program, notes, executor=executor).program
+        # Biases are too small for a file.
+        assert executor.written == PARTITIONS * 64 * 64 * 4
+    assert (notes / "killed").exists()
+    blobs = [bytes(one.data) for one in wanted.backend_delegate_data]
+    assert [bytes(one.data) for one in found.backend_delegate_data] == blobs
 
 
 def test_what_a_backend_raises_in_a_worker_names_the_partition(

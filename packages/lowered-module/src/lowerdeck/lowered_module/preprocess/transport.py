@@ -17,6 +17,7 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.lowered_module.authoring.backend import PreprocessResult, with_plain_bytes
 from lowerdeck.lowered_module.errors import PreprocessError
+from lowerdeck.lowered_module.preprocess.weights import SentWeight, put_back, taken_out
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.torch_base import graphs_of, is_getitem, reserve_name
 
@@ -52,7 +53,8 @@ class Parcel:
     """A partition as bytes, with what torch's own format leaves out.
 
     Attributes:
-        program: The partition in the format of ``torch.export.save``.
+        program: The partition in the format of ``torch.export.save``, without its weights.
+        weights: What ``SharedWeights`` can send by another way.
         graphs: The nodes of each graph, in order. Torch's format makes lists of tuples, keeps not
             all of the user's metadata, joins results that are taken twice, and adds those that
             nobody takes.
@@ -61,6 +63,7 @@ class Parcel:
     """
 
     program: bytes
+    weights: tuple[SentWeight, ...]
     graphs: tuple[tuple[_SentNode, ...], ...]
     backend: Any
     compile_specs: list[Any]
@@ -78,17 +81,18 @@ def pack(program: ExportedProgram, backend: Any, compile_specs: list[Any]) -> Pa
         PreprocessError: torch cannot write the program, because it holds delegates, say.
     """
     stream = io.BytesIO()
+    without, weights = taken_out(program)
     try:
         with _one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.export.save(program, stream)
+            torch.export.save(without, stream)
     except Exception as error:
         raise PreprocessError(
             f"a partition cannot be sent to an executor: torch.export.save says {error}. Lower "
             "without an executor"
         ) from error
     graphs = tuple(_nodes_of(gm) for gm in graphs_of(program.graph_module))
-    return Parcel(stream.getvalue(), graphs, backend, compile_specs)
+    return Parcel(stream.getvalue(), weights, graphs, backend, compile_specs)
 
 
 def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
@@ -104,6 +108,7 @@ def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.load(io.BytesIO(parcel.program))
+    put_back(program, parcel.weights)
     graphs = list(graphs_of(program.graph_module))
     if len(graphs) != len(parcel.graphs):
         raise _arrived_otherwise(f"{len(parcel.graphs)} graphs were sent, {len(graphs)} arrived")
