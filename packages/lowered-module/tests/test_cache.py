@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch.export import ExportedProgram
@@ -32,6 +31,7 @@ from lowerdeck.lowered_module.testing import TaggingPartitioner, VerbatimBackend
 from lowerdeck.serializer import NamedDataStore
 
 KEY = "0" * 64
+fsspec = pytest.importorskip("fsspec")
 
 
 class FirstCaching(BackendDetails):

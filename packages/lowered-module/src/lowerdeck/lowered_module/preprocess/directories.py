@@ -103,7 +103,7 @@ class RemoteDirectory:
     """
 
     def __init__(self, url: str) -> None:
-        # With torch's own requirements, but not needed for anything else here.
+        # Of the extra "url"; today torch needs it as well.
         fsspec = importlib.import_module("fsspec")
         self._files: Any
         self._files, self._path = fsspec.core.url_to_fs(url)
