@@ -9,7 +9,6 @@ from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.serializer import ProfileEvent, RunData, write_etdump
 
 _KERNEL = "native_call_"
-_ATEN = "aten::"
 _DELEGATE = "DELEGATE_CALL"
 _CALL = "Method::execute"
 
@@ -66,5 +65,5 @@ def _name(event: Event) -> str:
     if event.backend:
         return _DELEGATE
     if "::" in event.name:
-        return _KERNEL + event.name.removeprefix(_ATEN)
+        return _KERNEL + event.name.rpartition("::")[2]
     return event.name

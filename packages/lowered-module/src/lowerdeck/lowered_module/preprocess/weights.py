@@ -97,10 +97,13 @@ def put_back(program: ExportedProgram, weights: tuple[SentWeight, ...]) -> None:
 
 def _is_plain(value: torch.Tensor) -> bool:
     return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
-        and value.nbytes >= _SMALL
+        (
+            type(value) is torch.nn.Parameter
+            or (type(value) is torch.Tensor and not value.requires_grad)
+        )
         and value.layout is torch.strided
         and value.device.type == "cpu"
+        and value.nbytes >= _SMALL
         and not value.is_quantized
         and value.is_contiguous()
         and not (value.is_conj() or value.is_neg())
