@@ -223,7 +223,8 @@ def tests_3_13(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the pages with warnings as errors and run every code block in them."""
     _borrow_torch(session)
-    session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *EDITABLE, *DEV)
+    session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *DEV)
+    session.install("distributed", *EDITABLE, *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
     pages.append("umbrella/README.md")
@@ -384,6 +385,7 @@ def interop(session: nox.Session) -> None:
     _borrow_torch(session)
     session.install(
         *TEST_TOOLS,
+        "distributed",
         "expecttest",
         "flatbuffers",
         "ruamel.yaml",
@@ -444,7 +446,7 @@ def code_mutants(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "transformers", "distributed", *EDITABLE, *DEV)
+    session.install(*TEST_TOOLS, "transformers", *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     chosen, options = _chosen(session)
     where = [f"packages/{package}/tests" for package in chosen]

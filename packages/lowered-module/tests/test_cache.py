@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
+import subprocess
+import sys
+import uuid
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,7 @@ from lowerdeck.lowered_module.testing import TaggingPartitioner, VerbatimBackend
 from lowerdeck.serializer import NamedDataStore
 
 KEY = "0" * 64
+fsspec = pytest.importorskip("fsspec")
 
 
 class FirstCaching(BackendDetails):
@@ -159,6 +165,86 @@ def test_a_full_cache_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir()), "nothing half-written stays"
 
 
+_FULL = """
+import resource, sys, warnings
+from lowerdeck.lowered_module import PreprocessResult
+from lowerdeck.lowered_module.preprocess.cache import ResultCache
+cache = ResultCache(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    cache.put("0" * 64, PreprocessResult(bytes(100_000)))
+print([str(one.message) for one in said], cache.get("0" * 64))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="limits are POSIX's")
+def test_what_the_system_stops_half_way_leaves_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-W", "ignore", "-c", _FULL, str(tmp_path)]
+    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert "was not kept in the cache" in told
+    assert "File too large" in told
+    assert told.rstrip().endswith("None")
+    assert not list(tmp_path.iterdir())
+
+
+def _write_often(folder: str, letter: str) -> int:
+    cache = ResultCache(folder)
+    wrong = 0
+    for _ in range(200):
+        cache.put(KEY, PreprocessResult(letter.encode() * 50_000))
+        found = cache.get(KEY)
+        wrong += found is None or found.processed_bytes not in (b"a" * 50_000, b"b" * 50_000)
+    return wrong
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_two_processes_that_write_the_same_entry_read_whole_ones(
+    remote: bool, tmp_path: Path
+) -> None:
+    # Forked children know this module; spawned ones could not import it by its name.
+    context = multiprocessing.get_context("fork")
+    place = f"local://{tmp_path}" if remote else str(tmp_path)
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        wrong = list(executor.map(_write_often, [place] * 2, "ab"))
+    assert wrong == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY}.result"]
+
+
+def test_a_cache_may_be_behind_a_url() -> None:
+    place = f"memory://{uuid.uuid4()}/cache"
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    partitioner = TaggingPartitioner(lambda _: "t")
+    wanted = to_backend(program, partitioner).graph_module.lowered_module_0.processed_bytes
+    for _ in range(2):
+        found = to_backend(program, partitioner, cache=place)
+        assert found.graph_module.lowered_module_0.processed_bytes == wanted
+    files = fsspec.core.url_to_fs(place)[0].glob(f"{place}/*")
+    assert [file.rpartition(".")[2] for file in files] == ["result"]
+    cache = ResultCache(place)
+    key = files[0].rpartition("/")[2].partition(".")[0]
+    assert cache.get(key) is not None
+    assert cache.get("1" * 64) is None
+
+
+def test_a_url_that_fails_is_a_miss_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ResultCache(f"memory://{uuid.uuid4()}/cache")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no connection")
+
+    for name in ("cat_file", "pipe_file"):
+        monkeypatch.setattr(f"fsspec.implementations.memory.MemoryFileSystem.{name}", broken)
+    with pytest.warns(UserWarning, match=r"was not kept in the cache.*no connection"):
+        cache.put(KEY, PreprocessResult(b"x"))
+    assert cache.get(KEY) is None
+
+
+def test_an_unknown_url_is_one_clear_error() -> None:
+    with pytest.raises(CacheError, match=r"no directory for a cache .* 'nobody://knows/this'"):
+        ResultCache("nobody://knows/this")
+
+
 def test_a_directory_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CacheError, match=r"no directory for a cache can be made at .*file"):
@@ -166,7 +252,8 @@ def test_a_directory_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_new_directory_is_the_users_own(tmp_path: Path) -> None:
-    assert ResultCache(tmp_path / "new").directory.stat().st_mode & 0o777 == 0o700
+    ResultCache(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
 def delegated(

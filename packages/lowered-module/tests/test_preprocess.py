@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import copy
 import multiprocessing
 import operator
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from lowerdeck.lowered_module import (
     PartitionError,
     PreprocessError,
     PreprocessResult,
+    SharedWeights,
     get_lowered_backend_modules,
     register_backend,
     to_backend,
@@ -30,6 +32,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.transport import pack, preprocess_parcel
+from lowerdeck.lowered_module.preprocess.weights import put_back
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
 from lowerdeck.serializer import NamedDataStore
 
@@ -200,22 +203,6 @@ def test_processes_give_the_same(program: ExportedProgram) -> None:
         assert blobs(found) == wanted
 
 
-@pytest.mark.heavy
-@pytest.mark.skipif(
-    importlib.util.find_spec("distributed") is None, reason="distributed is not installed"
-)
-def test_a_cluster_gives_the_same(program: ExportedProgram) -> None:
-    from distributed import Client, LocalCluster  # type: ignore[import-not-found]
-
-    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target))
-    wanted = blobs(to_backend(program, chosen))
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        assert blobs(to_backend(program, chosen, executor=client.get_executor())) == wanted
-
-
 def test_a_parcel_arrives_as_it_was_sent() -> None:
     program = generated(2, 6, dynamic=True).export()
     for index, node in enumerate(program.graph.nodes):
@@ -238,6 +225,136 @@ def test_a_parcel_arrives_as_it_was_sent() -> None:
     assert result.processed_bytes == str(program.graph).encode()
     assert result.debug_handle_map is not None
     assert min(result.debug_handle_map[0]) > 100  # type: ignore[index]
+
+
+class Weights(BackendDetails):
+    """Tells what weights arrive, and spoils them."""
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        told = []
+        for name, value in sorted({**edge_program.state_dict, **edge_program.constants}.items()):
+            told.append(f"{name} {value.dtype} {value.stride()} {type(value)} {value.tolist()}")
+            with torch.no_grad():
+                value.zero_()
+        return PreprocessResult("\n".join(told).encode())
+
+
+class _OddWeights(torch.nn.Module):
+    all: torch.Tensor
+    part: torch.Tensor
+    turned: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(32, 32)
+        self.tied = torch.nn.Linear(32, 32)
+        self.tied.weight = self.wide.weight
+        self.short = torch.nn.Parameter(torch.randn(40, 32).bfloat16(), requires_grad=False)
+        memory = torch.randn(64, 32)
+        self.register_buffer("all", memory)
+        self.register_buffer("part", memory[:32])
+        self.register_buffer("turned", torch.randn(32, 64).t())
+        self.table = torch.arange(1024).view(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tied(self.wide(x)) @ self.part @ self.table.float()
+        return x @ (self.all.t() @ self.turned) + self.short.float()[0]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_of_every_kind_arrive(shared: bool, tmp_path: Path) -> None:
+    model = _OddWeights().eval()
+    program = torch.export.export(model, (torch.randn(2, 32),))
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    wanted = Weights.preprocess(copy.deepcopy(program), [])
+    with ThreadPoolExecutor(1) as threads, SharedWeights(threads, tmp_path) as sharing:
+        executor = sharing if shared else threads
+        found = executor.submit(preprocess_parcel, pack(program, Weights, [])).result()
+        again = executor.submit(preprocess_parcel, pack(program, Weights, [])).result()
+    assert found == again == wanted
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, kept[name])
+
+
+def _linears(count: int) -> ExportedProgram:
+    """Return a program of linear layers, the first and last of which have one weight."""
+    layers = [torch.nn.Linear(256, 256) for _ in range(count)]
+    layers[-1].weight = layers[0].weight
+    cut = [step for layer in layers for step in (layer, torch.nn.Tanh())]
+    return torch.export.export(torch.nn.Sequential(*cut).eval(), (torch.randn(1, 256),))
+
+
+def test_weights_travel_once_with_the_tasks_and_once_through_a_directory(tmp_path: Path) -> None:
+    class Counted(ThreadPoolExecutor):
+        """Counts the bytes of what it is given."""
+
+        seen = 0
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            Counted.seen += len(pickle.dumps((fn, args)))
+            return super().submit(fn, *args, **kwargs)
+
+    program = _linears(6)
+    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target))
+    wanted = blobs(to_backend(program, chosen))
+    each = {value.data_ptr(): value.nbytes for value in program.state_dict.values()}
+    weights = sum(each.values())
+    one = 256 * 256 * 4
+    with Counted(2) as threads:
+        assert blobs(to_backend(program, chosen, executor=threads)) == wanted
+        # Two partitions read the first weight: each gets it.
+        assert weights < threads.seen < (weights + one) * 1.05
+        Counted.seen = 0
+        with SharedWeights(threads, tmp_path) as executor:
+            for _ in range(2):
+                assert blobs(to_backend(program, chosen, executor=executor)) == wanted
+            assert executor.written == weights
+            assert threads.seen < 0.1 * weights
+            assert len(list(executor.directory.iterdir())) == 11
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_cannot_be_written_or_read_are_told(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with pytest.raises(PreprocessError, match=r"no weights can be written to .*/none"):
+            SharedWeights(threads, tmp_path / "none")
+        executor = SharedWeights(threads, tmp_path)
+        executor.shutdown()
+        with pytest.raises(PreprocessError, match="no weights can be written to"):
+            to_backend(_linears(2), partitioner(), executor=executor)
+    executor = SharedWeights(threads, tmp_path)
+    (weight, *_) = pack(_linears(2), Weights, []).weights
+    gone = replace(weight, data=tmp_path / "gone")
+    with pytest.raises(PreprocessError, match=r"a worker cannot read the weights at .*/gone"):
+        put_back(_linears(2), (gone,))
+
+
+class _Builtins(torch.nn.Module):
+    """Has arguments that are called as builtins are: their nodes are not."""
+
+    def forward(self, input: torch.Tensor, dict: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return input.relu() + dict
+
+
+def test_arguments_keep_their_names_in_a_parcel() -> None:
+    class Naming(Counting):
+        """Tells what a program calls its arguments."""
+
+        @staticmethod
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
+            names = [node.target for node in edge_program.graph.find_nodes(op="placeholder")]
+            edge_program.module()(torch.ones(2), torch.ones(2))
+            return PreprocessResult(str(names).encode())
+
+    program = torch.export.export(_Builtins(), (torch.ones(2), torch.ones(2)))
+    arrived = preprocess_parcel(pack(program, Naming, []))
+    assert arrived == Naming.preprocess(program, [])
+    assert arrived.processed_bytes == b"['input', 'dict']"
 
 
 class _Calling(torch.nn.Module):

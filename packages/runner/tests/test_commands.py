@@ -112,6 +112,17 @@ def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(json.loads(trace.read_text())["traceEvents"]) == 2
 
 
+def test_an_etdump_of_all_calls(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calls.etdp"
+    assert call(RunCommand(), str(file), "--repeat", "3", "--etdump", str(path)) == 0
+    assert str(path) in capsys.readouterr().out
+    content = path.read_bytes()
+    assert content[8:12] == b"ED00"
+    assert content.count(b"native_call_add.out\0") == 1  # a text that comes again is there once
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -121,6 +132,7 @@ def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--input", "ones:999999999x999999999"], "has shape [999999999, 999999999]"),
         (["--output", "no/such/folder/o"], "there is no folder no/such/folder"),
         (["--trace", "no/such/folder/o"], "there is no folder no/such/folder"),
+        (["--etdump", "no/such/folder/o"], "there is no folder no/such/folder"),
         (["--data", "no/such/file.ptd"], "no/such/file.ptd: No such file"),
         (["--data", "/"], "run: /: Is a directory"),
         (["--data", __file__], f"external data {__file__} cannot be used"),
@@ -132,7 +144,8 @@ def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFix
 def test_errors_are_one_line_with_the_status_of_their_kind(
     file: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lowerdeck("run", str(file), *words) == (4 if {"--output", "--trace"} & {*words} else 3)
+    writes = {"--output", "--trace", "--etdump"} & {*words}
+    assert lowerdeck("run", str(file), *words) == (4 if writes else 3)
     error = capsys.readouterr().err
     assert error.startswith("lowerdeck run: ")
     assert message in error
@@ -150,6 +163,7 @@ def test_errors_are_one_line_with_the_status_of_their_kind(
             ("--output soft.pt", "--input x.pt"),
         ),
         (["--trace", "new", "--output", "./new"], ("--trace new", "--output new")),
+        (["--etdump", "new", "--trace", "./new"], ("--etdump new", "--trace new")),
     ],
     ids=str,
 )
@@ -241,7 +255,7 @@ def test_inputs_of_any_length_are_bad_input_in_a_short_line(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("option", ["--output", "--trace", "--etdump"])
 def test_no_folder_is_made_for_results(
     method: Any, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

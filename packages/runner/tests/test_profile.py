@@ -73,6 +73,7 @@ def test_events_tell_what_ran_and_what_it_gave(method: Any) -> None:
         "TwoSteps[0]",
     ]
     assert [event.label for event in profile.events] == ["", "", "Multiply", ""]
+    assert [event.backend for event in profile.events] == ["", *["TwoSteps"] * 3]
     assert "TwoSteps[0]/1 Multiply" in profile.table()
     assert "TwoSteps[0]/Multiply" in profile.table(by_name=True)
     assert '"label": "Multiply"' in profile.chrome_trace()

@@ -61,7 +61,7 @@ from lowerdeck.lowered_module.lowering import (
     in_edge_operators,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess import Progress
+from lowerdeck.lowered_module.preprocess import Progress, SharedWeights
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators
@@ -85,6 +85,7 @@ __all__ = [
     "MethodProgramsPartitionerSpec",
     "executorch_call_delegate",
     "Progress",
+    "SharedWeights",
     "decomposed_for",
     "lower",
     "lower_fastest",

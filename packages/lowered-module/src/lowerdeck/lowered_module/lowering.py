@@ -175,7 +175,7 @@ def to_backend(
         executor: Any ``concurrent.futures.Executor``: partitions are sent to it and preprocessed
             side by side. Backends must be importable there.
         cache: A directory of results by content (graph, weights, specs, backend version); it may
-            be shared by concurrent lowerings.
+            be shared by concurrent lowerings, and be a URL that ``fsspec`` knows.
         progress: Called with the number of partitions done, of all, and the last of them; if None,
             a bar is shown where standard error is a terminal.
 

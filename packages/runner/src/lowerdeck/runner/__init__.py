@@ -21,6 +21,7 @@ from lowerdeck.runner.errors import (
     ProgramError,
     RunnerError,
 )
+from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.profile import Event, Profile
@@ -43,6 +44,7 @@ __all__ = [
     # Watching
     "Profile",
     "Event",
+    "save_etdump",
     "Place",
     "SourceLocation",
     "compare",

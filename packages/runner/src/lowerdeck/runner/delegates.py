@@ -285,6 +285,7 @@ class DelegateStep:
         for index in outputs:
             frame.tensor(index, "an output of a delegate")
             frame.require_writable(index, "an output of a delegate")
+        self.backend_id: str = delegate.backend_id
         self._delegate = delegate
         self._inputs = [frame.fetcher(index) for index in inputs]
         self._outputs = [frame.fetcher(index) for index in outputs]

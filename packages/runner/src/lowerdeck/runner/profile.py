@@ -35,6 +35,7 @@ class Event:
         label: What a part of a delegate computes, such as ``Conv2d``, where its runtime tells it.
         precision: How exactly a part of a delegate can say what it computed, where its runtime
             tells that it is less than float32.
+        backend: Id of the backend, for calls of delegates and their parts.
     """
 
     chain: int
@@ -47,6 +48,7 @@ class Event:
     identifier: int | str | None = None
     label: str = ""
     precision: Precision | None = None
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +191,17 @@ class Recorder:
         values = tuple(_copy(self._frame.registers[i]) for i in self._kept(item.writes))
         if isinstance(step, StepInTwoParts):
             step.finish()
-        place = self._sources.of(chain, index)
         self.events.append(
-            Event(chain, index, item.name, start - self._origin, end - start, place, values)
+            Event(
+                chain,
+                index,
+                item.name,
+                start - self._origin,
+                end - start,
+                self._sources.of(chain, index),
+                values,
+                backend=body.backend_id if isinstance(body, DelegateStep) else "",
+            )
         )
         return target
 
@@ -223,6 +233,7 @@ class Recorder:
                     identifier,
                     names.get(identifier, ""),
                     precision.get(identifier),
+                    delegate.backend_id if delegate else "",
                 )
             )
 

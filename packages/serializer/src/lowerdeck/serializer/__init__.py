@@ -119,6 +119,7 @@ from lowerdeck.serializer.pte.schema import (
 from lowerdeck.serializer.pte.write import serialize_pte, write_pte
 
 if TYPE_CHECKING:
+    from lowerdeck.serializer.etdump import ProfileEvent, RunData, serialize_etdump, write_etdump
     from lowerdeck.serializer.kernels.table import (
         RUNTIME_VERSION,
         RuntimeKernel,
@@ -171,6 +172,11 @@ __all__ = [
     "write_bundle",
     "deserialize_bundle",
     "is_bundle",
+    # What took how long
+    "ProfileEvent",
+    "RunData",
+    "serialize_etdump",
+    "write_etdump",
     # Text from files, and what a command answers
     "printable",
     "say",
@@ -280,6 +286,12 @@ __all__ = [
 ]
 
 _AT_FIRST_USE = {
+    "lowerdeck.serializer.etdump": (
+        "ProfileEvent",
+        "RunData",
+        "serialize_etdump",
+        "write_etdump",
+    ),
     "lowerdeck.serializer.kernels.table": (
         "RUNTIME_VERSION",
         "RuntimeKernel",

@@ -6,28 +6,16 @@ import hashlib
 import json
 import operator
 import os
-import stat
-import tempfile
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lowerdeck.lowered_module.authoring.backend import PreprocessResult
-from lowerdeck.lowered_module.errors import CacheError
+from lowerdeck.lowered_module.preprocess.directories import Directory, RemoteDirectory, opened
 from lowerdeck.serializer import DataEntry, NamedDataStoreOutput, ScalarType, TensorLayout
 
 MAGIC = b"LDRES2\n"
-# Neither through a link nor waiting for who writes into a pipe, where the system knows of either.
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_BINARY", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-)
 _HEAD = len(MAGIC) + 32
-# What others may do to an entry: change it. Reading it is theirs to have.
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ResultCache:
@@ -36,12 +24,15 @@ class ResultCache:
     Safe under concurrent use by threads, processes and machines that share the directory: a
     result appears by one rename. Nothing in it is trusted: an entry counts as absent if it is not
     the user's own or others may write it, if it was kept under another key, and if it is cut short
-    or altered. Results are data (bytes and JSON); reading them runs nothing.
+    or altered. Results are data (bytes and JSON); reading them runs nothing. Behind a URL nobody
+    tells whose an entry is: whoever may write there chooses what programs will contain.
 
     Args:
-        directory: Where results are kept; made, for the user alone, if it is not there.
+        directory: Where results are kept; made, for the user alone, if it is not there. It may
+            be a URL that ``fsspec`` knows, such as ``s3://bucket/folder``.
 
     Attributes:
+        directory: The same.
         hits: How many results were found.
         misses: How many were not.
 
@@ -50,14 +41,8 @@ class ResultCache:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory: Path = Path(directory)
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise CacheError(
-                f"no directory for a cache can be made at {str(self.directory)!r} "
-                f"({error.strerror}): name another one, or lower without a cache"
-            ) from error
+        self.directory: str = os.fspath(directory)
+        self._store: Directory | RemoteDirectory = opened(self.directory)
         self.hits: int = 0
         self.misses: int = 0
 
@@ -88,34 +73,18 @@ class ResultCache:
             return
         content = _encoded(key, result)
         try:
-            self._keep(key, MAGIC + hashlib.sha256(content).digest() + content)
+            self._store.write(_name(key), MAGIC + hashlib.sha256(content).digest() + content)
         except OSError as error:
             warnings.warn(
                 f"a result of {len(content)} bytes was not kept in the cache "
-                f"{str(self.directory)!r}: {error.strerror}. Lowering goes on without it",
+                f"{self.directory!r}: {error.strerror or error}. Lowering goes on without it",
                 UserWarning,
                 stacklevel=2,
             )
 
-    def _keep(self, key: str, content: bytes) -> None:
-        handle, temporary = tempfile.mkstemp(dir=self.directory, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(temporary).replace(self._path(key))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-    def _path(self, key: str) -> Path:
-        return self.directory / f"{key}.result"
-
     def _read(self, key: str) -> PreprocessResult | None:
         try:
-            with os.fdopen(os.open(self._path(key), _FLAGS), "rb") as file:
-                if not _is_own(os.fstat(file.fileno())):
-                    return None
-                content = file.read()
+            content = self._store.read(_name(key))
         except OSError:
             return None
         body = content[_HEAD:]
@@ -129,13 +98,8 @@ class ResultCache:
             return None
 
 
-def _is_own(status: os.stat_result) -> bool:
-    """Return whether only this user (or an administrator) can have written a file."""
-    if not stat.S_ISREG(status.st_mode):
-        return False
-    if not hasattr(os, "geteuid"):
-        return True
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE_BY_OTHERS
+def _name(key: str) -> str:
+    return f"{key}.result"
 
 
 def _encoded(key: str, result: Any) -> bytes:

@@ -17,6 +17,7 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.lowered_module.authoring.backend import PreprocessResult, with_plain_bytes
 from lowerdeck.lowered_module.errors import PreprocessError
+from lowerdeck.lowered_module.preprocess.weights import SentWeight, put_back, taken_out
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.torch_base import graphs_of, is_getitem, reserve_name
 
@@ -40,6 +41,7 @@ class _SentNode:
     op: str
     target: str
     name: str
+    argument: str
     handle: int | None
     custom: Any
     args: Any
@@ -51,7 +53,8 @@ class Parcel:
     """A partition as bytes, with what torch's own format leaves out.
 
     Attributes:
-        program: The partition in the format of ``torch.export.save``.
+        program: The partition in the format of ``torch.export.save``, without its weights.
+        weights: What ``SharedWeights`` can send by another way.
         graphs: The nodes of each graph, in order. Torch's format makes lists of tuples, keeps not
             all of the user's metadata, joins results that are taken twice, and adds those that
             nobody takes.
@@ -60,6 +63,7 @@ class Parcel:
     """
 
     program: bytes
+    weights: tuple[SentWeight, ...]
     graphs: tuple[tuple[_SentNode, ...], ...]
     backend: Any
     compile_specs: list[Any]
@@ -77,17 +81,18 @@ def pack(program: ExportedProgram, backend: Any, compile_specs: list[Any]) -> Pa
         PreprocessError: torch cannot write the program, because it holds delegates, say.
     """
     stream = io.BytesIO()
+    without, weights = taken_out(program)
     try:
         with _one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.export.save(program, stream)
+            torch.export.save(without, stream)
     except Exception as error:
         raise PreprocessError(
             f"a partition cannot be sent to an executor: torch.export.save says {error}. Lower "
             "without an executor"
         ) from error
     graphs = tuple(_nodes_of(gm) for gm in graphs_of(program.graph_module))
-    return Parcel(stream.getvalue(), graphs, backend, compile_specs)
+    return Parcel(stream.getvalue(), weights, graphs, backend, compile_specs)
 
 
 def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
@@ -103,6 +108,7 @@ def preprocess_parcel(parcel: Parcel) -> PreprocessResult:
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.load(io.BytesIO(parcel.program))
+    put_back(program, parcel.weights)
     graphs = list(graphs_of(program.graph_module))
     if len(graphs) != len(parcel.graphs):
         raise _arrived_otherwise(f"{len(parcel.graphs)} graphs were sent, {len(graphs)} arrived")
@@ -122,6 +128,7 @@ def _nodes_of(graph_module: GraphModule) -> tuple[_SentNode, ...]:
             node.op,
             _target_name(node),
             node.name,
+            str(node.target) if node.op == "placeholder" else "",
             node.meta.get(HANDLE),
             node.meta.get("custom"),
             *map_aggregate((node.args, node.kwargs), named),  # type: ignore[arg-type]
@@ -156,6 +163,8 @@ def _make_as_sent(graph_module: GraphModule, sent: Sequence[_SentNode]) -> None:
             before.append(node)
     for node, was in zip(found, sent, strict=True):
         node.args, node.kwargs = map_aggregate((was.args, was.kwargs), arrived)  # type: ignore[arg-type]
+        if was.argument:
+            node.target = was.argument  # loading takes the node's name for it
         if was.handle is not None:
             node.meta[HANDLE] = was.handle
         if was.custom is not None:

@@ -54,12 +54,12 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
             cannot share so (what was loaded or mapped) are the very same, not copies.
     """
     with collector_held():
-        return _with_values(program, _shared if reads_only else _lazily)
+        return with_values(program, _shared if reads_only else _lazily)
 
 
 def shared_copy(program: ExportedProgram) -> ExportedProgram:
     """Return a copy with its own graphs and the very same tensors."""
-    return _with_values(program, dict)
+    return with_values(program, dict)
 
 
 def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
@@ -72,9 +72,15 @@ def copy_call_graph(entries: Iterable[ModuleCallEntry]) -> list[ModuleCallEntry]
     return [ModuleCallEntry(entry.fqn, entry.signature) for entry in entries]
 
 
-def _with_values(
+def with_values(
     program: ExportedProgram, values: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> ExportedProgram:
+    """Return a copy with its own graphs and the tensors that a function makes of the program's.
+
+    Args:
+        program: The program.
+        values: Called with its state and with its constants, by name.
+    """
     return bare_program(
         copy_graph_module(program.graph_module),
         copy_signature(program.graph_signature),

@@ -13,6 +13,7 @@ from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.commands.numbers import count, method_name, seed
 from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
 from lowerdeck.serializer import ExitStatus, keep_apart, reading, say, writing
@@ -37,6 +38,12 @@ class RunCommand:
         parser.add_argument("--repeat", type=count, default=1, help="number of calls (1)")
         parser.add_argument("--profile", action="store_true", help="show what took how long")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
+        parser.add_argument(
+            "--etdump",
+            type=Path,
+            metavar="FILE",
+            help="write what each call took for the Inspector of ExecuTorch's devtools",
+        )
         parser.add_argument(
             "--output", type=Path, metavar="FILE", help="save results (torch.save)"
         )
@@ -69,7 +76,11 @@ class RunCommand:
                 ("--data", args.data),
                 *(("--input", text) for text in args.input),
             ],
-            written=[("--output", args.output), ("--trace", args.trace)],
+            written=[
+                ("--output", args.output),
+                ("--trace", args.trace),
+                ("--etdump", args.etdump),
+            ],
         )
         _run(args)
         return ExitStatus.DONE
@@ -95,8 +106,12 @@ def _run(args: argparse.Namespace) -> None:
         # torch.save has its own error for a missing folder.
         with writing(args.output), args.output.open("wb") as file:
             torch.save(result, file)
-    if not args.profile and args.trace is None:
-        return
+    if args.profile or args.trace is not None or args.etdump is not None:
+        _watch(method, inputs, args)
+
+
+def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) -> None:
+    """Call the method again, and tell what took how long."""
     profile = method.profile(*inputs)
     if args.profile:
         for line in (*profile.table().split("\n"), "", *profile.table(by_name=True).split("\n")):
@@ -105,6 +120,11 @@ def _run(args: argparse.Namespace) -> None:
         with writing(args.trace):
             profile.save_trace(args.trace)
         say(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
+    if args.etdump is not None:
+        more = [method.profile(*inputs, values=False) for _ in range(args.repeat - 1)]
+        with writing(args.etdump):
+            save_etdump([profile, *more], args.etdump)
+        say(f"etdump: {args.etdump} (executorch.devtools.Inspector(etdump_path=...) reads it)")
 
 
 def _called(method: LoadedMethod, inputs: list[Any], texts: list[str]) -> list[Any]:

@@ -56,18 +56,23 @@ class Skeleton:
             self._data += packed
         return found
 
-    def table(self, name: str, values: Mapping[str, object]) -> dict[str, int]:
+    def table(
+        self, name: str, values: Mapping[str, object], *, zeros: bool = False
+    ) -> dict[str, int]:
         """Write a table and return where each of its slots is, and under ``""`` itself.
 
         Args:
             name: Name of the table.
             values: For each field that is present a number, for an offset a reference or
-                ``SLOT``. Zeros are left out, as is customary.
+                ``SLOT``.
+            zeros: Whether zeros are written; they are left out where they are what readers take
+                for a field that is not there.
         """
         present = [
             (field, values[field.name])
             for field in self._tables[name]
-            if values.get(field.name) is not None and (field.is_offset or values[field.name])
+            if values.get(field.name) is not None
+            and (zeros or field.is_offset or values[field.name])
         ]
         # Widest first: no padding between fields.
         present.sort(key=lambda item: -item[0].size)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 FILE_IDENTIFIER = b"ET12"
 EXTERNAL_IDENTIFIER = b"FT01"
 BUNDLE_IDENTIFIER = b"BP08"
+ETDUMP_IDENTIFIER = b"ED00"
 
 SCALAR_CODES = {
     "u8": "B",
@@ -164,3 +165,18 @@ BUNDLE_TABLES: dict[str, tuple[Field, ...]] = {
     "Double": parse_fields("double_val:f64"),
 }
 """The tables of a `.bpte` file; the root is ``BundledProgram``."""
+
+ETDUMP_TABLES: dict[str, tuple[Field, ...]] = {
+    "ETDump": parse_fields("version:u32 run_data:[RunData]"),
+    "RunData": parse_fields(
+        "name:str bundled_input_index:i32 allocators:[Allocator] events:[Event]"
+    ),
+    "Event": parse_fields(
+        "profile_event:ProfileEvent allocation_event:AllocationEvent debug_event:DebugEvent"
+    ),
+    "ProfileEvent": parse_fields(
+        "name:str chain_index:i32 instruction_id:i32 delegate_debug_id_int:i32"
+        " delegate_debug_id_str:str delegate_debug_metadata:bytes start_time:u64 end_time:u64"
+    ),
+}
+"""What we write of an ETDump file; the root is ``ETDump``. An index that is not there is -1."""

@@ -1,0 +1,44 @@
+"""What an ETDump file holds: runs, and what happened in each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEvent:
+    """Something that took time.
+
+    Attributes:
+        name: What ran: ``native_call_`` and the operator for a kernel, ``DELEGATE_CALL`` for a
+            delegate, ``Method::execute`` for a whole call, in the words of ExecuTorch's runtime.
+        start_time: When it began, in nanoseconds from any moment.
+        end_time: When it ended.
+        chain_index: Number of the chain.
+        instruction_id: Index of the instruction in it, -1 for what is none.
+        delegate_debug_id: Debug identifier of a part of a delegate, None for all else.
+        delegate_debug_metadata: What else is known of that part.
+    """
+
+    name: str
+    start_time: int
+    end_time: int
+    chain_index: int = 0
+    instruction_id: int = -1
+    delegate_debug_id: int | str | None = None
+    delegate_debug_metadata: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run, such as one call of a method.
+
+    Attributes:
+        name: What runs are called that belong together; ExecuTorch's runtime says ``Execute``.
+        events: What happened, in the order of its ends.
+        bundled_input_index: Index of the test case that it was given, -1 for none.
+    """
+
+    name: str = "Execute"
+    events: list[ProfileEvent] = field(default_factory=list)
+    bundled_input_index: int = -1

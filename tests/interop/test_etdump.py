@@ -1,0 +1,181 @@
+"""ETDump files of ours in the hands of ExecuTorch's devtools."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowerdeck.exir_compat import to_edge_transform_and_lower
+from lowerdeck.runner import Profile, load, save_etdump
+from lowerdeck.script import main
+from lowerdeck.serializer import ProfileEvent, RunData, write_etdump
+from lowerdeck.xnnpack import XnnpackPartitioner
+from tests.interop import official
+
+_NEEDED = ("executorch", "pandas", "ruamel", "tabulate")
+_MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.skipif(bool(_MISSING), reason=f"the devtools need {', '.join(_MISSING)}"),
+]
+_READS = """
+import pickle, sys
+from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc as read
+pickle.dump([
+    (run.name, run.bundled_input_index, [
+        (one.name, one.start_time, one.end_time, one.chain_index, one.instruction_id,
+         one.delegate_debug_id_int, one.delegate_debug_id_str,
+         bytes(one.delegate_debug_metadata or b""))
+        for one in (event.profile_event for event in run.events)
+    ])
+    for path in sys.argv[2:] for run in read(open(path, "rb").read()).run_data
+], open(sys.argv[1], "wb"))
+"""
+_INSPECTS = """
+import pickle, sys
+from executorch.devtools import Inspector
+found = Inspector(etdump_path=sys.argv[2], etrecord=sys.argv[3])
+pickle.dump([
+    (block.name, [
+        (event.name, event._instruction_id, event.delegate_debug_identifier, event.perf_data.raw,
+         event.op_types, event.delegate_backend_name, event.raw_delegate_debug_metadatas,
+         list(event.stack_traces.values()))
+        for event in block.events
+    ])
+    for block in found.event_blocks
+], open(sys.argv[1], "wb"))
+"""
+
+
+def answered(code: str, folder: Path, *arguments: Path) -> Any:
+    """Return what a script with ExecuTorch in it wrote."""
+    answer = folder / "answer.pickle"
+    words = [sys.executable, "-W", "ignore", "-c", code, str(answer), *map(str, arguments)]
+    subprocess.run(words, check=True, capture_output=True)
+    return pickle.loads(answer.read_bytes())
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=9)
+indices = st.integers(-(1 << 31), (1 << 31) - 1)
+times = st.integers(0, (1 << 63) - 1)
+events = st.builds(
+    ProfileEvent,
+    name=texts,
+    start_time=times,
+    end_time=times,
+    chain_index=indices,
+    instruction_id=indices,
+    delegate_debug_id=st.none() | st.integers(0, 9) | texts.filter(bool),
+    delegate_debug_metadata=st.binary(max_size=9),
+)
+runs = st.lists(
+    st.builds(
+        RunData,
+        name=texts.filter(bool),
+        events=st.lists(events, max_size=5),
+        bundled_input_index=indices,
+    ),
+    max_size=3,
+)
+
+
+def test_devtools_read_what_was_written(tmp_path: Path) -> None:
+    written: list[list[RunData]] = []
+
+    @settings(max_examples=15, deadline=None, database=None, derandomize=True)
+    @given(runs)
+    def write(some: list[RunData]) -> None:
+        write_etdump(some, tmp_path / f"{len(written):03}.etdp")
+        written.append(some)
+
+    write()
+    found = answered(_READS, tmp_path, *sorted(tmp_path.glob("*.etdp")))
+    assert found == [_expected(run) for some in written for run in some]
+    assert len(found) > 8
+
+
+def _expected(run: RunData) -> Any:
+    told = []
+    for one in run.events:
+        identifier = one.delegate_debug_id
+        told.append(
+            (
+                *(one.name, one.start_time, one.end_time, one.chain_index, one.instruction_id),
+                identifier if isinstance(identifier, int) else -1,
+                identifier if isinstance(identifier, str) else None,
+                one.delegate_debug_metadata,
+            )
+        )
+    return run.name, run.bundled_input_index, told
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+        self.second = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.sort(self.second(x))[0]  # no operator of XNNPACK's
+        return x.sin()
+
+
+@pytest.fixture(scope="module", params=["kernels", "xnnpack"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a program and its record."""
+    folder = tmp_path_factory.mktemp(request.param)
+    exported = torch.export.export(Net().eval(), (torch.randn(2, 8),))
+    chosen = [XnnpackPartitioner()] if request.param == "xnnpack" else []
+    program = to_edge_transform_and_lower(
+        exported, partitioner=chosen, generate_etrecord=True
+    ).to_executorch()
+    program.save(str(folder / "model.pte"))
+    program.get_etrecord().save(str(folder / "record"))
+    return folder
+
+
+def test_the_inspector_shows_what_our_profiles_show(made: Path) -> None:
+    method = load(made / "model.pte").method()
+    calls: list[Profile] = [method.profile(torch.randn(2, 8)) for _ in range(3)]
+    save_etdump(calls, made / "profile.etdp")
+    ((block, found),) = answered(_INSPECTS, made, made / "profile.etdp", made / "record")
+    assert block == "Execute"
+    *parts, whole = found
+    assert whole[0] == "Method::execute"
+    assert len(parts) == len(calls[0].events)
+    for number, (event, seen) in enumerate(zip(calls[0].events, parts, strict=True)):
+        name, instruction, identifier, milliseconds, operators, backend, labels, traces = seen
+        assert (instruction, identifier) == (event.instruction, event.identifier)
+        assert milliseconds == pytest.approx(
+            [call.events[number].duration_ns / 1e6 for call in calls]
+        )
+        assert all(name.startswith("aten.") for name in operators)
+        assert (backend or "") == event.backend
+        if event.identifier is not None:
+            assert labels == [event.label.encode()] * 3
+        elif event.backend:
+            assert name == "DELEGATE_CALL"
+        else:
+            assert name == event.name.replace("aten::", "native_call_")
+        assert "in forward" in traces[-1]
+    seen = [operator for part in parts for operator in part[4]]
+    assert {"aten.relu.default", "aten.sort.default", "aten.sin.default"} <= set(seen)
+
+
+def test_the_command_writes_a_file_for_the_inspector(made: Path) -> None:
+    path = made / "command.etdp"
+    words = ["run", str(made / "model.pte"), "--repeat", "4", "--etdump", str(path)]
+    assert main(words) == 0
+    ((_, found),) = answered(_INSPECTS, made, path, made / "record")
+    assert {len(event[3]) for event in found} == {4}
