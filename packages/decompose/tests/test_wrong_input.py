@@ -36,6 +36,17 @@ def test_wrong_arguments_are_told(asked: Any, given: dict[str, Any], told: str) 
         asked(**{"exported_program": PROGRAM, **given})
 
 
+@pytest.mark.parametrize("way", [decompose, explain])
+@pytest.mark.parametrize("answer", [lambda: 1 // 0, lambda: torch.ones(2)])
+def test_a_function_of_keep_that_fails_is_told_with_the_call(
+    way: Callable[..., Any], answer: Callable[[], Any]
+) -> None:
+    keep = {ATEN.linear.default: lambda call: answer()}
+    with pytest.raises(DecomposeError, match=r"what keep says.*'linear'") as told:
+        way(PROGRAM, keep=keep)
+    assert isinstance(told.value.__cause__, (ZeroDivisionError, RuntimeError))
+
+
 def test_all_that_torch_takes_as_a_table_is_taken() -> None:
     tables: list[Any] = [None, {}, torch.export.default_decompositions()]
     names = [

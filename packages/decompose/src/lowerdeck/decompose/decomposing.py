@@ -64,7 +64,7 @@ def decompose(
             None.
         keep: Operators that stay whole whatever the table says; in a mapping, each with a
             function that says of a call (its node in ``exported_program``) whether it stays, or
-            None for all its calls.
+            None for all its calls. torch's own way knows no calls: it asks no such function.
         cache: Where templates outlive this call; for a program of fixed sizes.
 
     Raises:
@@ -79,7 +79,7 @@ def decompose(
         try:
             calls = Calls(said.module_call_graph)
             parts, _ = _by_calls(said, rules, cache, writes=writes, calls=calls)
-            return assemble(said, parts, calls.renamed(parts.graph_module.graph))
+            return _verified(said, parts, calls)
         except WholeProgramError as error:
             reason = error
     try:
@@ -121,6 +121,15 @@ def take_apart(
         raise
     except Exception as error:
         raise _refused(reason, error) from error
+
+
+def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedProgram:
+    try:
+        return assemble(program, parts, calls.renamed(parts.graph_module.graph))
+    except Exception as error:
+        # What stands as it was may be what no program has: a function that is no operator.
+        first = str(error).partition("\n")[0]
+        raise WholeProgramError(f"torch refuses the result: {first}") from error
 
 
 def _refused(reason: WholeProgramError, error: Exception) -> DecomposeError:

@@ -18,8 +18,9 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     split_table,
 )
+from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.keeping import Keep, check_kept
-from lowerdeck.torch_base import OperatorBase, OpOverload, core_decompositions
+from lowerdeck.torch_base import OperatorBase, OpOverload, core_decompositions, describe_node
 
 Table = Mapping[OperatorBase, Callable[..., Any]]
 
@@ -92,9 +93,20 @@ class Rules:
 
         Args:
             call: A call in the original graph.
+
+        Raises:
+            DecomposeError: What was asked fails on it.
         """
         which = self.chosen.get(call.target)
-        return which is not None and which(call)
+        if which is None:
+            return False
+        try:
+            return bool(which(call))
+        except Exception as error:
+            raise DecomposeError(
+                f"what keep says of calls fails on {describe_node(call)}, expected whether that "
+                f"call is kept: {type(error).__name__}: {error}"
+            ) from error
 
     def keeping(self, operator: OpOverload) -> Rules:
         """Return the same rules, by which an operator stays whole.

@@ -38,6 +38,7 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OpOverload,
     composite_parts,
+    describe_node,
     plain_number,
     pytree,
     schema_of,
@@ -120,7 +121,7 @@ class Walk:
         for node in gm.graph.nodes:
             self._reader = node
             if node.op == "call_function":
-                env[node] = self._node(node, env)
+                env[node] = self._told(node, env)
             elif node.op == "get_attr":
                 env[node] = self.regions.attribute(gm, node)
             elif node.op == "output":
@@ -302,6 +303,18 @@ class Walk:
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
             value.write(became[node], source)
 
+    def _told(self, node: Node, env: dict[Node, Any]) -> Any:
+        """Return what a call of the original graph has become; name it where that fails."""
+        try:
+            return self._node(node, env)
+        except DecomposeError:
+            raise
+        except Exception as error:
+            # A node that was changed by hand may be wrong in any way.
+            raise TemplateError(
+                f"{describe_node(node)} cannot be taken apart: {type(error).__name__}: {error}"
+            ) from error
+
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
         """Return what a call of the original graph has become."""
         target: Any = node.target
@@ -425,6 +438,8 @@ class Walk:
 
         name = base_name(self.writer.graph, target)
         given = self.read(tuple(args)), self.read(dict(kwargs))
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)):
+            raise WholeProgramError(f"{node.name!r} is given a tensor that no input is")
         if isinstance(target, OpOverload):
             given = as_dispatched(target, *given)
         held = node.meta.get("val")
