@@ -17,7 +17,7 @@ from torch.export import export
 from torch.nn.attention.flex_attention import flex_attention
 from unflatten_comparison import check, compare, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import UnsupportedProgramError, unflatten
 
 if TYPE_CHECKING:
 
@@ -274,3 +274,28 @@ def test_hints_that_export_keeps_as_an_operator() -> None:
     )
     assert hint.kwargs == {"hints": {"fuse": True}}
     torch.testing.assert_close(copy.deepcopy(module)(X), model(X))
+
+
+def test_what_a_transform_leaves_behind_is_refused() -> None:
+    """torch.export keeps tensors of a level of torch.func.grad, which has ended, as constants."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.constant = torch.ones(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.constant
+
+    kept: list[Tensor] = []
+
+    def total(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x.sum()
+
+    # Exporting a model that calls torch.func.grad would leave this process in that level.
+    program = export(Adds(), (X,))
+    torch.func.grad(total)(torch.ones(4))
+    program.constants["constant"] = kept[0]
+    with pytest.raises(UnsupportedProgramError, match=r"'constant', .* torch\.func\.vjp"):
+        unflatten(program)

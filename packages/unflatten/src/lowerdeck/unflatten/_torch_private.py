@@ -35,6 +35,7 @@ __all__ = [
     "buffers_of",
     "children_of",
     "has_hooks",
+    "is_wrapped_by_transform",
     "hooks_inside",
     "module_state",
     "packet_name",
@@ -72,6 +73,12 @@ mode.
 
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
+
+
+def is_wrapped_by_transform(value: object) -> bool:
+    """Return whether ``value`` is a tensor of a level of ``torch.func``, which has no data."""
+    wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+    return isinstance(value, torch.Tensor) and wrapped(value)
 
 
 def packet_name(operator: object) -> str | None:

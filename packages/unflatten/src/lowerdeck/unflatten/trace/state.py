@@ -13,6 +13,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from lowerdeck.torch_base import OwnCopies, storage_identity
+from lowerdeck.unflatten._torch_private import is_wrapped_by_transform
+from lowerdeck.unflatten.errors import UnsupportedProgramError
 
 
 class StateKind(Enum):
@@ -77,6 +79,12 @@ class ProgramState:
         memories = {name: _memory(value) for name, (_, value) in found.items()}
         readers = Counter(memories.values())
         for name, (kind, value) in found.items():
+            if is_wrapped_by_transform(value):
+                raise UnsupportedProgramError(
+                    f"expected constants that are plain tensors; found {name!r}, which has no "
+                    "values of its own: torch.export kept it of a call of torch.func.vjp, jacrev "
+                    "or grad, and such a program does not run. Export the model without that call."
+                )
             memory = memories[name]
             # A tensor that has its memory to itself is known by that.
             alone = memory is not None and readers[memory] == 1
