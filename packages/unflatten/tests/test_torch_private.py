@@ -38,6 +38,19 @@ def test_a_modules_own_registries_are_live() -> None:
     assert [name for name, _ in module.named_children()] == ["child", "type"]
 
 
+def test_tensors_of_a_transform_are_told_from_others() -> None:
+    seen: list[bool] = []
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        seen.append(private.is_wrapped_by_transform(x))
+        return (x * x).sum()
+
+    torch.func.grad(squared)(torch.ones(2))
+    assert seen == [True]
+    assert not private.is_wrapped_by_transform(torch.ones(2))
+    assert not private.is_wrapped_by_transform("text")
+
+
 class _Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
