@@ -197,12 +197,16 @@ def test_a_result_on_its_own_input_is_refused_unless_the_kernel_bears_it(build: 
     x, out = m.tensor([2, 2], at=0), m.tensor([2, 2], at=0)
     m.call("aten::mm.out", x, x, out, out)
     m.ends([x], [out])
+    m = build.method("one value")
+    x = m.tensor([2, 2], at=0)
+    m.call("aten::mm.out", x, x, x, x)
+    m.ends([x], [x])
     m = build.method("shifted")
     x, out = m.tensor([2, 2], at=0), m.tensor([2, 2], at=4)
     relu(m, x, out)
     program = load(m.ends([x], [out]), memory="poison")
     assert torch.equal(program.run("elementwise", torch.ones(2, 2))[0], torch.ones(2, 2))
-    for name in ("matmul", "shifted"):
+    for name in ("matmul", "one value", "shifted"):
         with pytest.raises(MemoryPlanError, match="onto its own input"):
             program.method(name)
 

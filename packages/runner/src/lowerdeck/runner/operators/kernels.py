@@ -172,7 +172,9 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
     if not any(argument.is_written for argument in arguments):
         return None
     in_place: Collection[int] = [
-        place for place, argument in enumerate(arguments) if argument.is_written
+        place
+        for place, argument in enumerate(arguments)
+        if argument.is_written and not argument.is_out
     ]
     words = _words(full_name, namespace, short)
     if words & {"into_self", "first_in_place"}:
