@@ -64,6 +64,24 @@ def test_contributors_are_told_of_sessions_that_exist():
     assert not missing, f"the table does not say what these are for: {missing}"
 
 
+def test_weights_are_looked_at_without_being_copied():
+    # torch makes a lazy copy a true one for whoever might write: ``data_address`` and ``bytes_of``
+    # of torch-base only read.
+    small = {
+        ("openvino", "norms.py"),  # a tensor made there
+        ("openvino", "translation.py"),  # a buffer from ``bytes_of``
+        ("openvino", "runtime.py"),  # what a run is given
+    }
+    found = set()
+    for package in (ROOT / "packages").iterdir():
+        for path in (package / "src").rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and node.attr in {"data_ptr", "numpy"}:
+                    found.add((package.name, path.name, node.lineno))
+    strangers = {place for place in found if place[:2] not in small}
+    assert not strangers, strangers
+
+
 def test_hooks_need_no_repository_but_this_one():
     repos = re.findall(r"^\s*- repo: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text(), re.M)
     assert set(repos) == {"local"}

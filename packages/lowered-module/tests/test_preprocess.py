@@ -31,10 +31,13 @@ from lowerdeck.lowered_module import (
     unregister_backend,
 )
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
+from lowerdeck.lowered_module.preprocess.content_key import content_key
 from lowerdeck.lowered_module.preprocess.transport import pack, preprocess_parcel
-from lowerdeck.lowered_module.preprocess.weights import put_back
+from lowerdeck.lowered_module.preprocess.weights import put_back, taken_out
+from lowerdeck.lowered_module.program.copies import with_values
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
 from lowerdeck.serializer import NamedDataStore
+from lowerdeck.torch_base import data_address, lazy_clone
 
 
 class Counting(BackendDetails):
@@ -315,6 +318,15 @@ def test_weights_travel_once_with_the_tasks_and_once_through_a_directory(tmp_pat
             assert threads.seen < 0.1 * weights
             assert len(list(executor.directory.iterdir())) == 11
     assert not list(tmp_path.iterdir())
+
+
+def test_a_key_and_a_parcel_copy_no_weights() -> None:
+    program = _linears(2)
+    lazily = with_values(program, lambda held: {n: lazy_clone(one) for n, one in held.items()})
+    assert content_key(lazily, Weights, "Weights", [])
+    taken_out(lazily)
+    for name, weight in program.state_dict.items():
+        assert data_address(lazily.state_dict[name]) == data_address(weight)
 
 
 def test_weights_that_cannot_be_written_or_read_are_told(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.runner import load
 from lowerdeck.serializer import decode_payload
+from lowerdeck.torch_base import data_address, view_tensor
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.emit import scratch
 
@@ -53,6 +54,17 @@ def keys_by_file(emitted: EmittedProgram) -> dict[str, set[str]]:
 def emitted_files(emitted: EmittedProgram, folder: Path) -> Path:
     emitted.save(folder / "model.pte")
     return folder / "model.pte"
+
+
+def test_weights_in_memory_are_not_copied() -> None:
+    # Not in files: what a partition holds of them is a lazy copy, which becomes a true one
+    # where somebody asks for its address in order to write.
+    model = nn.Sequential(nn.Linear(512, 600), nn.ReLU(), nn.Linear(600, 512)).eval()
+    program = torch.export.export(model, (torch.randn(2, 512),))
+    emitted = emit(to_backend(program, XnnpackPartitioner()))
+    data = emitted.named_data.get_named_data_store_output().buffers
+    found = {data_address(view_tensor(memoryview(one), torch.uint8, [len(one)])) for one in data}
+    assert found == {data_address(weight) for weight in model.parameters()}
 
 
 def test_weights_of_delegates_go_where_all_weights_go(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lowerdeck.openvino.layout import (
     with_channels_first,
     with_channels_last,
 )
+from lowerdeck.torch_base import bytes_of, view_tensor
 
 TYPES: dict[torch.dtype, Type] = {
     torch.float32: Type.f32,
@@ -50,8 +51,9 @@ class Translation(DeclarativeBackend):
         self._known: set[Output] = set()
         self._parameters = [self._parameter(node) for node in part.inputs]
         for node, tensor in part.constants.items():
-            # A view of the program's memory: OpenVINO copies it when it compiles.
-            held = tensor.contiguous().numpy()
+            # A view of the program's memory, which OpenVINO copies when it compiles. numpy is given a
+            # buffer, as ``numpy()`` would make a lazy copy of weights a true one.
+            held = view_tensor(bytes_of(tensor), tensor.dtype, tensor.shape).numpy()
             self._values[node] = opset13.constant(held, TYPES[tensor.dtype]).output(0)
             self._known.add(self._values[node])
 

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.authoring.rejects import operator_name
-from lowerdeck.torch_base import attribute_of, pytree
+from lowerdeck.torch_base import attribute_of, bytes_of, pytree
 
 FORMAT = b"lowerdeck result 2"
 
@@ -105,7 +105,7 @@ def _tensor(digest: Any, value: torch.Tensor) -> None:
     _say(digest, _described(value) if value.layout == torch.strided else str(value.layout))
     try:
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(flat.numpy().data)
+        digest.update(bytes_of(flat))
     except (RuntimeError, TypeError):
         # Sparse and quantized tensors have no plain bytes of their own.
         saved = io.BytesIO()

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.program.copies import with_values
+from lowerdeck.torch_base import bytes_of, storage_identity
 
 # Below it, what tells where a weight is takes as much as the weight.
 _SMALL = 1024
@@ -54,11 +55,11 @@ def taken_out(program: ExportedProgram) -> tuple[ExportedProgram, tuple[SentWeig
             if isinstance(value, torch.Tensor):
                 names.setdefault(id(value), []).append((kind, name))
                 tensors[id(value)] = value
-                users.setdefault(_memory(value), set()).add(id(value))
+                users.setdefault(storage_identity(value), set()).add(id(value))
     chosen = {
         one: value
         for one, value in tensors.items()
-        if _is_plain(value) and len(users[_memory(value)]) == 1
+        if _is_plain(value) and len(users[storage_identity(value)]) == 1
     }
 
     def emptied(values: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def taken_out(program: ExportedProgram) -> tuple[ExportedProgram, tuple[SentWeig
             value.dtype,
             tuple(value.shape),
             value.requires_grad if isinstance(value, torch.nn.Parameter) else None,
-            bytes(value.detach().reshape(-1).view(torch.uint8).numpy().data),
+            bytes(bytes_of(value)),
         )
         for one, value in chosen.items()
     )
@@ -108,14 +109,6 @@ def _is_plain(value: torch.Tensor) -> bool:
         and value.is_contiguous()
         and not (value.is_conj() or value.is_neg())
     )
-
-
-def _memory(value: torch.Tensor) -> object:
-    """Return what names that share memory have in common."""
-    try:
-        return value.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return None  # it has no storage of its own
 
 
 def _emptied(value: torch.Tensor) -> torch.Tensor:

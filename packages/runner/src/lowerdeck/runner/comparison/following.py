@@ -21,6 +21,7 @@ from lowerdeck.runner.comparison.quanta import (
     step_at_run_time,
 )
 from lowerdeck.runner.profile import Event
+from lowerdeck.torch_base import storage_identity
 
 Agrees = Callable[[torch.Tensor, Expected], bool]
 
@@ -127,8 +128,8 @@ class _Interpreter(fx.Interpreter):
         result = super().run_node(n)
         if n.op != "call_function":
             return result
-        memory = {one.untyped_storage().data_ptr() for one in self._tensors_read(n)}
-        is_new = type(result) is torch.Tensor and result.untyped_storage().data_ptr() not in memory
+        memory = {storage_identity(one) for one in self._tensors_read(n)}
+        is_new = type(result) is torch.Tensor and storage_identity(result) not in memory
         return self._change(n, result, is_new)
 
     def _tensors_read(self, node: fx.Node) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lowerdeck.torch_base import bytes_of
+from lowerdeck.torch_base import bytes_of, storage_identity
 
 IN_MEMORY = 32 << 20
 """Bytes that one partition may hold in memory; what is more lies in files."""
@@ -30,7 +30,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._left = IN_MEMORY
-        self._known: set[int] = set()
+        self._known: set[int | None] = set()
 
     def know(self, tensor: torch.Tensor) -> None:
         """Note that a tensor lies in memory that is there anyway.
@@ -39,7 +39,8 @@ class Scratch:
             tensor: A constant of the program; a subclass is looked into later, part by part.
         """
         if type(tensor) is torch.Tensor:
-            self._known.add(tensor.untyped_storage().data_ptr())
+            # By its storage: asking for the address of that would make a lazy copy of weights a true one.
+            self._known.add(storage_identity(tensor))
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor whose elements lie in order, in memory that is there anyway or is left.
@@ -48,7 +49,7 @@ class Scratch:
             tensor: What is to be kept.
         """
         dense = tensor.is_contiguous()
-        if dense and tensor.untyped_storage().data_ptr() in self._known:
+        if dense and storage_identity(tensor) in self._known:
             return tensor
         if dense and self._takes(tensor.numel() * tensor.element_size()):
             self.know(tensor)
