@@ -51,8 +51,8 @@ class Translation(DeclarativeBackend):
         self._known: set[Output] = set()
         self._parameters = [self._parameter(node) for node in part.inputs]
         for node, tensor in part.constants.items():
-            # A view of the program's memory, which OpenVINO copies when it compiles. numpy is given a
-            # buffer, as ``numpy()`` would make a lazy copy of weights a true one.
+            # A view of the program's memory, which OpenVINO copies when it compiles. By way of its
+            # bytes, as ``tensor.numpy()`` would make a lazy copy of weights a true one.
             held = view_tensor(bytes_of(tensor), tensor.dtype, tensor.shape).numpy()
             self._values[node] = opset13.constant(held, TYPES[tensor.dtype]).output(0)
             self._known.add(self._values[node])

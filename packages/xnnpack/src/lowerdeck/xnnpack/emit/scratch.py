@@ -39,7 +39,7 @@ class Scratch:
             tensor: A constant of the program; a subclass is looked into later, part by part.
         """
         if type(tensor) is torch.Tensor:
-            # By its storage: asking for the address of that would make a lazy copy of weights a true one.
+            # Not by its address: asking for that would make a lazy copy of weights a true one.
             self._known.add(storage_identity(tensor))
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
