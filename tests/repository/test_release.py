@@ -192,6 +192,30 @@ def test_a_call_that_stops_working_is_a_break(tmp_path, old, new, words):
     assert any(words in line for line in _breaks(tmp_path, before, after))
 
 
+@pytest.mark.parametrize(("stays", "words"), [(True, []), (False, ["Public object was removed"])])
+def test_a_class_may_be_renamed_if_its_old_name_stays(tmp_path, stays, words):
+    door = '"""Door."""\n\nfrom typing import TypeAlias\n\n'
+    class_ = (
+        'class Old:\n    """One."""\n\n\ndef load(one: Old = Old()) -> None:\n    """Load."""\n'
+    )
+    before = {
+        "__init__.py": f"{door}from lowerdeck.serializer.files import Old, load\n\n"
+        '__all__ = ["Old", "load"]\n',
+        "files.py": class_,
+    }
+    alias, name = (
+        ('\nOld: TypeAlias = New\n"""Was so called."""\n', '"Old", ') if stays else ("", "")
+    )
+    after = {
+        "__init__.py": f"{door}from lowerdeck.serializer.files import New, load\n{alias}\n"
+        f'__all__ = [{name}"New", "load"]\n',
+        "files.py": class_.replace("Old", "New"),
+    }
+    found = _breaks(tmp_path, before, after)
+    assert all(any(word in line for line in found) for word in words)
+    assert stays is (found == [])
+
+
 def test_a_subpackage_for_users_has_a_front_door_too(tmp_path):
     side = '"""Side."""\n\n__all__ = ["sample"]\n\n\ndef sample() -> None:\n    """Sample."""\n'
     before = {"__init__.py": DOOR, "files.py": FILES, "testing/__init__.py": side}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from collections import Counter
@@ -254,7 +255,7 @@ def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_PIECE", 1 << 14)
 
 
-@pytest.mark.skipif(not scratch._POSIX, reason="files keep their names while they are mapped")
+@pytest.mark.skipif(os.name != "posix", reason="files keep their names while they are mapped")
 @pytest.mark.parametrize("mode", OTHERWISE)
 def test_weights_that_xnnpack_wants_otherwise_take_little_memory(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

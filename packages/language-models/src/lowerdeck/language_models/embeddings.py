@@ -13,6 +13,7 @@ from torch import nn
 
 from lowerdeck.language_models.errors import LanguageModelError
 from lowerdeck.language_models.kernel_library import define
+from lowerdeck.language_models.stored import StoredEmbedding
 
 KERNELS = {
     8: "quantized_decomposed::embedding_byte.out",
@@ -22,6 +23,9 @@ KERNELS = {
 
 GROUP = 32
 """How many weights of a row share a scale in 4 bits; in 8 bits a row has one."""
+
+_ROWS = 1024
+"""Rows that are quantised at once."""
 
 _ARGUMENTS = (
     "Tensor weight, Tensor weight_scales, Tensor? weight_zero_points, int weight_quant_min, "
@@ -43,7 +47,7 @@ class QuantizedEmbedding(nn.Module):
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
         super().__init__()
         register()
-        rows, width = weight.shape
+        width = weight.shape[1]
         group = width if bits == 8 else GROUP
         if width % group:
             raise LanguageModelError(
@@ -52,14 +56,19 @@ class QuantizedEmbedding(nn.Module):
             )
         self._limits = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         self._bits = bits
-        grouped = weight.detach().float().reshape(rows, width // group, group)
+        parts = [self._quantized(part, group) for part in torch.split(weight.detach(), _ROWS)]
+        self.register_buffer("weight", torch.cat([numbers for numbers, _ in parts]))
+        self.register_buffer("scales", torch.cat([scales for _, scales in parts]).squeeze(-1))
+
+    def _quantized(self, rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the integers of some rows, and the scales of their groups."""
+        grouped = rows.float().reshape(len(rows), -1, group)
         scales = grouped.abs().amax(-1, keepdim=True) / self._limits[1]
         # A group of zeros has any scale.
         scales = torch.where(scales == 0, torch.ones_like(scales), scales)
         numbers = (grouped / scales).round().clamp(*self._limits).to(torch.int8)
-        numbers = numbers.reshape(rows, width)
-        self.register_buffer("weight", numbers if bits == 8 else _packed(numbers))
-        self.register_buffer("scales", scales.reshape(rows, -1).squeeze(-1))
+        numbers = numbers.reshape(rows.shape)
+        return numbers if self._bits == 8 else _packed(numbers), scales.squeeze(-1)
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -87,12 +96,13 @@ def quantize_embedding(model: Any, bits: int) -> None:
         LanguageModelError: It has another kind of embedding, or one that cannot be quantised.
     """
     found = model.get_input_embeddings()
-    if type(found) is not nn.Embedding:
+    if type(found) not in (nn.Embedding, StoredEmbedding):
         raise LanguageModelError(
             f"the model's embedding is a {type(found).__name__}, which computes more than a row "
             "of its weights: leave it unquantised"
         )
-    model.set_input_embeddings(QuantizedEmbedding(found.weight, bits))
+    weight = found.stored if isinstance(found, StoredEmbedding) else found.weight
+    model.set_input_embeddings(QuantizedEmbedding(weight, bits))
 
 
 @cache

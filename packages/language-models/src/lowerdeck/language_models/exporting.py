@@ -136,7 +136,13 @@ def prepared(
             f"context {context} and prefill_chunk {prefill_chunk} are numbers of tokens: give at "
             "least 1"
         )
-    loaded = _beside(model) if isinstance(model, PreTrainedModel) else load_folder(Path(model))
+    loaded = (
+        _beside(model)
+        if isinstance(model, PreTrainedModel)
+        # A delegate takes weights as they are; the runtime's own kernels would convert them anew
+        # for each token.
+        else load_folder(Path(model), mapped=backend == "xnnpack")
+    )
     made_for = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     context = min(context, made_for or context)
     kernels: set[str] = set()

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from lowerdeck.language_models.errors import FolderError, UnsupportedModelError, first_line
+from lowerdeck.language_models.stored import keep_stored
 
 TOKENIZER = "tokenizer.json"
 # Nothing is fetched, and no code of the folder runs; left open, transformers asks at the terminal.
 _TRUSTED: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""Names of safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +38,16 @@ class Vocabulary:
     eos: tuple[int, ...]
 
 
-def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the decoder of a folder, in evaluation mode.
+def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
+    """Return the decoder of a folder, in evaluation mode; it computes in float32.
 
     Weights are converted while they are read, tensor by tensor, so that the model is in memory
-    once. Nothing is fetched, and no code of the folder runs.
+    once, if at all. Nothing is fetched, and no code of the folder runs.
 
     Args:
         folder: Has ``config.json`` and weights in safetensors, in one file or several.
-        dtype: What weights become.
+        mapped: Whether large weights in float16 or bfloat16 may stay in their files, as
+            ``keep_stored`` says.
 
     Raises:
         FolderError: It is no folder of a model.
@@ -54,6 +59,43 @@ def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
             f"{folder} has no *.safetensors, expected the weights of the model: save it with "
             "save_pretrained"
         )
+    stored = _stored_dtype(folder) if mapped else None
+    if stored is not None:
+        model = _loaded(folder, config, stored)
+        if not _made_in(stored, model):
+            keep_stored(model)
+            model.config.dtype = torch.float32
+            return model
+        del model
+        config = load_config(folder)
+    return _loaded(folder, config, torch.float32)
+
+
+def _stored_dtype(folder: Path) -> torch.dtype | None:
+    """Return the dtype of all weights of a folder, None if they are not all halves of one kind."""
+    found: set[str] = set()
+    try:
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+    except Exception:
+        return None  # transformers says what is wrong
+    return _HALVES.get(found.pop()) if len(found) == 1 else None
+
+
+def _made_in(dtype: torch.dtype, model: PreTrainedModel) -> bool:
+    """Return whether a model has tensors of that dtype which come of no file.
+
+    They were rounded when the model was made: the factor of Gemma's embedding, for one.
+    """
+    read = {*model.state_dict()}
+    made = [one for name, one in model.named_buffers() if name not in read]
+    for module in model.modules():
+        made += [one for one in vars(module).values() if isinstance(one, torch.Tensor)]
+    return any(one.dtype == dtype for one in made)
+
+
+def _loaded(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     try:
         model, told = AutoModelForCausalLM.from_pretrained(
             folder,

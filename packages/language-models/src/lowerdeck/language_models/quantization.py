@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
@@ -9,6 +12,7 @@ from torchao.quantization.granularity import PerAxis, PerGroup
 from torchao.utils import unwrap_tensor_subclass
 
 from lowerdeck.language_models.errors import LanguageModelError
+from lowerdeck.language_models.stored import StoredLinear, as_linear, to_files
 
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
 
@@ -31,8 +35,7 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
         config = Int8DynamicActivationIntxWeightConfig(
             weight_dtype=torch.int8, weight_granularity=PerAxis(0)
         )
-        quantize_(model, config)
-        unwrap_tensor_subclass(model)
+        _quantize(model, config, lambda _: True)
         return
     if group not in GROUPS:
         raise LanguageModelError(
@@ -49,11 +52,20 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=_INT4, weight_granularity=PerGroup(group)
     )
-    quantize_(model, config, filter_fn=lambda one, _: _is_divided(one, group))
-    # Of plain tensors each distinct layer is taken apart once; of its own classes torch traces the
-    # whole program, which takes seven times as long.
-    unwrap_tensor_subclass(model)
+    _quantize(model, config, lambda one: one.in_features % group == 0)
 
 
-def _is_divided(module: nn.Module, group: int) -> bool:
-    return isinstance(module, nn.Linear) and module.in_features % group == 0
+def _quantize(model: nn.Module, config: Any, chosen: Callable[[nn.Linear], bool]) -> None:
+    """Quantise layers so that the floats of one alone are in memory, where others are mapped."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Linear) or not chosen(child):
+                continue
+            linear = as_linear(child) if isinstance(child, StoredLinear) else child
+            alone = nn.ModuleDict({"layer": linear})
+            quantize_(alone, config)
+            # Of plain tensors each distinct layer is taken apart once; of its own classes torch
+            # traces the whole program, which takes seven times as long.
+            unwrap_tensor_subclass(alone)
+            to_files(alone)
+            setattr(parent, name, alone["layer"])

@@ -63,6 +63,7 @@ from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
+from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
     attribute_of,
     copy_graph_module,
@@ -112,6 +113,7 @@ __all__ = [
     "data_address",
     "lazy_clone",
     "storage_identity",
+    "tensor_in_file",
     "view_tensor",
     # Operators, their schemas and kinds, and what they are taken apart into
     "HigherOrderOperator",

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
-from lowerdeck.torch_base import bytes_of, storage_identity
+from lowerdeck.torch_base import storage_identity, tensor_in_file
 
-IN_MEMORY = 32 << 20
-"""Bytes that one partition may hold in memory; what is more lies in files."""
+IN_MEMORY = 8 << 20
+"""Bytes that one partition may hold in memory, and there may be hundreds; others lie in files."""
 _PIECE = 1 << 20
 """Elements that are converted at once; an even number, as two may go into one byte."""
-_POSIX = os.name == "posix"
-"""Whether a file can lose its name while it is mapped."""
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Scratch:
     """Makes constants piece by piece, and takes little memory for all of them together.
 
-    The first few stay in memory. The others are written to files in the system's folder for
-    temporary ones (``TMPDIR``), mapped, and deleted at once: they go when nobody reads them any
-    more, whatever becomes of the process. Where such a file cannot be written, memory is taken.
+    The first few stay in memory. The others lie in files without a name; where such a file cannot
+    be written, memory is taken.
     """
 
     def __init__(self) -> None:
@@ -93,8 +87,8 @@ class Scratch:
                 yield (piece if change is None else change(piece)).to(dtype)
 
         made = None
-        if not self._takes(count * dtype.itemsize) and _POSIX:
-            made = _in_file(pieces(), count, dtype)
+        if not self._takes(count * dtype.itemsize):
+            made = tensor_in_file(pieces(), count, dtype)
         if made is None:
             made = torch.empty(count, dtype=dtype)
             start = 0
@@ -123,24 +117,6 @@ def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     rows = _PIECE // tensor[0].numel()
     for part in torch.split(tensor, rows) if rows else tensor:
         yield from pieces_of(part)
-
-
-def _in_file(
-    pieces: Iterator[torch.Tensor], count: int, dtype: torch.dtype
-) -> torch.Tensor | None:
-    """Return elements in a file without a name, or None if it cannot be written."""
-    path = ""
-    try:
-        number, path = tempfile.mkstemp(prefix="lowerdeck-")
-        with os.fdopen(number, "wb") as file:
-            for piece in pieces:
-                file.write(bytes_of(piece))
-        return torch.from_file(path, shared=False, size=count, dtype=dtype)
-    except OSError:  # the disk is full, or there is none
-        return None
-    finally:
-        if path:
-            Path(path).unlink()
 
 
 def largest(tensor: torch.Tensor) -> float:

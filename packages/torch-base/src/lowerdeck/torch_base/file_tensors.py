@@ -1,0 +1,54 @@
+"""Tensors in files without a name: memory that the system may take back at any time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from lowerdeck.torch_base.tensor_bytes import bytes_of
+
+_POSIX = os.name == "posix"
+"""Whether a file can lose its name while it is mapped."""
+
+
+def tensor_in_file(
+    pieces: Iterable[torch.Tensor], count: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return a tensor whose elements lie in a mapped file.
+
+    The file lies in the system's folder for temporary ones (``TMPDIR``) and has no name any more:
+    it goes when nobody reads it, whatever becomes of the process.
+
+    Args:
+        pieces: The elements, some after the other, each piece of the dtype ``dtype``. They are
+            written as they come, so that one of them at a time is in memory.
+        count: How many elements there are together, at least one.
+        dtype: What they are.
+
+    Returns:
+        ``dtype[count]``, or None where such a file cannot be written: the disk is full, or the
+        system keeps files that are mapped from being deleted.
+
+    Example:
+        >>> halves = (torch.full([2], float(number)) for number in range(2))
+        >>> tensor_in_file(halves, 4, torch.float32)
+        tensor([0., 0., 1., 1.])
+    """
+    if not _POSIX:
+        return None
+    path = ""
+    try:
+        number, path = tempfile.mkstemp(prefix="lowerdeck-")
+        with os.fdopen(number, "wb") as file:
+            for piece in pieces:
+                file.write(bytes_of(piece))
+        return torch.from_file(path, shared=False, size=count, dtype=dtype)
+    except OSError:
+        return None
+    finally:
+        if path:
+            Path(path).unlink()
