@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -228,6 +229,9 @@ def _in_turn(files: list[Path], tokenizer: Path) -> list[list[float]]:
 def _on_one_core() -> None:
     # XNNPACK has a thread for each core that it may use.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    with suppress(PermissionError):
+        # Whoever may: no other process has a turn on that core while a token is made.
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def _memory_speed() -> float:
