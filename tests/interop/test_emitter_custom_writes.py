@@ -107,6 +107,38 @@ def _branches(self: Any, x: torch.Tensor, start: Any) -> Any:
     return torch.cond(x.sum() > 0, lambda c: c + 1, lambda c: c * 2, (self.cache,))
 
 
+def _began_otherwise(self: Any, x: torch.Tensor, start: Any) -> Any:
+    _write(self.ones, x, start)
+    return self.ones.sum(dim=(0, 2, 3))
+
+
+def _half(self: Any, x: torch.Tensor, start: Any) -> Any:
+    _write(self.halves, x.half(), start)
+    return self.halves.float()
+
+
+def _one_into_another(self: Any, x: torch.Tensor, start: Any) -> Any:
+    _write(self.cache, x, start)
+    _write(self.ones, self.cache[:, : x.shape[1]].clone(), start)
+    return self.cache.sum(), self.ones.sum(dim=(0, 2, 3))
+
+
+def _between_other_writes(self: Any, x: torch.Tensor, start: Any) -> Any:
+    before = self.cache.clone()
+    self.ones.copy_(before)
+    _write(self.ones, x * 3, start)
+    self.cache.add_(1)
+    _write(self.cache, x, start)
+    self.cache.mul_(0.5)
+    return self.cache.sum(dim=(0, 2, 3)), self.ones.sum(dim=(0, 2, 3)), before.sum()
+
+
+def _view_is_read(self: Any, x: torch.Tensor, start: Any) -> Any:
+    view = self.ones[:, 2:6]
+    _write(self.ones, x, start)
+    return view.sum(dim=(0, 2, 3)), (view + 1).sum()
+
+
 BODIES: dict[str, Callable[..., Any]] = {
     body.__name__: body
     for body in (
@@ -120,6 +152,11 @@ BODIES: dict[str, Callable[..., Any]] = {
         _constant,
         _input,
         _branches,
+        _began_otherwise,
+        _half,
+        _one_into_another,
+        _between_other_writes,
+        _view_is_read,
     )
 }
 COPIES = {"_last": 0, "_old_is_read": 0, "_twice": 0}
@@ -131,6 +168,8 @@ class Caching(nn.Module):
         super().__init__()
         self.body = body
         self.register_buffer("cache", torch.zeros(1, 16, 2, 4))
+        self.register_buffer("ones", torch.ones(1, 16, 2, 4))
+        self.register_buffer("halves", torch.full((1, 16, 2, 4), 0.5, dtype=torch.float16))
         self.constant = torch.ones(1, 16, 2, 4)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> Any:
@@ -148,8 +187,8 @@ def _calls() -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def _run(path: Path, tmp_path: Path) -> list[list[Any]]:
-    torch.save(_calls(), tmp_path / "inputs.pt")
+def _run(path: Path, tmp_path: Path, calls: Any = None) -> list[list[Any]]:
+    torch.save(calls or _calls(), tmp_path / "inputs.pt")
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(path), str(tmp_path / "inputs.pt")],
         capture_output=True,
@@ -167,7 +206,7 @@ def _exported(body: Callable[..., Any]) -> torch.export.ExportedProgram:
     return export(Caching(body), _calls()[0], dynamic_shapes=({1: n}, {0: n}))
 
 
-@pytest.mark.parametrize("form", ["raw", "decompose", "run_decompositions"])
+@pytest.mark.parametrize("form", ["raw", "decompose", "run_decompositions", "saved"])
 @pytest.mark.parametrize("name", BODIES)
 def test_what_a_kernel_writes_is_what_eager_writes(name: str, form: str, tmp_path: Path) -> None:
     program = _exported(BODIES[name])
@@ -175,6 +214,9 @@ def test_what_a_kernel_writes_is_what_eager_writes(name: str, form: str, tmp_pat
         program = decompose(program)
     elif form == "run_decompositions":
         program = program.run_decompositions()
+    elif form == "saved":
+        torch.export.save(program, tmp_path / "model.pt2")
+        program = torch.export.load(tmp_path / "model.pt2")
     emitted = emit(program, config=CONFIG)
     emitted.save(tmp_path / "model.pte")
     (tmp_path / "bytes").write_bytes(emitted.to_bytes())
@@ -192,3 +234,26 @@ def test_what_a_kernel_writes_is_what_eager_writes(name: str, form: str, tmp_pat
             if "clone" in operator.name
         ]
         assert len(copies) == COPIES[name]
+
+
+class _Given(nn.Module):
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> Any:
+        start: Any = positions[0].item()
+        torch._check(start >= 0)
+        torch._check(start + x.shape[1] <= 16)
+        _write(cache, x, start)
+        return cache, cache * 2
+
+
+@pytest.mark.parametrize("form", ["raw", "decompose"])
+def test_a_kernel_may_write_what_the_caller_gives(form: str, tmp_path: Path) -> None:
+    register()
+    calls = [(*call, torch.full((1, 16, 2, 4), 0.5)) for call in _calls()]
+    n = Dim("n", min=1, max=8)
+    program = export(_Given(), calls[0], dynamic_shapes=({1: n}, {0: n}, None))
+    emit(decompose(program) if form == "decompose" else program, config=CONFIG).save(
+        tmp_path / "model.pte"
+    )
+    for got, call in zip(_run(tmp_path / "model.pte", tmp_path, calls), calls, strict=True):
+        for one, wanted in zip(got, _Given()(*call), strict=True):
+            torch.testing.assert_close(torch.tensor(one), wanted)

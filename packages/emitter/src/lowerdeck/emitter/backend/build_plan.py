@@ -93,6 +93,7 @@ class PlanBuilder:
         inputs = [self._index(value, fresh=True) for value in code.inputs]
         instructions = [Instruction(self._instruction(step)) for step in code.steps]
         outputs = [self._index(value) for value in code.outputs]
+        self._add_initial_values(code.states)
         return ExecutionPlan(
             name=code.name,
             values=self._values,
@@ -103,6 +104,20 @@ class PlanBuilder:
             delegates=self._plan_delegates,
             non_const_buffer_sizes=list(sizes),
         )
+
+    def _add_initial_values(self, states: Sequence[TensorValue]) -> None:
+        """Give each state its initial value where the steps name it only as what they write.
+
+        A kernel that writes a part of what it is given has one name for what is there afterwards,
+        which may be all that stands in the table.
+        """
+        for state in states:
+            if root_of(state)[0] is state and state.constant is not None:
+                initial = self._states.index_of(state)
+                if initial:
+                    tensor = self._values[self._tensor_index(state)].val
+                    assert isinstance(tensor, Tensor)
+                    tensor.data_buffer_idx = initial
 
     # Instructions
 
