@@ -46,8 +46,8 @@ class Finding:
             tensor; ``laid`` if it also copies what torch puts in a buffer's place, whose strides
             are then others;
             ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
-            apart and torch cannot, ``torch`` if neither can, ``no export`` if there is no program,
-            or eager fails;
+            apart and torch cannot, as it is or with its aliases said, ``torch`` if neither can,
+            ``no export`` if there is no program, or eager fails;
             ``refused``, ``differs``, ``wrong`` or ``failed``.
         detail: What differs, or the message.
         whole: Why it went torch's way; empty if it did not.
@@ -123,7 +123,11 @@ def judge(
         or (eager is not None and not _numbers(expected, eager))
     ):
         return Finding(group, name, "lost by torch", said, reason)
-    once_said = unlike if eager is None else differences(found, _said_by_torch(export()))
+    try:
+        once_said = unlike if eager is None else differences(found, _said_by_torch(export()))
+    except RuntimeError as error:
+        # Its control flow refuses two names for one memory, as an idle dropout's result has.
+        return Finding(group, name, "beyond torch", f"{_told(error)}; {said}", reason)
     if not once_said:
         return Finding(group, name, "said", said, reason)
     # Torch puts what is copied to a buffer in its place, whose strides are then others.
