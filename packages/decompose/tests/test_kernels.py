@@ -13,7 +13,7 @@ from torch import nn
 
 from lowerdeck.decompose import Rules, decompose, take_apart
 
-_NORM = torch.ops.aten._native_batch_norm_legit.no_stats
+_ATEN = torch.ops.aten
 
 
 class _Normed(nn.Module):
@@ -93,6 +93,15 @@ _PAIRS = (
     (_lying((2, 1, 4), (2, 0, 1)), _lying((3, 4), (1, 0))),
     (_lying((2, 3, 4), (2, 1, 0)), _lying((3, 1), (1, 0))),
 )
+_NOTHING = (None, None, True, 0.1, 1e-5)
+
+
+def _of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Weight, bias, mean and variance."""
+    zeros, ones = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    return ones, zeros, zeros.clone(), ones.clone()
+
+
 _CALLED: dict[str, Callable[..., torch.Tensor]] = {
     "copysign": torch.copysign,
     "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
@@ -101,7 +110,9 @@ _CALLED: dict[str, Callable[..., torch.Tensor]] = {
     "or": torch.logical_or,
     "xor": torch.logical_xor,
     "pow": lambda x, _: torch.pow(1.5, x),
-    "norm": lambda x, _: _NORM(x, None, None, True, 0.1, 1e-5)[0],
+    "norm": lambda x, _: _ATEN._native_batch_norm_legit.no_stats(x, *_NOTHING)[0],
+    "norm of a batch": lambda x, _: _ATEN._batch_norm_with_update(x, *_of(x), 0.1, 1e-5)[0],
+    "norm of known": lambda x, _: _ATEN._batch_norm_no_update(x, *_of(x), 0.1, 1e-5)[0],
 }
 
 

@@ -98,6 +98,8 @@ _LAID = MappingProxyType(
         _ATEN._native_batch_norm_legit.no_stats: _normed,
         _ATEN._native_batch_norm_legit_functional.default: _normed,
         _ATEN._native_batch_norm_legit_no_training.default: _normed,
+        _ATEN._batch_norm_no_update.default: _normed,
+        _ATEN._batch_norm_with_update_functional.default: _normed,
         _ATEN.pow.Scalar: _one_by_one,
         _ATEN.copysign.Tensor: _iterated,
         _ATEN.div.Tensor_mode: _iterated,
