@@ -64,8 +64,6 @@ def test_sizes_may_vary() -> None:
 def test_what_torch_took_apart_can_be_run_again() -> None:
     model, x = _Normed().eval(), torch.randn(2, 5, 8)
     torchs = torch.export.export(model, (x,)).run_decompositions()
-    with pytest.raises(RuntimeError, match="view"):
-        _run(torchs, x)
     file = io.BytesIO()
     torch.export.save(torchs, file)
     file.seek(0)
