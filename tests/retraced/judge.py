@@ -17,6 +17,8 @@ from unittest.mock import patch
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import DecomposeError, decompose, explain
@@ -40,7 +42,8 @@ class Finding:
         group: What was asked for: ``raw/17``, ``zoo/lstm``.
         program: Which of the group's programs.
         outcome: ``same``; ``lost by torch`` if our result has eager's numbers, and torch's has
-            not, gives a buffer another shape, or takes one size alone where any is asked;
+            not, gives a buffer another shape, takes one size alone where any is asked, or says
+            strides that are not those of the run, where ours are;
             ``said`` if ours is torch's result of the program with
             its aliases said: what eager's dropout returns, what is written through an expanded
             tensor; ``laid`` if it also copies what torch puts in a buffer's place, whose strides
@@ -120,6 +123,7 @@ def judge(
     if (
         _misshapes(expected)
         or _fixes(expected, found)
+        or (_lies_otherwise(expected) and not _lies_otherwise(found))
         or (eager is not None and not _numbers(expected, eager))
     ):
         return Finding(group, name, "lost by torch", said, reason)
@@ -168,6 +172,51 @@ def _misshapes(program: ExportedProgram) -> bool:
         != (held[spec.target].shape, held[spec.target].dtype)
         for spec, node in zip(program.graph_signature.output_specs, nodes, strict=True)
     )
+
+
+def _lies_otherwise(program: ExportedProgram) -> bool:
+    """Return whether a tensor has other strides when the program runs than the program says."""
+    args, kwargs = copy.deepcopy(program.example_inputs)
+    given = iter(pytree.tree_leaves((args, kwargs)))
+    held = copy.deepcopy({**program.state_dict, **program.constants})
+    inputs = [
+        next(given) if spec.kind is InputKind.USER_INPUT else held[spec.target]
+        for spec in program.graph_signature.input_specs
+    ]
+    running = _Running(program.graph_module)
+    try:
+        running.run(*inputs)
+    except RuntimeError:
+        # A view that the strides of the run do not allow.
+        return True
+    return running.lies_otherwise
+
+
+class _Running(Interpreter):
+    """Runs a graph, and compares how tensors lie with what the graph says.
+
+    Attributes:
+        lies_otherwise: Whether one lies otherwise; of symbolic strides nothing is known.
+    """
+
+    lies_otherwise = False
+
+    def run_node(self, n: Node) -> Any:
+        found = super().run_node(n)
+        if n.op == "call_function":
+            pairs = zip(*map(pytree.tree_leaves, (found, n.meta.get("val"))), strict=False)
+            self.lies_otherwise |= any(_lie_otherwise(*pair) for pair in pairs)
+        return found
+
+
+def _lie_otherwise(found: Any, said: Any) -> bool:
+    if not isinstance(found, torch.Tensor) or not isinstance(said, torch.Tensor):
+        return False
+    if found.layout is not torch.strided or not found.numel():
+        return False
+    long = [dim for dim in range(found.dim()) if found.shape[dim] != 1]
+    pairs = [(found.stride(dim), said.stride(dim)) for dim in long]
+    return any(isinstance(other, int) and one != other for one, other in pairs)
 
 
 def _laid_by_torch(program: ExportedProgram, *, alike: bool = False) -> ExportedProgram:
