@@ -9,7 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from lowerdeck.decompose import Explanation
 from tests.interop.zoo import MODELS
+from tests.retraced import judge
 from tests.retraced.groups import findings
 from tests.retraced.judge import LEFT_OUT, WELL, Finding
 from tests.retraced.run import run_group, summary, warm_up
@@ -49,3 +51,22 @@ def test_a_difference_is_found() -> None:
     # A buffer that a scalar is written to becomes a scalar in torch's result.
     (found,) = findings("raw/202")
     assert found.outcome == "lost by torch", found
+
+
+def test_strides_are_judged_by_the_run() -> None:
+    # A batch norm of a buffer of columns: torch says that its result is one of columns, too.
+    found = next(findings("raw/83"))
+    assert found.outcome == "lost by torch", found
+    assert "_native_batch_norm_legit_functional" in found.detail
+
+
+def test_a_call_that_cannot_be_traced_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch's own way, which the program goes then, gives what torch gives.
+    def failed(_: object) -> Explanation:
+        return Explanation("'add' cannot be traced by itself", 0, 0, failed=True)
+
+    monkeypatch.setattr(judge, "decompose", lambda program: program.run_decompositions())
+    monkeypatch.setattr(judge, "explain", failed)
+    found = {one.outcome for one in findings("raw/1")}
+    assert "failed" in found
+    assert not found - {"failed", "no export"}

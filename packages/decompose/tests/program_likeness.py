@@ -56,6 +56,10 @@ def _outputs(program: ExportedProgram) -> list[tuple[str, str, Any]]:
     return mutations + [f for f in found if "MUTATION" not in f[0]]
 
 
+# Torch's retrace may turn numbers round, which are the same then.
+_COMMUTATIVE = frozenset({torch.sym_min, torch.sym_max})
+
+
 class _Numbered:
     """A graph with equal numbers for nodes that compute the same."""
 
@@ -72,9 +76,12 @@ class _Numbered:
             elif node.op == "get_attr":
                 self.keys[node] = hash(("get_attr", _attribute(gm, node)))
             elif node.op != "output":
+                args = self.of(node.args)
+                if node.target in _COMMUTATIVE:
+                    args = tuple(sorted(args, key=str))
                 parts = (
                     str(node.target),
-                    self.of(node.args),
+                    args,
                     self.of(dict(node.kwargs)),
                     _value(node.meta.get("val")),
                 )

@@ -39,6 +39,8 @@ class Rules:
             ``torch.fx.traceback.get_current_meta()["val"]`` where that is known: calls with other
             results are then distinct.
         chosen: By operator, which of its calls stay whole whatever the tables say.
+        by_kernels: Whether results lie in memory as kernels lay them, where fake tensors say
+            otherwise. A compiler that copies where torch views need not care.
     """
 
     others: Table
@@ -46,6 +48,7 @@ class Rules:
     by_result: bool = False
     # What one call becomes is the same whatever is asked of others: caches need not tell.
     chosen: Mapping[Any, Callable[[Node], bool]] = field(default_factory=dict, compare=False)
+    by_kernels: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, table: Table | None, keep: Keep = ()) -> Rules:
@@ -66,10 +69,11 @@ class Rules:
         kept = said.keys() - chosen.keys()
         others, composites = _default() if table is None else _split(table)
         if not kept:
-            return cls(others, composites, chosen=chosen)
+            return cls(others, composites, by_kernels=True, chosen=chosen)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
             {**composites, **{op: stay for op in kept if is_taken_apart(op)}},
+            by_kernels=True,
             chosen=chosen,
         )
 
@@ -79,7 +83,8 @@ class Rules:
         Args:
             other: Another table.
         """
-        return self.by_result == other.by_result and all(
+        settings = (self.by_result, self.by_kernels)
+        return settings == (other.by_result, other.by_kernels) and all(
             ours.keys() == theirs.keys()
             and all(_is_same(rule, theirs[operator]) for operator, rule in ours.items())
             for ours, theirs in (

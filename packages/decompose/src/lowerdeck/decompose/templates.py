@@ -159,7 +159,9 @@ class Templates:
         recording = recorded(call, before)
         if recording is None:
             return None
-        return self._keep(call, call.key, Template.of(recording, call.key[0]))
+        by_kernels = self.rules.by_kernels
+        made = Template.of(recording, call.key[0], by_kernels=by_kernels)
+        return self._keep(call, call.key, made)
 
     def _like_another(self, call: Call, before: Before | None) -> Template | None:
         found = self._resized.find(call, before)
@@ -250,7 +252,7 @@ class Templates:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self.writes and recording.shared:
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        made = Template.of(recording, target, whole)
+        made = Template.of(recording, target, whole, by_kernels=rules.by_kernels)
         if isinstance(target, Undoing) and target.names:
             # Nothing needs the view itself, so that names are all that is left of it.
             rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)

@@ -16,6 +16,7 @@ import torch
 
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.kernels import as_run
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
 from lowerdeck.decompose.rules import Rules
@@ -54,7 +55,9 @@ class Resized:
             before: The same in the original program; None where that tells nothing.
         """
         found = self._known.get(self._likeness(call, before))
-        return None if found is None or before is None else _with_result(found, before)
+        if found is None or before is None:
+            return None
+        return _with_result(found, before, by_kernels=self._rules.by_kernels)
 
     def learn(self, call: Call, before: Before | None, traced: Template) -> None:
         """Know a template for calls of other sizes, if it is one for them.
@@ -68,7 +71,7 @@ class Resized:
         if likeness is None or before is None or not _is_one_call(call, traced):
             return
         # Told as the others will be, it must come out as it was traced.
-        told = _with_result(traced, before)
+        told = _with_result(traced, before, by_kernels=self._rules.by_kernels)
         if [_facts(step) for step in told.steps] == [_facts(step) for step in traced.steps]:
             self._known[likeness] = traced
 
@@ -116,12 +119,14 @@ def _is_one_call(call: Call, traced: Template) -> bool:
     return empty and len(steps) == 2 and last.node.args == (first.node, 0)
 
 
-def _with_result(traced: Template, before: Before) -> Template:
+def _with_result(traced: Template, before: Before, *, by_kernels: bool) -> Template:
     """Return a template with the result that a call has in the original program."""
     held = before.node.meta["val"]
-    value = held.detach() if held.requires_grad else held
-    facts = TensorFacts.of(value)
     target: Any = before.node.target
+    value = held.detach() if held.requires_grad else held
+    if by_kernels:
+        value = as_run(_PARTS[target], value, ())
+    facts = TensorFacts.of(value)
     meta = traced_meta(target, value)
 
     def told(step: Any) -> Any:

@@ -1,0 +1,111 @@
+"""How the kernels of some operators lay their results in memory, where fake tensors say otherwise.
+
+What comes after them was told by the fake strides: ``reshape`` becomes a ``view`` that the real
+tensor refuses, so that torch's decomposed program fails when it is run.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.decompose._torch_private import fake_tensor, tensor_meta
+from lowerdeck.decompose.calls.facts import number_key
+from lowerdeck.decompose.calls.strides import dense_order
+from lowerdeck.torch_base import SYMBOLS, FakeTensor
+
+_ATEN = torch.ops.aten
+
+_CHANNELS_LAST = MappingProxyType({4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)})
+
+
+def lay_results(nodes: Sequence[Node]) -> None:
+    """Let what a recording returns lie as it will when it is run.
+
+    Args:
+        nodes: What it returns; nothing else in the recording reads them.
+    """
+    for node in nodes:
+        maker: Any = node
+        index: Any = None
+        if node.target is operator.getitem:
+            maker, index = node.args
+        if index not in {None, 0} or maker.target not in _LAID or len(node.users) > 1:
+            continue
+        value = node.meta["val"]
+        laid = as_run(maker.target, value, maker.args)
+        if laid is value:
+            continue
+        node.meta |= {"val": laid, "tensor_meta": tensor_meta(laid)}
+        if maker is not node:
+            several = maker.meta["val"]
+            maker.meta["val"] = type(several)((laid, *several[1:]))
+
+
+def as_run(target: Any, value: FakeTensor, args: Sequence[Any]) -> FakeTensor:
+    """Return what an operator gives, lying as its kernel lays it.
+
+    Args:
+        target: The operator.
+        value: Its first result, as fake tensors have it.
+        args: What it was given: nodes, numbers.
+    """
+    laid = _LAID.get(target)
+    if laid is None or value.device.type != "cpu":
+        return value
+    strides = laid(value, args)
+    if strides is None or [*map(number_key, strides)] == [*map(number_key, value.stride())]:
+        return value
+    return fake_tensor(value.fake_mode, value.shape, strides, value.dtype, value.device)
+
+
+def _one_by_one(value: FakeTensor, _: Sequence[Any]) -> Sequence[Any]:
+    """The strides of rows after rows."""
+    sizes = [1 if number_key(size) == 0 else size for size in value.shape]
+    return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+
+
+def _normed(value: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
+    """Norms of batches keep channels last, and no other order of dimensions, on processors."""
+    order = dense_order(value)
+    if order is None:
+        return None
+    long = [dim for dim in order if number_key(value.shape[dim]) != 1]
+    last = [dim for dim in _CHANNELS_LAST.get(value.dim(), ()) if dim in long]
+    return None if long in (sorted(long), last) else _one_by_one(value, args)
+
+
+def _iterated(_: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
+    """What most operators do with two tensors that lie differently; torch has it from ``add``."""
+    given = [arg.meta["val"] for arg in args if isinstance(arg, Node)]
+    numbers = [number for each in given for number in (*each.shape, *each.stride())]
+    if len(given) != 2 or any(isinstance(number, SYMBOLS) for number in numbers):
+        return None
+    one, other = (torch.empty_strided(each.shape, each.stride(), device="meta") for each in given)
+    return torch.add(one, other).stride()
+
+
+_LAID: Mapping[Any, Callable[[FakeTensor, Sequence[Any]], Sequence[Any] | None]]
+_LAID = MappingProxyType(
+    {
+        _ATEN.native_batch_norm.default: _normed,
+        _ATEN._native_batch_norm_legit.no_stats: _normed,
+        _ATEN._native_batch_norm_legit_functional.default: _normed,
+        _ATEN._native_batch_norm_legit_no_training.default: _normed,
+        _ATEN._batch_norm_no_update.default: _normed,
+        _ATEN._batch_norm_with_update_functional.default: _normed,
+        _ATEN.pow.Scalar: _one_by_one,
+        _ATEN.copysign.Tensor: _iterated,
+        _ATEN.div.Tensor_mode: _iterated,
+        _ATEN.logical_and.default: _iterated,
+        _ATEN.logical_or.default: _iterated,
+        _ATEN.logical_xor.default: _iterated,
+    }
+)
+"""Found by running all operators that have samples, on tensors that lie in many ways."""
