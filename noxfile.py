@@ -225,6 +225,8 @@ def docs(session: nox.Session) -> None:
     _borrow_torch(session)
     session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *DEV)
     session.install("distributed", *EDITABLE, *DEV)
+    # The tutorial quantises.
+    session.install("--no-deps", "torchao", *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
     pages.append("umbrella/README.md")
