@@ -110,8 +110,11 @@ class _Console(_Blocks):
 
 def _objection(told: str, printed: str) -> str | None:
     """Return what is wrong with what a page tells of an output, or None."""
-    pattern = re.escape(_plain(told)).replace(r"\.\.\.", r"(?:.*\n)*.*")
-    if re.fullmatch(pattern, _plain(printed)):
+    pattern = "".join(
+        r"(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + "\n"
+        for line in _plain(told).splitlines()
+    )
+    if re.fullmatch(pattern, f"{_plain(printed)}\n"):
         return None
     return f"the page tells\n{told}\nand what is printed is\n{printed}"
 
