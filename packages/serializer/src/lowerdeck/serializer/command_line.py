@@ -37,6 +37,7 @@ from lowerdeck.serializer.commands.answers import (
     say,
     status_of,
 )
+from lowerdeck.serializer.commands.completion import CompletionCommand
 from lowerdeck.serializer.commands.diff import DiffCommand
 from lowerdeck.serializer.commands.doctor import DoctorCommand
 from lowerdeck.serializer.commands.extract import ExtractCommand
@@ -58,6 +59,7 @@ _OWN: Mapping[str, Command] = {
     "extract": ExtractCommand(),
     "ops": OperatorsCommand(),
     "doctor": DoctorCommand(),
+    "completion": CompletionCommand(lambda: _all_parsers()),
 }
 
 
@@ -136,6 +138,10 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
     if command is None:
         with loading(name) if loading else nullcontext():
             command = _load(name, found)
+    return command.run(_parser(name, command).parse_args(arguments[1:]))
+
+
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP)
     command.configure(parser)
     # A command that has an option of that name keeps its own.
@@ -143,7 +149,19 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     with suppress(argparse.ArgumentError):
         parser.add_argument("--version", action=_VersionAction, nargs=0, help="what is installed")
-    return command.run(parser.parse_args(arguments[1:]))
+    return parser
+
+
+def _all_parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of every command that is installed; what cannot be loaded is told of."""
+    commands = dict(_OWN)
+    found = {entry.name: entry for entry in installed_entries(GROUP)}
+    for name in sorted(found.keys() - commands.keys()):
+        try:
+            commands[name] = _load(name, found)
+        except CommandError as error:
+            complain(name, str(error))
+    return {name: _parser(name, command) for name, command in commands.items()}
 
 
 class _Parser(argparse.ArgumentParser):
