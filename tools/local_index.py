@@ -1,4 +1,4 @@
-"""A folder of built files as an index that pip reads: ``python -m tools.local_index DIST FOLDER``."""
+"""Built files as an index that pip reads: ``python -m tools.local_index DIST FOLDER``."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class _Console(_Blocks):
         environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
         for part in re.split(r"^\$ ", str(example.parsed), flags=re.M)[1:]:
             command, _, told = part.partition("\n")
-            run = subprocess.run(  # noqa: S602  (the page's own command)
+            run = subprocess.run(
                 command, shell=True, capture_output=True, text=True, env=environment, check=False
             )
             # Files that differ are what `diff` is for.
@@ -120,7 +120,7 @@ def _objection(told: str, printed: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Return lines without numbers, bars, folders and spaces, which are others on another machine."""
+    """Return lines without what is other elsewhere: numbers, bars, folders, spaces."""
     text = _FOLDER.sub('"', text)
     lines = (_NUMBER.sub("#", line).rstrip(" █") for line in text.strip().splitlines())
     return "\n".join(" ".join(line.split()) for line in lines)

@@ -18,9 +18,8 @@ def _wheel(folder: Path, project: str, version: str, needs: str = "") -> None:
     metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n{needs}"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{info}/METADATA", metadata)
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", kind)
         wheel.writestr(f"{info}/RECORD", "")
 
 

@@ -52,14 +52,13 @@ if TYPE_CHECKING:
 
 GROUP = "lowerdeck.commands"
 Loading = Callable[[str], AbstractContextManager[None]]
-_OWN: Mapping[str, Command] = {
+_OWN: dict[str, Command] = {
     "inspect": InspectCommand(),
     "verify": VerifyCommand(),
     "diff": DiffCommand(),
     "extract": ExtractCommand(),
     "ops": OperatorsCommand(),
     "doctor": DoctorCommand(),
-    "completion": CompletionCommand(lambda: _all_parsers()),
 }
 
 
@@ -276,6 +275,9 @@ def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
             ExitStatus.FAILED,
         ) from error
     return command
+
+
+_OWN["completion"] = CompletionCommand(_all_parsers)
 
 
 def _versions() -> str:
