@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -134,10 +135,20 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
         return ExitStatus.DONE
     name = arguments[0]
     command = _OWN.get(name)
-    if command is None:
-        with loading(name) if loading else nullcontext():
-            command = _load(name, found)
-    return command.run(_parser(name, command).parse_args(arguments[1:]))
+    if command is not None and name != "completion":
+        return command.run(_parser(name, command).parse_args(arguments[1:]))
+    with nullcontext() if "--debug" in arguments else _quiet_libraries():
+        if command is None:
+            with loading(name) if loading else nullcontext():
+                command = _load(name, found)
+        return command.run(_parser(name, command).parse_args(arguments[1:]))
+
+
+def _quiet_libraries() -> AbstractContextManager[None]:
+    # Looking at a file needs no logging.
+    from lowerdeck.serializer.commands.quiet import quiet_libraries
+
+    return quiet_libraries()
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
@@ -285,7 +296,7 @@ def _versions() -> str:
     found = {
         distribution.metadata["Name"]: distribution.version
         for distribution in distributions()
-        if (distribution.metadata["Name"] or "").startswith("lowerdeck-")
+        if re.match("lowerdeck(-|$)", distribution.metadata["Name"] or "")
     }
     return "\n".join(f"{name} {version}" for name, version in sorted(found.items()))
 
