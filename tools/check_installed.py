@@ -13,7 +13,7 @@ from pathlib import Path
 
 BRAND = "lowerdeck"
 # The commands that the script's own package brings; the others come through entry points.
-OWN_COMMANDS = {"inspect", "verify", "diff", "extract", "ops", "doctor"}
+OWN_COMMANDS = {"inspect", "verify", "diff", "extract", "ops", "completion", "doctor"}
 # What a distribution has beside its package: the script must not have to read one to begin.
 BESIDE = {"serializer": {"script"}}
 
