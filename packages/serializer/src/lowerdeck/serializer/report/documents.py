@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from lowerdeck.serializer.errors import TraceError
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.schema import Program
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.contents import file_entry
+from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement
 from lowerdeck.serializer.report.page import html_page, own_script
 from lowerdeck.serializer.report.placement import placement_of
+from lowerdeck.serializer.report.trace import watched_by
 
 
-def html_report(source: PteFile | Program, *, title: str = "program") -> str:
+def html_report(
+    source: PteFile | Program, *, title: str = "program", trace: str | None = None
+) -> str:
     """Return a page that shows a program: methods, memory over time, operators, delegates, bytes.
 
     Args:
         source: An open file, or a program; only a file has a map of its bytes.
         title: What to call it.
+        trace: What one call took, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
+            the page tells the time of each instruction, and the module that it is from.
 
     Returns:
         The text of one HTML page, to be written as UTF-8. It holds all it needs, asks nothing of
@@ -24,6 +31,7 @@ def html_report(source: PteFile | Program, *, title: str = "program") -> str:
 
     Raises:
         FormatError: The file is malformed.
+        TraceError: The trace is none, or one of another program.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program
@@ -33,7 +41,14 @@ def html_report(source: PteFile | Program, *, title: str = "program") -> str:
         True
     """
     program, placement = _parts(source)
-    data = {"mode": "report", "file": file_entry(program, placement, title)}
+    watched = watched_by(trace) if trace is not None else {}
+    known = {plan.name for plan in program.execution_plan}
+    if watched and not known & set(watched):
+        raise TraceError(
+            f"the trace is of {', '.join(map(clip, watched))}, the file has "
+            f"{', '.join(map(clip, sorted(known))) or 'no method'}: take the trace of this file"
+        )
+    data = {"mode": "report", "file": file_entry(program, placement, title, watched)}
     return html_page(data, title, script=own_script())
 
 
