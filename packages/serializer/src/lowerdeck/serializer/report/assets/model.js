@@ -34,6 +34,10 @@ class Method {
     return this.data.instructions.kind[index] === "d";
   }
 
+  delegate(index) {
+    return this.data.delegates[this.data.instructions.target[index]] ?? null;
+  }
+
   arguments(index) {
     return this.data.instructions.args[index];
   }
@@ -130,8 +134,7 @@ class Method {
 
   /** The operators inside a delegate that an instruction calls, one text for each. */
   parts(index) {
-    if (!this.isDelegate(index)) return [];
-    const delegate = this.data.delegates[this.data.instructions.target[index]];
+    const delegate = this.isDelegate(index) ? this.delegate(index) : null;
     return delegate && delegate.graph >= 0 ? this.file.texts[delegate.graph].split("\n") : [];
   }
 
