@@ -355,7 +355,7 @@ def _test_mixes(session: nox.Session) -> None:
     for mix in largest_mixes(known):
         session.log(", ".join(" ".join(one) for one in mix.items()))
         session.run(
-            *("python", "-m", "pip", "uninstall", "-qy"),
+            *("python", "-m", "pip", "uninstall", "-qy", "lowerdeck"),
             *(f"lowerdeck-{package}" for package in PACKAGES),
             silent=True,
         )

@@ -6,6 +6,7 @@ Selenium, Pillow and torchao must be installed, and the packages of this reposit
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,10 @@ lowerdeck inspect clock.pte --html clock.html
 lowerdeck lower clock:example {XNNPACK} -o float.pte
 lowerdeck lower clock:example {XNNPACK} --quantize int8 --calibrate clock:samples -o int8.pte
 lowerdeck diff float.pte int8.pte --html diff.html
+lowerdeck lower clock:example {XNNPACK} --quantize int8 --calibrate night:samples -o night.pte
+lowerdeck run float.pte --input four.pt --trace float.json
+lowerdeck run night.pte --input four.pt --trace night.json
+lowerdeck diff float.pte night.pte --html night.html --traces float.json night.json
 lowerdeck run int8.pte --trace int8.json
 lowerdeck inspect int8.pte --html int8.html --trace int8.json
 lowerdeck lower examples.vit:example -o vit.pte
@@ -51,6 +56,7 @@ SHOTS = {
         "light",
         [SCROLL.format("instructions"), CHOOSE.format(".sides", 3)],
     ),
+    "night.png": ("night.html", 1200, 440, "light", [SCROLL.format("instructions")]),
     "resnet-graph.png": ("resnet.html", 1500, 800, "light", []),
 }
 """For each picture its page, the size, the scheme, and what is done before it is taken."""
@@ -66,7 +72,8 @@ def main() -> None:
                 [Path(sys.executable).with_name("lowerdeck"), *command.split()[1:]],
                 cwd=folder,
                 check=False,
-                env={"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin"},
+                env=os.environ
+                | {"PYTHONPATH": f"{folder}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             )
             # Files that differ are what `diff` is for.
             if done.returncode != ("diff" in command):
@@ -76,11 +83,17 @@ def main() -> None:
 
 def _clock(folder: Path) -> None:
     """Write the tutorial's file and train its network."""
-    page = (ROOT / "docs/tutorial/1-a-model-to-a-file.md").read_text()
-    blocks = page.split("```python")[1:]
-    (folder / "clock.py").write_text(blocks[0].partition("\n")[2].partition("```")[0])
-    training = blocks[1].partition("```")[0]
-    subprocess.run([sys.executable, "-c", training], cwd=folder, check=True)
+    first, second = (
+        (ROOT / "docs/tutorial" / name).read_text()
+        for name in ("1-a-model-to-a-file.md", "2-quantise-it.md")
+    )
+    training = first.split("```python\n")[1].partition("```")[0]
+    save = 'torch.save([draw([4])], "four.pt")'
+    for name, page in (("clock.py", first), ("night.py", second)):
+        (folder / name).write_text(
+            page.partition(f'```python title="{name}"\n')[2].partition("```")[0]
+        )
+    subprocess.run([sys.executable, "-c", f"{training}\n{save}"], cwd=folder, check=True)
 
 
 def _shoot(folder: Path) -> None:

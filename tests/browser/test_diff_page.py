@@ -106,3 +106,43 @@ def test_delegates_that_differ_are_opened_to_their_operators(show):
     assert page.ask(COUNTER) == f"{different} differences, no hits"
     same = show(html_diff(old, old))
     assert same.ask(COUNTER) == "0 differences, 1 of 1 row shown"
+
+
+def test_it_shows_where_an_error_grows(show):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from lowerdeck.emitter import emit
+    from lowerdeck.lowered_module import to_backend
+    from lowerdeck.runner import load
+    from lowerdeck.xnnpack import XnnpackPartitioner
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4)]
+    x = torch.ones(1, 4)
+    files, traces = [], []
+    for scale in (1.0, 1.5):
+        with torch.no_grad():
+            layers[2].weight.mul_(scale)
+            layers[2].bias.mul_(scale)
+        exported = torch.export.export(torch.nn.Sequential(*layers).eval(), (x,))
+        emitted = emit(to_backend(exported, XnnpackPartitioner()))
+        files.append(emitted.program)
+        trace = load(emitted.to_bytes()).run("forward", x, profile=True).chrome_trace()
+        traces.append(trace)
+    page = show(html_diff(*files, traces=tuple(traces)))
+    assert page.complaints() == []
+    told = page.ask(
+        "return [...document.querySelectorAll('.sides .row')].map((row) =>"
+        " [row.querySelector('.op').textContent.split(/[ (]/)[0],"
+        " row.querySelector('.size').textContent])"
+    )
+    # The last layer is half as much again; what comes before it is the same.
+    assert [one for one in told if one[0] != "delegate"] == [
+        ["FullyConnected", "="],
+        ["Tanh", "="],
+        ["FullyConnected", "50 %"],
+    ]
+    assert told[0] == ["delegate", "50 %"]
+    page.resize(360)
+    assert page.ask("return document.documentElement.scrollWidth") <= 360
+    without = show(html_diff(*files))
+    assert without.ask("return document.querySelector('.sides .size')") is None

@@ -15,6 +15,7 @@ from lowerdeck.demo_backends import (
 )
 from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
+from lowerdeck.serializer import write_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
 
@@ -60,6 +61,19 @@ def test_results_are_eagers(
     told = capsys.readouterr().out
     assert re.search(r"\d ms a call in the official ExecuTorch runtime \(\d", told)
     assert "emulates" not in told
+
+
+def test_a_file_that_is_not_safe_is_not_given_to_the_runtime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = emit(torch.export.export(torch.nn.ReLU(), (torch.ones(2),))).program
+    plan = program.execution_plan[0]
+    plan.chains[0].instructions[0].instr_args.args[-1] = 99
+    file = tmp_path / "model.pte"
+    write_pte(program, file)
+    assert lowerdeck("run", file, "--no-emulation") == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lowerdeck run: {file}: IndexRangeError: ")
 
 
 def test_what_the_runtime_refuses_is_one_line(

@@ -32,10 +32,25 @@ def test_times_of_loops_add_up_and_parts_keep_their_places() -> None:
     told = watched_by(
         trace(part("A[0]/2", 1.0), part("A[0]/0", 2.0), part("A[0]/named", 9.0), event(), event())
     )
-    assert told["forward"][0, 0] == {"time": 5.0, "module": "body.0", "parts": [2.0, None, 1.0]}
+    assert told["forward"][0, 0] == {
+        "time": 5.0,
+        "module": "body.0",
+        "samples": [],
+        "parts": [2.0, None, 1.0],
+        "inside": [[], [], []],
+    }
     plan = add_program().execution_plan[0]
     assert watched_entry(plan, told)[0] == told["forward"][0, 0]  # type: ignore[index]
     assert watched_entry(plan, {}) is None
+
+
+def test_samples_are_few_and_finite() -> None:
+    samples = [1, None, float("nan"), *range(100)]
+    args = {"chain": 0, "instruction": 0, "module": "", "samples": samples}
+    told = watched_by(trace(event(args=args), event(cat="delegate", name="A/1", args=args)))
+    one = told["forward"][0, 0]
+    assert one["samples"] == [1.0, None, None, *map(float, range(61))]
+    assert one["inside"] == [[], one["samples"]]
 
 
 @pytest.mark.parametrize(
@@ -83,5 +98,26 @@ def test_the_command_takes_a_trace_for_a_page_alone(
         (["--html", "trace.json", "--trace", "trace.json"], 2, "is the file that --trace"),
     ):
         assert main(["inspect", "model.pte", *words]) == status
+        assert told in capsys.readouterr().err
+    assert not Path("b.html").exists()
+
+
+def test_diff_takes_a_trace_of_each_for_a_page_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pte(add_program(), "model.pte")
+    Path("trace.json").write_text(trace(event()))
+    Path("other.json").write_text(trace(event(pid="encode")))
+    words = ["diff", "model.pte", "model.pte", "--traces", "trace.json"]
+    assert main([*words, "trace.json", "--html", "a.html"]) == 0
+    assert Path("a.html").read_text().count('"time":2.5') == 2
+    for more, status, told in (
+        (["trace.json"], 2, "--traces is for the page of --html"),
+        (["other.json", "--html", "b.html"], 3, "--traces: the trace is of encode, the file has"),
+        (["gone.json", "--html", "b.html"], 3, "gone.json: No such file"),
+        (["trace.json", "--html", "trace.json"], 2, "is the file that --traces"),
+    ):
+        assert main([*words, *more]) == status
         assert told in capsys.readouterr().err
     assert not Path("b.html").exists()

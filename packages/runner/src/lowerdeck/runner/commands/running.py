@@ -25,6 +25,7 @@ from lowerdeck.serializer import (
     open_pte,
     reading,
     say,
+    verify_pte,
     writing,
 )
 
@@ -120,6 +121,8 @@ def _run_officially(args: argparse.Namespace) -> None:
                 f"there is no method {name!r}; the program has {', '.join(file.method_names)}"
             )
         plan = file.method(name)
+        # The official runtime ends its process, or worse, over what this refuses.
+        verify_pte(file.data)
     inputs = make_inputs(plan, args.input, args.seed)
     files = [args.file, *([args.data] if args.data else [])]
     done = call_officially(files, name, inputs, args.repeat)

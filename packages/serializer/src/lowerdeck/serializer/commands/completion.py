@@ -125,9 +125,8 @@ def _case(indent: str, pattern: str, words: list[str]) -> str:
 def _offered(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, _Offered]]:
     """Yield what follows a command, and the commands below it."""
     own = _Offered()
-    # argparse has no other name for what a parser knows.
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+    for action in _actions(parser):
+        if isinstance(action.choices, Mapping):
             for below, parser_below in action.choices.items():
                 own.commands.append(below)
                 yield from _offered(f"{name} {below}", parser_below)
@@ -139,3 +138,16 @@ def _offered(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, 
                 if action.choices:
                     own.values[option] = [str(one) for one in action.choices]
     yield name, own
+
+
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return what a parser takes, as it tells whoever writes its help."""
+    found: list[argparse.Action] = []
+
+    class Listing(argparse.HelpFormatter):
+        def add_argument(self, action: argparse.Action) -> None:
+            found.append(action)
+
+    parser.formatter_class = Listing
+    parser.format_help()
+    return found

@@ -111,11 +111,21 @@ class InspectCommand:
         return ExitStatus.DONE
 
 
+def trace_text(path: Path) -> str:
+    """Return the text of a trace.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CommandError: It cannot be read.
+    """
+    with reading(path):
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
 def _page(file: PteFile, args: argparse.Namespace) -> str:
-    trace = None
-    if args.trace is not None:
-        with reading(args.trace):
-            trace = args.trace.read_text(encoding="utf-8", errors="replace")
+    trace = None if args.trace is None else trace_text(args.trace)
     try:
         return html_report(file, title=args.file.name, trace=trace)
     except TraceError as error:

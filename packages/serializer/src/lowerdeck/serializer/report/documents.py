@@ -11,7 +11,7 @@ from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement
 from lowerdeck.serializer.report.page import html_page, own_script
 from lowerdeck.serializer.report.placement import placement_of
-from lowerdeck.serializer.report.trace import watched_by
+from lowerdeck.serializer.report.trace import Watched, watched_by
 
 
 def html_report(
@@ -41,19 +41,17 @@ def html_report(
         True
     """
     program, placement = _parts(source)
-    watched = watched_by(trace) if trace is not None else {}
-    known = {plan.name for plan in program.execution_plan}
-    if watched and not known & set(watched):
-        raise TraceError(
-            f"the trace is of {', '.join(map(clip, watched))}, the file has "
-            f"{', '.join(map(clip, sorted(known))) or 'no method'}: take the trace of this file"
-        )
+    watched = _watched(program, trace)
     data = {"mode": "report", "file": file_entry(program, placement, title, watched)}
     return html_page(data, title, script=own_script())
 
 
 def html_diff(
-    old: PteFile | Program, new: PteFile | Program, *, titles: tuple[str, str] = ("old", "new")
+    old: PteFile | Program,
+    new: PteFile | Program,
+    *,
+    titles: tuple[str, str] = ("old", "new"),
+    traces: tuple[str, str] | None = None,
 ) -> str:
     """Return a page that shows two programs side by side.
 
@@ -61,22 +59,40 @@ def html_diff(
         old: The file or program on the left.
         new: The file or program on the right.
         titles: What to call them.
+        traces: What a call of each computed, on the same inputs, as :func:`html_report` takes it:
+            the page tells how far each result of the new one is from the old one's.
 
     Returns:
         The text of one HTML page, as :func:`html_report` gives.
 
     Raises:
         FormatError: A file is malformed.
+        TraceError: A trace is none, or one of another program.
     """
     left, right = _parts(old), _parts(new)
+    watched = [
+        _watched(program, trace)
+        for (program, _), trace in zip((left, right), traces or (None, None), strict=True)
+    ]
     data = {
         "mode": "diff",
-        "old": file_entry(*left, titles[0]),
-        "new": file_entry(*right, titles[1]),
+        "old": file_entry(*left, titles[0], watched[0]),
+        "new": file_entry(*right, titles[1], watched[1]),
         "methods": method_changes(left[0], right[0]),
         "stored": stored_changes(left[0], right[0]),
     }
     return html_page(data, " → ".join(titles), script=own_script())
+
+
+def _watched(program: Program, trace: str | None) -> Watched:
+    watched = watched_by(trace) if trace is not None else {}
+    known = {plan.name for plan in program.execution_plan}
+    if watched and not known & set(watched):
+        raise TraceError(
+            f"the trace is of {', '.join(map(clip, watched))}, the file has "
+            f"{', '.join(map(clip, sorted(known))) or 'no method'}: take the trace of this file"
+        )
+    return watched
 
 
 def _parts(source: PteFile | Program) -> tuple[Program, Placement | None]:

@@ -12,9 +12,11 @@ from lowerdeck.serializer.pte.schema import ExecutionPlan
 from lowerdeck.serializer.report.embed import clip
 
 Watched = Mapping[str, Mapping[tuple[int, int], dict[str, Any]]]
-"""By method, then by chain and instruction: ``time`` in microseconds, ``module``, ``parts``."""
+"""By method, then by chain and instruction: ``time`` in microseconds, ``module``, ``samples`` of
+what it computed, and ``parts`` and ``inside``, times and samples of operators in a delegate."""
 
 _MOST_PARTS = 4096
+_MOST_SAMPLES = 64
 
 
 def watched_by(trace: str) -> Watched:
@@ -41,7 +43,7 @@ def _watched(events: list[dict[str, Any]]) -> Watched:
         about = event["args"]
         where = int(about["chain"]), int(about["instruction"])
         method = found.setdefault(str(event["pid"]), {})
-        one = method.setdefault(where, {"time": 0.0, "module": "", "parts": []})
+        one = method.setdefault(where, _nothing())
         spent = float(event["dur"])
         if not math.isfinite(spent):
             raise ValueError(f"a duration of {spent}")
@@ -49,13 +51,26 @@ def _watched(events: list[dict[str, Any]]) -> Watched:
             # A loop runs an instruction several times.
             one["time"] += spent
             one["module"] = clip(str(about["module"]))
+            one["samples"] = _samples(about)
             continue
         part = str(event["name"]).rpartition("/")[2]
         if part.isdecimal() and int(part) < _MOST_PARTS:
             parts = one["parts"]
             parts += [None] * (int(part) + 1 - len(parts))
             parts[int(part)] = (parts[int(part)] or 0.0) + spent
+            one["inside"] += [[] for _ in range(len(parts) - len(one["inside"]))]
+            one["inside"][int(part)] = _samples(about)
     return found
+
+
+def _nothing() -> dict[str, Any]:
+    return {"time": 0.0, "module": "", "samples": [], "parts": [], "inside": []}
+
+
+def _samples(about: Mapping[str, Any]) -> list[float | None]:
+    """Return some numbers of a result; traces of older runners have none."""
+    found = [None if one is None else float(one) for one in about.get("samples", [])]
+    return [one if one is None or math.isfinite(one) else None for one in found][:_MOST_SAMPLES]
 
 
 def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] | None] | None:

@@ -49,7 +49,7 @@ class PairedInstructions {
     this.counter = h("p", { class: "counter", role: "status" });
     this.list = new VirtualList({
       label: "Instructions of both files side by side",
-      className: "sides",
+      className: old.times && fresh.times ? "sides with-errors" : "sides",
       render: (row) => this.row(row),
       picked: (row) => this.pick(row),
       numbers: Math.max(old.length, fresh.length),
@@ -65,7 +65,7 @@ class PairedInstructions {
     this.element = section(
       "instructions",
       "Instructions",
-      "Old on the left, new on the right; paired where operator and types of arguments are equal.",
+      `Old on the left, new on the right; paired where operator and types of arguments are equal.${old.times && fresh.times ? " To the right how far the new results are from the old ones, by some numbers of each." : ""}`,
       h("div", { class: "tools" }, h("label", {}, this.only, " differences only"), this.counter),
       this.list.element,
       this.detail,
@@ -85,12 +85,25 @@ class PairedInstructions {
     ];
   }
 
-  row({ left, right, state, parts }) {
+  row({ left, right, state, parts, places }) {
     return [
       h("b", { "aria-label": state === "same" ? null : state }, MARKS[state]),
       ...this.side(this.old, left, parts?.[0]),
       ...this.side(this.fresh, right, parts?.[1]),
+      this.old.times && this.fresh.times ? h("span", { class: "size" }, distanceText(this.distance({ left, right, places }))) : null,
     ];
+  }
+
+  /** How far what the new side computes is from the old side's, beside how large that is; null if nobody knows. */
+  distance({ left, right, places }) {
+    const samples = (method, index, place) => (place === undefined ? method.watched(index)?.samples : method.watched(index)?.inside[place]);
+    const [one, other] = [samples(this.old, left, places?.[0]), samples(this.fresh, right, places?.[1])];
+    if (!one?.length || one.length !== other?.length) return null;
+    const known = one.map((value, at) => [value, other[at]]).filter(([a, b]) => a !== null && b !== null);
+    if (!known.length) return null;
+    const size = Math.sqrt(sum(known.map(([a]) => a * a)));
+    const away = Math.sqrt(sum(known.map(([a, b]) => (a - b) ** 2)));
+    return away === 0 ? 0 : away / size;
   }
 
   pick({ left, right, parts }) {
@@ -130,6 +143,13 @@ class PairedInstructions {
   }
 }
 
+function distanceText(distance) {
+  if (distance === null) return "";
+  if (distance === 0) return "=";
+  if (distance < 1e-6) return "< 0.0001 %";
+  return `${(100 * distance).toPrecision(2)} %`.replace("Infinity %", "from 0");
+}
+
 /** A row, and below it what is inside its delegates where that is not the same on both sides. */
 function withParts(row, old, fresh) {
   const sides = [[old, row.left], [fresh, row.right]];
@@ -137,7 +157,7 @@ function withParts(row, old, fresh) {
   if (!delegates.some(Boolean)) return [row];
   const [left, right] = sides.map(([method, index]) => (index >= 0 ? method.parts(index) : []));
   const state = ([one, other]) => (one === null ? "added" : other === null ? "removed" : one === other ? "same" : "changed");
-  const below = pairedParts(left, right).map((parts) => ({ left: row.left, right: row.right, parts, state: state(parts) }));
+  const below = pairedParts(left, right).map(([one, other, ...places]) => ({ ...row, parts: [one, other], places, state: state([one, other]) }));
   const [one, other] = delegates;
   const blob = (delegate) => `${delegate.nbytes} ${JSON.stringify(delegate.preview)}`;
   const changed = below.some((each) => each.state !== "same") || (one && other && blob(one) !== blob(other));
@@ -158,9 +178,9 @@ function pairedParts(left, right) {
   let i = 0;
   let j = 0;
   while (i < one.length || j < other.length) {
-    if (i < one.length && j < other.length && one[i] === other[j]) pairs.push([left[i++], right[j++]]);
-    else if (j >= other.length || (i < one.length && most[i + 1][j] >= most[i][j + 1])) pairs.push([left[i++], null]);
-    else pairs.push([null, right[j++]]);
+    if (i < one.length && j < other.length && one[i] === other[j]) pairs.push([left[i], right[j], i++, j++]);
+    else if (j >= other.length || (i < one.length && most[i + 1][j] >= most[i][j + 1])) pairs.push([left[i], null, i++, -1]);
+    else pairs.push([null, right[j], -1, j++]);
   }
   return pairs;
 }
