@@ -225,6 +225,8 @@ def docs(session: nox.Session) -> None:
     _borrow_torch(session)
     session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *DEV)
     session.install("distributed", *EDITABLE, *DEV)
+    # The tutorial quantises.
+    session.install("--no-deps", "torchao", *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
     pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
     pages.append("umbrella/README.md")
@@ -353,7 +355,7 @@ def _test_mixes(session: nox.Session) -> None:
     for mix in largest_mixes(known):
         session.log(", ".join(" ".join(one) for one in mix.items()))
         session.run(
-            *("python", "-m", "pip", "uninstall", "-qy"),
+            *("python", "-m", "pip", "uninstall", "-qy", "lowerdeck"),
             *(f"lowerdeck-{package}" for package in PACKAGES),
             silent=True,
         )

@@ -33,6 +33,7 @@ def page(records: Sequence[Record]) -> Iterator[str]:
         yield f"![How many times better than the peer, by package](plots/{OVERVIEW})"
         yield ""
     yield from table(rows)
+    yield from _behind(rows)
     yield from _growth(rows)
 
 
@@ -92,6 +93,27 @@ def _circumstances(records: Sequence[Record]) -> Iterator[str]:
             f" | {record.load_before:.1f} | {record.load_after:.1f} | `{record.command}` |"
         )
     yield ""
+
+
+def _behind(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the rows that one would rather not show, the worst beside its peer first."""
+    behind = [row for row in rows if row.ratio is not None and row.ratio < 1]
+    short = [row for row in rows if row.met is False and row not in behind]
+    if not behind + short:
+        return
+    yield ""
+    yield "## Where we are not ahead"
+    if behind:
+        yield ""
+        compared = sum(row.ratio is not None for row in rows)
+        yield f"{len(behind)} of {compared} comparisons are lost:"
+        yield ""
+        yield from table(sorted(behind, key=lambda row: row.ratio or 0))
+    if short:
+        yield ""
+        yield "No peer is ahead here, or there is none, but the goal is not met:"
+        yield ""
+        yield from table(short)
 
 
 def _growth(rows: Sequence[Row]) -> Iterator[str]:

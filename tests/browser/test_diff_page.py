@@ -69,3 +69,80 @@ def test_tiny_changes_are_written_as_one_would_say_them(program, show):
     new.execution_plan[0].non_const_buffer_sizes = [0, 720_001]
     page = show(html_diff(old, new))
     assert "+1 B (< 0.1 %)" in page.ask("return document.querySelector('#summary').innerText")
+
+
+def test_delegates_that_differ_are_opened_to_their_operators(show):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from lowerdeck.emitter import emit
+    from lowerdeck.lowered_module import to_backend
+    from lowerdeck.xnnpack import XnnpackPartitioner
+
+    def lowered(*layers):
+        model = torch.nn.Sequential(*layers).eval()
+        program = torch.export.export(model, (torch.ones(1, 4),))
+        return emit(to_backend(program, XnnpackPartitioner())).program
+
+    torch.manual_seed(0)
+    first, relu, tanh = torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Tanh()
+    old, new = lowered(first, tanh, first), lowered(first, tanh, relu, torch.nn.Sigmoid(), first)
+    page = show(html_diff(old, new))
+    assert page.complaints() == []
+    rows = page.ask(
+        "return [...document.querySelectorAll('.sides .row')].map((row) =>"
+        " [row.querySelector('b').ariaLabel ?? 'same',"
+        " ...[...row.querySelectorAll('.op')].map((op) => op.textContent.split(/[ (]/)[0])])"
+    )
+    assert rows[0][0] == "changed"
+    assert ["added", "Sigmoid"] in rows
+    assert [state for state, *names in rows if names == ["Tanh", "Tanh"]] == ["same"]
+    different = sum(row[0] != "same" for row in rows)
+    assert page.ask(COUNTER) == f"{different} differences, {len(rows)} of {len(rows)} rows shown"
+    page.ask("document.querySelectorAll('.sides .row')[1].click()")
+    assert "FullyConnected" in page.ask("return document.querySelector('.pair').innerText")
+    page.ask("document.getElementById('search').focus()")
+    page.keys("sigmoid")
+    assert page.ask(COUNTER) == f"{different} differences, 1 of {len(rows)} rows shown"
+    page.keys("nothing")
+    assert page.ask(COUNTER) == f"{different} differences, no hits"
+    same = show(html_diff(old, old))
+    assert same.ask(COUNTER) == "0 differences, 1 of 1 row shown"
+
+
+def test_it_shows_where_an_error_grows(show):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from lowerdeck.emitter import emit
+    from lowerdeck.lowered_module import to_backend
+    from lowerdeck.runner import load
+    from lowerdeck.xnnpack import XnnpackPartitioner
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4)]
+    x = torch.ones(1, 4)
+    files, traces = [], []
+    for scale in (1.0, 1.5):
+        with torch.no_grad():
+            layers[2].weight.mul_(scale)
+            layers[2].bias.mul_(scale)
+        exported = torch.export.export(torch.nn.Sequential(*layers).eval(), (x,))
+        emitted = emit(to_backend(exported, XnnpackPartitioner()))
+        files.append(emitted.program)
+        trace = load(emitted.to_bytes()).run("forward", x, profile=True).chrome_trace()
+        traces.append(trace)
+    page = show(html_diff(*files, traces=tuple(traces)))
+    assert page.complaints() == []
+    told = page.ask(
+        "return [...document.querySelectorAll('.sides .row')].map((row) =>"
+        " [row.querySelector('.op').textContent.split(/[ (]/)[0],"
+        " row.querySelector('.size').textContent])"
+    )
+    # The last layer is half as much again; what comes before it is the same.
+    assert [one for one in told if one[0] != "delegate"] == [
+        ["FullyConnected", "="],
+        ["Tanh", "="],
+        ["FullyConnected", "50 %"],
+    ]
+    assert told[0] == ["delegate", "50 %"]
+    page.resize(360)
+    assert page.ask("return document.documentElement.scrollWidth") <= 360
+    without = show(html_diff(*files))
+    assert without.ask("return document.querySelector('.sides .size')") is None

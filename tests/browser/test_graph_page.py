@@ -81,15 +81,15 @@ def test_search_and_keyboard_walk_the_graph(page_of, show):
 
 
 def test_hover_tells_the_node(page_of, show):
-    page = show(page_of(10))
+    page = show(page_of(3))
     page.ask("document.querySelector('canvas.graph').focus()")
     page.keys("0")
     page.ask(
         """
         const canvas = document.querySelector("canvas.graph");
         const box = canvas.getBoundingClientRect();
-        // 22 rows fill the height, so the second row is a relu.
-        const y = box.top + (1.5 / 22) * box.height;
+        // Eight rows stand in the middle; the second one is a relu.
+        const y = box.top + box.height / 2 - 2.5 * 52;
         const at = { clientX: box.left + box.width / 2, clientY: y };
         canvas.dispatchEvent(new MouseEvent("mousemove", at));
         """
@@ -98,6 +98,32 @@ def test_hover_tells_the_node(page_of, show):
     told = page.ask("return document.getElementById('tooltip').innerText")
     assert told.startswith("relu")
     assert "part 0" in told
+
+
+ALL_SEEN = """
+const canvas = document.querySelector("canvas.graph");
+const box = canvas.getBoundingClientRect();
+const found = new Set();
+const next = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+(async (done) => {
+  for (let x = 8; x < box.width; x += 120) {
+    for (let y = 4; y < box.height; y += 20) {
+      const at = { clientX: box.left + x, clientY: box.top + y };
+      canvas.dispatchEvent(new MouseEvent("mousemove", at));
+      await next();
+      const note = document.getElementById("tooltip");
+      if (note && !note.hidden) found.add(note.querySelector("strong")?.textContent.split(" ")[0]);
+    }
+  }
+  done([...found]);
+})(arguments[0]);
+"""
+
+
+def test_a_chain_is_laid_in_strips_that_show_all_of_it(page_of, show):
+    page = show(page_of(15))
+    page.browser.set_script_timeout(120)
+    assert len(page.browser.execute_async_script(ALL_SEEN)) == 32
 
 
 def test_many_nodes_draw_only_what_one_can_see(page_of, show):
@@ -128,7 +154,7 @@ def test_a_chosen_node_is_described_and_nothing_else(page_of, show):
 
 
 def test_the_first_node_is_not_pushed_down_by_choosing_it(page_of, show):
-    page = show(page_of(100))
+    page = show(page_of(300))
     page.ask("document.querySelectorAll('.graph-nodes .row')[0].click()")
     page.ask(
         """

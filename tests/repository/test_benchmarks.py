@@ -43,6 +43,18 @@ def test_the_page_tells_when_how_and_what_was_missed():
     assert "**serializer did not finish (KeyError: 1): not all its rows are here.**" in broken
 
 
+def test_the_page_has_a_part_for_what_is_lost_or_missed():
+    lost = Row("runner", "load", 3.0, 2.0, "s", ">= 1x", False)
+    text = "\n".join(page([record(rows=[*ROWS, lost])]))
+    _, _, behind = text.partition("## Where we are not ahead")
+    behind, _, _ = behind.partition("## Growth")
+    assert "1 of 2 comparisons are lost:" in behind
+    assert behind.index("| runner | load |") < behind.index("the goal is not met")
+    assert behind.index("the goal is not met") < behind.index("| serializer | growth |")
+    assert "| serializer | write" not in behind
+    assert "not ahead" not in "\n".join(page([record(rows=ROWS[:1])]))
+
+
 def test_a_record_is_out_of_date_when_a_source_changes(monkeypatch, tmp_path):
     before = state_of("serializer")
     assert before == state_of("serializer")

@@ -47,6 +47,34 @@ def test_a_run_shows_results(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "ms a call in lowerdeck.runner, which emulates the runtime" in out
 
 
+def test_without_the_official_runtime_no_emulation_refuses(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert lowerdeck("run", str(file), "--no-emulation") == 4
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("lowerdeck run: --no-emulation wants the official runtime, which")
+    assert "pip install executorch" in told.err
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "told"),
+    [
+        (["--profile"], 2, "are of lowerdeck.runner, which emulates: leave them out"),
+        (["--memory", "poison"], 2, "are of lowerdeck.runner"),
+        (["--method", "nope"], 3, "there is no method 'nope'; the program has forward"),
+        (["--input", "ones:9x9"], 3, "at most [2, 2] was expected"),
+    ],
+)
+def test_no_emulation_refuses_what_is_wrong_before_anything_runs(
+    file: Path, more: list[str], status: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lowerdeck("run", str(file), "--no-emulation", *more) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
 def test_random_inputs_depend_on_the_seed_only(file: Path, tmp_path: Path) -> None:
     results = []
     for seed in ("1", "1", "2"):

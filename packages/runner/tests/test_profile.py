@@ -7,9 +7,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import pytest
 import torch
 
-from lowerdeck.runner import DelegateLog, load
+from lowerdeck.runner import DelegateLog, Event, Profile, load
 from lowerdeck.serializer import Frame, FrameList
 
 
@@ -157,3 +158,21 @@ def test_the_trace_is_what_chrome_reads(method: Any, tmp_path: Path) -> None:
     assert {event["ph"] for event in events} == {"X"}
     assert {event["cat"] for event in events} == {"instruction", "delegate"}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+
+
+@pytest.mark.parametrize(
+    ("value", "samples"),
+    [
+        (torch.tensor([1.0, float("nan"), float("-inf")]), [1.0, None, None]),
+        (torch.arange(1000), [float(16 * one) for one in range(63)]),
+        (torch.tensor(7, dtype=torch.uint8), [7.0]),
+        (torch.tensor([True, False]), [1.0, 0.0]),
+        (torch.zeros(0), []),
+        (torch.zeros(2, dtype=torch.complex64), []),
+        (3, []),
+    ],
+)
+def test_a_trace_holds_some_numbers_of_each_result(value: Any, samples: list[Any]) -> None:
+    event = Event(0, 0, "aten::relu.out", 0, 1, values=(value,))
+    trace = json.loads(Profile("forward", None, (event, Event(0, 1, "move", 1, 1))).chrome_trace())
+    assert [one["args"]["samples"] for one in trace["traceEvents"]] == [samples, []]

@@ -72,6 +72,19 @@ def test_a_serializer_alone_lacks_nothing(
     ]
 
 
+def test_the_distribution_without_code_is_a_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Installed("lowerdeck", "0.1.0", 'lowerdeck-openvino>=0.1; extra == "openvino"')
+    status, lines = diagnosis(monkeypatch, capsys, whole, Installed("lowerdeckhand", "9"))
+    assert status == 0
+    assert lines[1:3] == [
+        "lowerdeck 0.1.0",
+        "  for [openvino]: lowerdeck-openvino>=0.1: pip install 'lowerdeck-openvino>=0.1'",
+    ]
+    assert not any("lowerdeckhand" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("version", "bounds", "fits"),
     [

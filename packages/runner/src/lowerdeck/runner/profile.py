@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from lowerdeck.runner.delegates import DelegateStep, LoggedStep, Precision
 from lowerdeck.runner.instructions import BoundChain, Step, StepInTwoParts
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
+
+_MOST_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Profile:
                     "source": event.place.source_line,
                     "label": event.label,
                     "shapes": [_shape(value) for value in event.values],
+                    "samples": _samples(event.values),
                 },
             }
             for event in self.events
@@ -252,6 +256,17 @@ def _shape(value: object) -> str:
         return repr(value)
     name = str(value.dtype).removeprefix("torch.")
     return f"{name}[{'x'.join(map(str, value.shape))}]"
+
+
+def _samples(values: Sequence[Any]) -> list[float | None]:
+    """Return some numbers of the first result, the same places in each of its size."""
+    first = values[0] if values else None
+    if not isinstance(first, torch.Tensor) or first.dtype.is_complex or first.numel() == 0:
+        return []
+    flat = first.detach().reshape(-1)
+    some = flat[:: -(-flat.numel() // _MOST_SAMPLES)].double().tolist()
+    # JSON knows neither infinity nor NaN.
+    return [round(one, 9) if math.isfinite(one) else None for one in some]
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:

@@ -41,6 +41,7 @@ from lowerdeck.serializer.errors import (
     TableError,
     TableLimitWarning,
     TextError,
+    TraceError,
     TruncatedError,
 )
 from lowerdeck.serializer.escaping import printable
@@ -267,6 +268,7 @@ __all__ = [
     # Errors
     "SerializerError",
     "ProgramError",
+    "TraceError",
     "NamedDataConflictError",
     "FormatError",
     "TruncatedError",

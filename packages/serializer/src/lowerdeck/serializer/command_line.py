@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ from lowerdeck.serializer.commands.answers import (
     say,
     status_of,
 )
+from lowerdeck.serializer.commands.completion import CompletionCommand
 from lowerdeck.serializer.commands.diff import DiffCommand
 from lowerdeck.serializer.commands.doctor import DoctorCommand
 from lowerdeck.serializer.commands.extract import ExtractCommand
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 
 GROUP = "lowerdeck.commands"
 Loading = Callable[[str], AbstractContextManager[None]]
-_OWN: Mapping[str, Command] = {
+_OWN: dict[str, Command] = {
     "inspect": InspectCommand(),
     "verify": VerifyCommand(),
     "diff": DiffCommand(),
@@ -133,9 +135,23 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
         return ExitStatus.DONE
     name = arguments[0]
     command = _OWN.get(name)
-    if command is None:
-        with loading(name) if loading else nullcontext():
-            command = _load(name, found)
+    if command is not None and name != "completion":
+        return command.run(_parser(name, command).parse_args(arguments[1:]))
+    with nullcontext() if "--debug" in arguments else _quiet_libraries():
+        if command is None:
+            with loading(name) if loading else nullcontext():
+                command = _load(name, found)
+        return command.run(_parser(name, command).parse_args(arguments[1:]))
+
+
+def _quiet_libraries() -> AbstractContextManager[None]:
+    # Looking at a file needs no logging.
+    from lowerdeck.serializer.commands.quiet import quiet_libraries
+
+    return quiet_libraries()
+
+
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP)
     command.configure(parser)
     # A command that has an option of that name keeps its own.
@@ -143,7 +159,19 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     with suppress(argparse.ArgumentError):
         parser.add_argument("--version", action=_VersionAction, nargs=0, help="what is installed")
-    return command.run(parser.parse_args(arguments[1:]))
+    return parser
+
+
+def _all_parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of every command that is installed; what cannot be loaded is told of."""
+    commands = dict(_OWN)
+    found = {entry.name: entry for entry in installed_entries(GROUP)}
+    for name in sorted(found.keys() - commands.keys()):
+        try:
+            commands[name] = _load(name, found)
+        except CommandError as error:
+            complain(name, str(error))
+    return {name: _parser(name, command) for name, command in commands.items()}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -260,12 +288,15 @@ def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
     return command
 
 
+_OWN["completion"] = CompletionCommand(_all_parsers)
+
+
 def _versions() -> str:
     """Return the installed packages of ours with their versions, one in a line."""
     found = {
         distribution.metadata["Name"]: distribution.version
         for distribution in distributions()
-        if (distribution.metadata["Name"] or "").startswith("lowerdeck-")
+        if re.match("lowerdeck(-|$)", distribution.metadata["Name"] or "")
     }
     return "\n".join(f"{name} {version}" for name, version in sorted(found.items()))
 

@@ -15,6 +15,10 @@ class ProgramError(SerializerError, ValueError):
     """The program or the options given to the writer cannot be written."""
 
 
+class TraceError(SerializerError, ValueError):
+    """What was given as a trace of a call is none, or is of another program."""
+
+
 class NamedDataConflictError(ProgramError):
     """One key was given two different contents.
 

@@ -1,6 +1,7 @@
 // The graph of a program as a picture: partitions in colour, what was left out dashed.
 
 const BOX = { width: 150, height: 26, columnGap: 168, rowGap: 52 };
+const READABLE = 0.6;
 
 function groupClass(node) {
   if (node.group >= 0) return `p${node.group % 8}`;
@@ -51,21 +52,39 @@ class GraphView {
   }
 
   x(node) {
-    return node.x * BOX.columnGap + BOX.columnGap / 2;
+    return (this.strip(node) * this.columns + node.x) * BOX.columnGap + BOX.columnGap / 2;
   }
 
   y(node) {
-    return node.y * BOX.rowGap + BOX.rowGap / 2;
+    return (node.y % this.stripRows) * BOX.rowGap + BOX.rowGap / 2;
+  }
+
+  strip(node) {
+    return Math.floor(node.y / this.stripRows);
+  }
+
+  /** Lay a narrow graph in strips beside each other, as text in columns, where all of it can be read then. */
+  fold(width, height) {
+    const scaleOf = (strips) => Math.min(width / (strips * this.columns * BOX.columnGap), height / (Math.ceil(this.rows / strips) * BOX.rowGap), 1);
+    let best = 1;
+    for (let strips = 2; strips <= this.rows && strips * this.columns * BOX.columnGap * READABLE <= width; strips += 1) {
+      if (scaleOf(strips) > scaleOf(best)) best = strips;
+    }
+    const strips = scaleOf(best) >= READABLE ? best : 1;
+    this.stripRows = Math.ceil(this.rows / strips);
+    this.wide = strips * this.columns * BOX.columnGap;
+    this.tall = this.stripRows * BOX.rowGap;
+    return scaleOf(strips);
   }
 
   /** Show all, or at first the beginning of a large graph at a size one can read. */
   fit(whole) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
-    const scale = Math.min(width / (this.columns * BOX.columnGap), height / (this.rows * BOX.rowGap), 1);
-    this.scale = whole ? scale : Math.max(scale, 0.85);
+    const scale = this.fold(width, height);
+    this.scale = whole || scale >= READABLE ? scale : 0.85;
     const first = this.nodes[0];
-    this.left = this.scale === scale ? (this.columns * BOX.columnGap * scale - width) / 2 / scale : (first ? this.x(first) : 0) - width / 2 / this.scale;
-    this.top = this.scale === scale ? (this.rows * BOX.rowGap * scale - height) / 2 / scale : 0;
+    this.left = this.scale === scale ? (this.wide * scale - width) / 2 / scale : (first ? this.x(first) : 0) - width / 2 / this.scale;
+    this.top = this.scale === scale ? (this.tall * scale - height) / 2 / scale : 0;
     this.redraw();
   }
 
@@ -122,11 +141,11 @@ class GraphView {
     const chosen = [];
     this.nodes.forEach((node, index) => {
       const y = this.y(node) - BOX.height / 2;
-      if (y < seen.top) return;
       for (const other of node.needs) {
         const from = this.nodes[other];
         const start = this.y(from) + BOX.height / 2;
-        if (start > seen.bottom) continue;
+        // A way to the top of the next strip leads upwards.
+        if (Math.max(start, y) < seen.top || Math.min(start, y) > seen.bottom) continue;
         if (index === this.selected || other === this.selected) chosen.push([from, start, node, y]);
         else this.edge(context, from, start, node, y);
       }
@@ -144,8 +163,10 @@ class GraphView {
     const gap = BOX.rowGap - BOX.height;
     const across = this.x(to) - this.x(from);
     context.moveTo(this.x(from), start);
-    if (to.y - from.y > 1) {
-      const lane = this.x(from) + (BOX.columnGap / 2) * (across < 0 ? -1 : 1);
+    const leaves = this.strip(from) !== this.strip(to);
+    if (to.y - from.y > 1 || leaves) {
+      const beside = this.x(from) + (BOX.columnGap / 2) * (across < 0 ? -1 : 1);
+      const lane = leaves ? (this.strip(from) + 1) * this.columns * BOX.columnGap : beside;
       context.bezierCurveTo(this.x(from), start + gap / 2, lane, start + gap / 2, lane, start + gap);
       context.lineTo(lane, end - gap);
       context.bezierCurveTo(lane, end - gap / 2, this.x(to), end - gap / 2, this.x(to), end);
@@ -218,7 +239,7 @@ class GraphView {
       this.scale = Math.max(this.scale, 0.85);
       this.left = this.x(node) - width / 2 / this.scale;
       // In the middle, but no emptiness above the first row or below the last one.
-      const end = this.rows * BOX.rowGap - height / this.scale;
+      const end = this.tall - height / this.scale;
       this.top = Math.max(0, Math.min(end, this.y(node) - height / 2 / this.scale));
     }
     this.redraw();

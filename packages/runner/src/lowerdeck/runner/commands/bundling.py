@@ -104,7 +104,7 @@ def _write(content: bytes, args: argparse.Namespace) -> int:
     if args.expected is not None and args.cases != 1:
         raise InputError(f"found --expected and {args.cases} cases; it holds the results of one")
     loaded = load(content, data=args.data)
-    method = loaded.method(method_name(loaded, args.method))
+    method = loaded.method(method_name(loaded.methods, args.method))
     cases = [make_inputs(method.plan, args.input, args.seed + i) for i in range(args.cases)]
     expected: Any = None
     if args.expected is not None:

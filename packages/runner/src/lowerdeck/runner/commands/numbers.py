@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-
-from lowerdeck.runner.program import LoadedProgram
+from collections.abc import Sequence
 
 
 def count(text: str) -> int:
@@ -33,12 +32,11 @@ def seed(text: str) -> int:
     return number
 
 
-def method_name(program: LoadedProgram, wanted: str | None) -> str:
+def method_name(names: Sequence[str], wanted: str | None) -> str:
     """Return the method that is meant: the one that was named, the only one, or ``forward``.
 
     Args:
-        program: The program.
+        names: The methods of the program.
         wanted: What was typed.
     """
-    names = program.methods
     return wanted if wanted is not None else names[0] if len(names) == 1 else "forward"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,11 +13,21 @@ import torch
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.commands.numbers import count, method_name, seed
-from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.commands.official import call_officially
+from lowerdeck.runner.errors import InputError, ProgramError
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
-from lowerdeck.serializer import ExitStatus, keep_apart, reading, say, writing
+from lowerdeck.serializer import (
+    CommandError,
+    ExitStatus,
+    keep_apart,
+    open_pte,
+    reading,
+    say,
+    verify_pte,
+    writing,
+)
 
 
 class RunCommand:
@@ -46,6 +57,12 @@ class RunCommand:
         )
         parser.add_argument(
             "--output", type=Path, metavar="FILE", help="save results (torch.save)"
+        )
+        parser.add_argument(
+            "--no-emulation",
+            action="store_true",
+            help="run it in the official runtime, whose times count; refuse where executorch is "
+            "not installed",
         )
         parser.add_argument(
             "--memory",
@@ -82,32 +99,69 @@ class RunCommand:
                 ("--etdump", args.etdump),
             ],
         )
-        _run(args)
+        if args.no_emulation:
+            _run_officially(args)
+        else:
+            _run(args)
         return ExitStatus.DONE
+
+
+def _run_officially(args: argparse.Namespace) -> None:
+    """Run the method in the official runtime, which tells what a device would compute."""
+    if args.profile or args.trace or args.etdump or args.memory != "strict":
+        raise CommandError(
+            "--profile, --trace, --etdump and --memory are of lowerdeck.runner, which emulates: "
+            "leave them out, or --no-emulation",
+            ExitStatus.USAGE,
+        )
+    with reading(args.file), open_pte(args.file) as file:
+        name = method_name(file.method_names, args.method)
+        if name not in file.method_names:
+            raise ProgramError(
+                f"there is no method {name!r}; the program has {', '.join(file.method_names)}"
+            )
+        plan = file.method(name)
+        # The official runtime ends its process, or worse, over what this refuses.
+        verify_pte(file.data)
+    inputs = make_inputs(plan, args.input, args.seed)
+    files = [args.file, *([args.data] if args.data else [])]
+    done = call_officially(files, name, inputs, args.repeat)
+    _tell(done.outputs)
+    say(f"{name}: {done.seconds * 1e3:.3f} ms a call in {done.runtime}, on this machine")
+    if args.output is not None:
+        _save(done.outputs, args.output)
 
 
 def _run(args: argparse.Namespace) -> None:
     with reading(args.file):
         program = load(args.file, data=args.data, memory=args.memory)
-    method = program.method(method_name(program, args.method))
+    method = program.method(method_name(program.methods, args.method))
     inputs = make_inputs(method.plan, args.input, args.seed)
     result: Any = None
     start = time.perf_counter()
     for _ in range(args.repeat):
         result = method.signature.unflatten(_called(method, inputs, args.input))
     seconds = (time.perf_counter() - start) / args.repeat
-    for number, value in enumerate(leaves(result)):
-        say(f"output {number}: {_described(value)}")
+    _tell(leaves(result))
     say(
         f"{method.name}: {seconds * 1e3:.3f} ms a call in lowerdeck.runner, which emulates the "
         "runtime in Python: no speed of a device"
     )
     if args.output is not None:
-        # torch.save has its own error for a missing folder.
-        with writing(args.output), args.output.open("wb") as file:
-            torch.save(result, file)
+        _save(result, args.output)
     if args.profile or args.trace is not None or args.etdump is not None:
         _watch(method, inputs, args)
+
+
+def _tell(values: Iterable[object]) -> None:
+    for number, value in enumerate(values):
+        say(f"output {number}: {_described(value)}")
+
+
+def _save(result: object, path: Path) -> None:
+    # torch.save has its own error for a missing folder.
+    with writing(path), path.open("wb") as file:
+        torch.save(result, file)
 
 
 def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) -> None:

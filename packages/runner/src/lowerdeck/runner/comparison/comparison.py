@@ -77,7 +77,10 @@ class Comparison:
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:
-        told = f"{self.compared} results compared, {len(self.unmatched)} without a counterpart"
+        told = (
+            f"{self.compared} results of lowerdeck.runner compared, "
+            f"{len(self.unmatched)} without a counterpart"
+        )
         if self.first is None:
             return f"equal to eager ({told})"
         return f"{self.first} ({told}, {len(self.differences)} differ)"

@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.serializer.commands.answers import ExitStatus, reading, say
-from lowerdeck.serializer.commands.inspect import write_page
+from lowerdeck.serializer.commands.answers import CommandError, ExitStatus, reading, say
+from lowerdeck.serializer.commands.inspect import trace_text, write_page
 from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.commands.sizes import size_text
 from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.errors import TraceError
 from lowerdeck.serializer.pte.read import PteFile, open_pte
 from lowerdeck.serializer.pte.schema import ContainerMetadata
 from lowerdeck.serializer.report import clip, html_diff, method_changes, pair_rows, stored_changes
@@ -37,6 +38,14 @@ class DiffCommand:
         parser.add_argument(
             "--html", type=Path, metavar="OUT", help="write both side by side as one page"
         )
+        parser.add_argument(
+            "--traces",
+            type=Path,
+            nargs=2,
+            metavar="FILE",
+            help="with --html: what `lowerdeck run --trace FILE` wrote for A and for B, with the "
+            "same inputs; shows how far each result of B is from A's",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the differences, or write the page.
@@ -51,14 +60,33 @@ class DiffCommand:
             CommandError: A file is malformed or cannot be opened, or the page cannot be written
                 or would replace one of them.
         """
-        keep_apart(read=[("A", args.old), ("B", args.new)], written=[("--html", args.html)])
+        traces = args.traces or []
+        keep_apart(
+            read=[("A", args.old), ("B", args.new), *(("--traces", one) for one in traces)],
+            written=[("--html", args.html)],
+        )
+        if traces and args.html is None:
+            raise CommandError(
+                "--traces is for the page of --html, which is not asked for", ExitStatus.USAGE
+            )
         with ExitStack() as stack:
             old, new = (_open(path, stack) for path in (args.old, args.new))
             lines = list(difference_lines(old, new))
             if args.html is not None:
-                write_page(html_diff(old, new, titles=(args.old.name, args.new.name)), args.html)
+                write_page(_page(old, new, args), args.html)
         say(*(lines or ["no difference in meaning"]))
         return ExitStatus.DIFFERS if lines else ExitStatus.DONE
+
+
+def _page(old: PteFile, new: PteFile, args: argparse.Namespace) -> str:
+    titles = args.old.name, args.new.name
+    if args.traces is None:
+        return html_diff(old, new, titles=titles)
+    texts = trace_text(args.traces[0]), trace_text(args.traces[1])
+    try:
+        return html_diff(old, new, titles=titles, traces=texts)
+    except TraceError as error:
+        raise CommandError(f"--traces: {error}") from error
 
 
 def _open(path: Path, stack: ExitStack) -> PteFile:

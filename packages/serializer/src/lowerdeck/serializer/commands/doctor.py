@@ -50,7 +50,7 @@ class DoctorCommand:
         lacks = False
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
         commands: set[str] = set()
-        for name in sorted(name for name in found if name.startswith("lowerdeck-")):
+        for name in sorted(name for name in found if re.match("lowerdeck(-|$)", name)):
             own = [one.name for one in found[name].entry_points if one.group == _COMMANDS]
             commands.update(own)
             brings = f"  (lowerdeck {', '.join(own)})" if own else ""

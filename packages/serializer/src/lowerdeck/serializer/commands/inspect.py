@@ -24,9 +24,10 @@ from lowerdeck.serializer.commands.external import (
 from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.commands.sizes import share_text, size_text
 from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.errors import TraceError
 from lowerdeck.serializer.flatbuffer.stream import write_pieces
 from lowerdeck.serializer.ptd import open_ptd
-from lowerdeck.serializer.pte.read import open_pte
+from lowerdeck.serializer.pte.read import PteFile, open_pte
 from lowerdeck.serializer.report import html_report
 
 _BAR = 40
@@ -51,6 +52,12 @@ class InspectCommand:
         form.add_argument(
             "--html", type=Path, metavar="OUT", help="write it as one self-contained page"
         )
+        parser.add_argument(
+            "--trace",
+            type=Path,
+            metavar="FILE",
+            help="with --html: what `lowerdeck run --trace FILE` wrote, whose times are shown",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the summary, or write the page.
@@ -65,14 +72,20 @@ class InspectCommand:
             CommandError: The file is malformed or cannot be opened, a page was asked for of a
                 `.ptd`, or the page cannot be written or would replace the file.
         """
-        keep_apart(read=[("FILE", args.file)], written=[("--html", args.html)])
+        keep_apart(
+            read=[("FILE", args.file), ("--trace", args.trace)], written=[("--html", args.html)]
+        )
+        if args.trace is not None and args.html is None:
+            raise CommandError(
+                "--trace is for the page of --html, which is not asked for", ExitStatus.USAGE
+            )
         with reading(args.file):
             external = is_external(args.file)
         if external:
             return self._external(args)
         with reading(args.file), open_pte(args.file) as file:
             summary = summarise(file)
-            page = html_report(file, title=args.file.name) if args.html is not None else None
+            page = None if args.html is None else _page(file, args)
         if page is not None:
             write_page(page, args.html)
         elif args.json:
@@ -96,6 +109,27 @@ class InspectCommand:
         else:
             say(*external_lines(args.file.name, summary))
         return ExitStatus.DONE
+
+
+def trace_text(path: Path) -> str:
+    """Return the text of a trace.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CommandError: It cannot be read.
+    """
+    with reading(path):
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _page(file: PteFile, args: argparse.Namespace) -> str:
+    trace = None if args.trace is None else trace_text(args.trace)
+    try:
+        return html_report(file, title=args.file.name, trace=trace)
+    except TraceError as error:
+        raise CommandError(f"--trace {args.trace}: {error}") from error
 
 
 def write_page(page: str, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from lowerdeck.serializer.pte.schema import Frame, Program
@@ -10,19 +11,28 @@ from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement, sections_entry, stored_entry
 from lowerdeck.serializer.report.methods import method_entry
 from lowerdeck.serializer.report.texts import Interned
+from lowerdeck.serializer.report.trace import Watched
 
 
-def file_entry(program: Program, placement: Placement | None, title: str) -> dict[str, Any]:
+def file_entry(
+    program: Program,
+    placement: Placement | None,
+    title: str,
+    watched: Watched = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return all that the page shows of one program.
 
     Args:
         program: The program.
         placement: Where its parts are in its file, None if it is in no file.
         title: What to call it.
+        watched: What a trace tells of calls.
     """
     texts, frames = Interned[str](), Interned[Frame]()
     delegates = DelegateEntries(program, texts)
-    methods = [method_entry(plan, delegates, texts, frames) for plan in program.execution_plan]
+    methods = [
+        method_entry(plan, delegates, texts, frames, watched) for plan in program.execution_plan
+    ]
     return {
         "title": title,
         "size": placement.file_size if placement is not None else None,

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from lowerdeck.serializer.errors import TraceError
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.schema import Program
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.contents import file_entry
+from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement
 from lowerdeck.serializer.report.page import html_page, own_script
 from lowerdeck.serializer.report.placement import placement_of
+from lowerdeck.serializer.report.trace import Watched, watched_by
 
 
-def html_report(source: PteFile | Program, *, title: str = "program") -> str:
+def html_report(
+    source: PteFile | Program, *, title: str = "program", trace: str | None = None
+) -> str:
     """Return a page that shows a program: methods, memory over time, operators, delegates, bytes.
 
     Args:
         source: An open file, or a program; only a file has a map of its bytes.
         title: What to call it.
+        trace: What one call took, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
+            the page tells the time of each instruction, and the module that it is from.
 
     Returns:
         The text of one HTML page, to be written as UTF-8. It holds all it needs, asks nothing of
@@ -24,6 +31,7 @@ def html_report(source: PteFile | Program, *, title: str = "program") -> str:
 
     Raises:
         FormatError: The file is malformed.
+        TraceError: The trace is none, or one of another program.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program
@@ -33,12 +41,17 @@ def html_report(source: PteFile | Program, *, title: str = "program") -> str:
         True
     """
     program, placement = _parts(source)
-    data = {"mode": "report", "file": file_entry(program, placement, title)}
+    watched = _watched(program, trace)
+    data = {"mode": "report", "file": file_entry(program, placement, title, watched)}
     return html_page(data, title, script=own_script())
 
 
 def html_diff(
-    old: PteFile | Program, new: PteFile | Program, *, titles: tuple[str, str] = ("old", "new")
+    old: PteFile | Program,
+    new: PteFile | Program,
+    *,
+    titles: tuple[str, str] = ("old", "new"),
+    traces: tuple[str, str] | None = None,
 ) -> str:
     """Return a page that shows two programs side by side.
 
@@ -46,22 +59,40 @@ def html_diff(
         old: The file or program on the left.
         new: The file or program on the right.
         titles: What to call them.
+        traces: What a call of each computed, on the same inputs, as :func:`html_report` takes it:
+            the page tells how far each result of the new one is from the old one's.
 
     Returns:
         The text of one HTML page, as :func:`html_report` gives.
 
     Raises:
         FormatError: A file is malformed.
+        TraceError: A trace is none, or one of another program.
     """
     left, right = _parts(old), _parts(new)
+    watched = [
+        _watched(program, trace)
+        for (program, _), trace in zip((left, right), traces or (None, None), strict=True)
+    ]
     data = {
         "mode": "diff",
-        "old": file_entry(*left, titles[0]),
-        "new": file_entry(*right, titles[1]),
+        "old": file_entry(*left, titles[0], watched[0]),
+        "new": file_entry(*right, titles[1], watched[1]),
         "methods": method_changes(left[0], right[0]),
         "stored": stored_changes(left[0], right[0]),
     }
     return html_page(data, " → ".join(titles), script=own_script())
+
+
+def _watched(program: Program, trace: str | None) -> Watched:
+    watched = watched_by(trace) if trace is not None else {}
+    known = {plan.name for plan in program.execution_plan}
+    if watched and not known & set(watched):
+        raise TraceError(
+            f"the trace is of {', '.join(map(clip, watched))}, the file has "
+            f"{', '.join(map(clip, sorted(known))) or 'no method'}: take the trace of this file"
+        )
+    return watched
 
 
 def _parts(source: PteFile | Program) -> tuple[Program, Placement | None]:

@@ -24,6 +24,7 @@ from lowerdeck.serializer.report.embed import clip, number
 from lowerdeck.serializer.report.lifetimes import planned_blocks, steps
 from lowerdeck.serializer.report.results import list_members, result_count
 from lowerdeck.serializer.report.texts import Interned
+from lowerdeck.serializer.report.trace import Watched, watched_entry
 from lowerdeck.serializer.report.values import values_table
 
 
@@ -32,6 +33,7 @@ def method_entry(
     delegates: DelegateEntries,
     texts: Interned[str],
     frames: Interned[Frame],
+    watched: Watched,
 ) -> dict[str, Any]:
     """Return all that the page shows of one method.
 
@@ -40,6 +42,7 @@ def method_entry(
         delegates: What is known of the bytes of the delegates.
         texts: Where texts are kept.
         frames: Where frames of stack traces are kept.
+        watched: What a trace tells of calls.
     """
     return {
         "name": clip(plan.name),
@@ -50,6 +53,7 @@ def method_entry(
         "operators": _operators(plan),
         "delegates": _delegates(plan, delegates),
         "arenas": _arenas(plan),
+        "watched": watched_entry(plan, watched),
     }
 
 

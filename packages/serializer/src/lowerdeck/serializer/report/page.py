@@ -18,6 +18,7 @@ _OWN = (
     "model.js",
     "covered_length.js",
     "memory.js",
+    "outline.js",
     "instructions.js",
     "file_map.js",
     "report.js",

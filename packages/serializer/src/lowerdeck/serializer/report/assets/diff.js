@@ -44,12 +44,12 @@ function summaryTable(facts) {
 class PairedInstructions {
   constructor(old, fresh, rows) {
     Object.assign(this, { old, fresh, query: "" });
-    this.rows = joinNeighbours(rows, old, fresh);
+    this.rows = joinNeighbours(rows, old, fresh).flatMap((row) => withParts(row, old, fresh));
     this.only = h("input", { type: "checkbox", id: "only-differences", onchange: () => this.filter(this.query) });
     this.counter = h("p", { class: "counter", role: "status" });
     this.list = new VirtualList({
       label: "Instructions of both files side by side",
-      className: "sides",
+      className: old.times && fresh.times ? "sides with-errors" : "sides",
       render: (row) => this.row(row),
       picked: (row) => this.pick(row),
       numbers: Math.max(old.length, fresh.length),
@@ -65,7 +65,7 @@ class PairedInstructions {
     this.element = section(
       "instructions",
       "Instructions",
-      "Old on the left, new on the right; paired where operator and types of arguments are equal.",
+      `Old on the left, new on the right; paired where operator and types of arguments are equal.${old.times && fresh.times ? " To the right how far the new results are from the old ones, by some numbers of each." : ""}`,
       h("div", { class: "tools" }, h("label", {}, this.only, " differences only"), this.counter),
       this.list.element,
       this.detail,
@@ -73,26 +73,46 @@ class PairedInstructions {
     this.filter("");
   }
 
-  side(method, index) {
+  side(method, index, part) {
     const which = method === this.old ? "left" : "right";
-    if (index < 0) return [h("span", { class: which }, ""), h("span", { class: which }, "")];
+    if (index < 0 || part === null) return [h("span", { class: which }, ""), h("span", { class: which }, "")];
+    if (part !== undefined) {
+      return [h("span", { class: which }, ""), named(partTexts(part).join("  "), { class: `op part ${which}` })];
+    }
     return [
       h("span", { class: `index ${which}` }, count(index)),
       named(`${method.label(index)}  ${method.summary(index)}`, { class: `op ${which}` }),
     ];
   }
 
-  row({ left, right, state }) {
+  row({ left, right, state, parts, places }) {
     return [
       h("b", { "aria-label": state === "same" ? null : state }, MARKS[state]),
-      ...this.side(this.old, left),
-      ...this.side(this.fresh, right),
+      ...this.side(this.old, left, parts?.[0]),
+      ...this.side(this.fresh, right, parts?.[1]),
+      this.old.times && this.fresh.times ? h("span", { class: "size" }, distanceText(this.distance({ left, right, places }))) : null,
     ];
   }
 
-  pick({ left, right }) {
-    const half = (method, index) => {
-      if (index < 0) return h("div", {}, h("p", { class: "none" }, "nothing on this side"));
+  /** How far what the new side computes is from the old side's, beside how large that is; null if nobody knows. */
+  distance({ left, right, places }) {
+    const samples = (method, index, place) => (place === undefined ? method.watched(index)?.samples : method.watched(index)?.inside[place]);
+    const [one, other] = [samples(this.old, left, places?.[0]), samples(this.fresh, right, places?.[1])];
+    if (!one?.length || one.length !== other?.length) return null;
+    const known = one.map((value, at) => [value, other[at]]).filter(([a, b]) => a !== null && b !== null);
+    if (!known.length) return null;
+    const size = Math.sqrt(sum(known.map(([a]) => a * a)));
+    const away = Math.sqrt(sum(known.map(([a, b]) => (a - b) ** 2)));
+    return away === 0 ? 0 : away / size;
+  }
+
+  pick({ left, right, parts }) {
+    const half = (method, index, part) => {
+      if (part) {
+        const [operator, about] = partTexts(part);
+        return h("div", {}, h("h3", {}, named(operator)), h("p", {}, named(about, { class: "args" })), h("p", { class: "none" }, `in ${count(index)} ${method.label(index)}`));
+      }
+      if (index < 0 || part === null) return h("div", {}, h("p", { class: "none" }, "nothing on this side"));
       return h(
         "div",
         {},
@@ -101,22 +121,68 @@ class PairedInstructions {
         h("p", { class: "none" }, named(method.source(index))),
       );
     };
-    this.detail.replaceChildren(half(this.old, left), half(this.fresh, right));
+    this.detail.replaceChildren(half(this.old, left, parts?.[0]), half(this.fresh, right, parts?.[1]));
   }
 
   filter(query) {
     this.query = query;
     const words = wordsOf(query);
-    const holds = (method, index, word) => index >= 0 && method.haystack(index).includes(word);
+    const holds = (method, index, word, part) => {
+      if (part !== undefined) return Boolean(part?.toLowerCase().includes(word));
+      return index >= 0 && method.haystack(index).includes(word);
+    };
     const kept = this.rows.filter(
       (row) =>
         (!this.only.checked || row.state !== "same") &&
-        words.every((word) => holds(this.old, row.left, word) || holds(this.fresh, row.right, word)),
+        words.every((word) => holds(this.old, row.left, word, row.parts?.[0]) || holds(this.fresh, row.right, word, row.parts?.[1])),
     );
     this.list.show(kept);
     const different = this.rows.filter((row) => row.state !== "same").length;
-    this.counter.textContent = `${plural(different, "difference")}, ${count(kept.length)} of ${plural(this.rows.length, "row")} shown`;
+    const shown = words.length && !kept.length ? "no hits" : `${count(kept.length)} of ${plural(this.rows.length, "row")} shown`;
+    this.counter.textContent = `${plural(different, "difference")}, ${shown}`;
   }
+}
+
+function distanceText(distance) {
+  if (distance === null) return "";
+  if (distance === 0) return "=";
+  if (distance < 1e-6) return "< 0.0001 %";
+  return `${(100 * distance).toPrecision(2)} %`.replace("Infinity %", "from 0");
+}
+
+/** A row, and below it what is inside its delegates where that is not the same on both sides. */
+function withParts(row, old, fresh) {
+  const sides = [[old, row.left], [fresh, row.right]];
+  const delegates = sides.map(([method, index]) => (index >= 0 && method.isDelegate(index) ? method.delegate(index) : null));
+  if (!delegates.some(Boolean)) return [row];
+  const [left, right] = sides.map(([method, index]) => (index >= 0 ? method.parts(index) : []));
+  const state = ([one, other]) => (one === null ? "added" : other === null ? "removed" : one === other ? "same" : "changed");
+  const below = pairedParts(left, right).map(([one, other, ...places]) => ({ ...row, parts: [one, other], places, state: state([one, other]) }));
+  const [one, other] = delegates;
+  const blob = (delegate) => `${delegate.nbytes} ${JSON.stringify(delegate.preview)}`;
+  const changed = below.some((each) => each.state !== "same") || (one && other && blob(one) !== blob(other));
+  if (!changed) return [row];
+  return [row.state === "same" ? { ...row, state: "changed" } : row, ...below];
+}
+
+/** Operators of two delegates beside each other, as many of one kind as there are in one order. */
+function pairedParts(left, right) {
+  const [one, other] = [left, right].map((side) => side.map((text) => partTexts(text)[0]));
+  const most = Array.from({ length: one.length + 1 }, () => new Uint16Array(other.length + 1));
+  for (let i = one.length - 1; i >= 0; i -= 1) {
+    for (let j = other.length - 1; j >= 0; j -= 1) {
+      most[i][j] = one[i] === other[j] ? most[i + 1][j + 1] + 1 : Math.max(most[i + 1][j], most[i][j + 1]);
+    }
+  }
+  const pairs = [];
+  let i = 0;
+  let j = 0;
+  while (i < one.length || j < other.length) {
+    if (i < one.length && j < other.length && one[i] === other[j]) pairs.push([left[i], right[j], i++, j++]);
+    else if (j >= other.length || (i < one.length && most[i + 1][j] >= most[i][j + 1])) pairs.push([left[i], null, i++, -1]);
+    else pairs.push([null, right[j], -1, j++]);
+  }
+  return pairs;
 }
 
 /** Put one that is gone beside one that came nearby and calls the same; its types have changed. */

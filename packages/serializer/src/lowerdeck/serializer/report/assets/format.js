@@ -23,6 +23,10 @@ function bytes(number) {
   return `${scaled.toFixed(1)} ${units[unit]}`;
 }
 
+function microseconds(number) {
+  return number < 1000 ? `${number.toFixed(number < 10 ? 1 : 0)} µs` : `${(number / 1000).toFixed(1)} ms`;
+}
+
 function percent(part, whole) {
   if (!whole) return "0 %";
   const share = (100 * part) / whole;

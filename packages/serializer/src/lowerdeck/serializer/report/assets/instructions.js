@@ -1,50 +1,105 @@
-// The instructions of a method: a list, and all about the chosen one beside it.
+// The instructions of a method: an outline, and all about the chosen one beside it.
 
 class InstructionsView {
   constructor(method, picked) {
-    this.method = method;
-    this.picked = picked;
-    this.all = Array.from({ length: method.length }, (_, index) => index);
+    Object.assign(this, { method, picked, query: "" });
+    this.outline = new Outline(method);
     this.detail = h("div", { class: "detail", role: "region", "aria-label": "Chosen instruction", "aria-live": "polite" });
     this.counter = h("p", { class: "counter", role: "status" });
+    const columns = [method.hasSources ? "with-sources" : null, method.times ? "with-times" : null];
     this.list = new VirtualList({
       label: `Instructions of method ${method.name}`,
-      className: method.hasSources ? "instructions with-sources" : "instructions",
-      render: (index) => this.row(index),
-      picked: (index) => this.pick(index),
+      className: ["instructions", ...columns].filter(Boolean).join(" "),
+      render: (entry) => this.row(entry),
+      picked: (entry) => this.pick(entry),
+      opened: (entry) => this.toggle(entry),
       numbers: method.length,
     });
+    this.list.element.addEventListener("keydown", (event) => this.key(event));
+    const holders = this.outline.entries.some((entry) => this.outline.holds(entry));
+    const button = (text, open) => h("button", { type: "button", onclick: () => this.toggleAll(open) }, text);
     this.element = section(
       "instructions",
       "Instructions",
       method.hasSources ? null : "This file carries no stack traces, so instructions are shown without source lines.",
-      this.counter,
+      h("div", { class: "tools" }, this.counter, holders ? h("span", { class: "zoom" }, button("open all", true), button("close all", false)) : null),
       h("div", { class: "split" }, this.list.element, this.detail),
     );
     this.filter("");
     this.detail.append(h("p", { class: "none" }, "Choose an instruction to see its values and where it comes from."));
   }
 
-  row(index) {
+  row(entry) {
     const { method } = this;
+    const step = entry.kind === "step";
+    const [operator, about] = step ? [method.label(entry.index), method.summary(entry.index)] : entry.kind === "part" ? partTexts(entry.text) : [entry.name, plural(entry.count, "instruction")];
+    const style = { paddingLeft: `${Math.min(entry.depth, MOST_LEVELS) * 0.9}rem` };
+    const twist = this.outline.holds(entry) ? h("span", { class: "twist", "aria-hidden": "true", onclick: () => this.toggle(entry) }, this.isClosed(entry) ? "▸ " : "▾ ") : null;
+    const kind = entry.kind === "group" ? "op group" : step && method.isDelegate(entry.index) ? "op delegate" : "op";
+    const spent = method.times ? method.spent(entry) : null;
     return [
-      h("span", { class: "index" }, count(index)),
-      named(method.label(index), { class: method.isDelegate(index) ? "op delegate" : "op" }),
-      named(method.summary(index), { class: "args" }),
-      method.hasSources ? named(method.source(index), { class: "source" }) : null,
+      h("span", { class: "index" }, step ? count(entry.index) : ""),
+      h("span", { class: kind, style }, twist, named(operator)),
+      named(about, { class: "args" }),
+      method.hasSources ? named(step ? method.source(entry.index) : "", { class: "source" }) : null,
+      method.times ? h("span", { class: "size" }, spent === null ? "" : microseconds(spent)) : null,
     ];
   }
 
-  pick(index, tell = true) {
+  isClosed(entry) {
+    return !this.query && this.outline.closed.has(entry);
+  }
+
+  toggle(entry, open) {
+    if (this.query) return;
+    this.outline.toggle(entry, open);
+    this.list.show(this.outline.visible());
+  }
+
+  toggleAll(open) {
+    this.outline.toggleAll(open);
+    this.list.show(this.query ? this.list.items : this.outline.visible());
+  }
+
+  /** To the right opens what holds others, to the left closes it, or goes to what holds this one. */
+  key(event) {
+    if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
+    event.preventDefault();
+    const { items, selected } = this.list;
+    const entry = items[selected];
+    if (!entry) return;
+    const open = event.key === "ArrowRight";
+    if (this.outline.holds(entry) && this.isClosed(entry) === open) this.toggle(entry, open);
+    else if (open) this.list.select(selected + (this.outline.holds(entry) ? 1 : 0));
+    else {
+      const above = items.slice(0, selected).findLastIndex((one) => one.depth < entry.depth);
+      if (above >= 0) this.list.select(above);
+    }
+  }
+
+  pick(entry, tell = true) {
     const { method } = this;
+    const { index } = entry;
+    if (entry.kind === "group") {
+      this.detail.replaceChildren(h("h3", {}, named(entry.name)), h("p", {}, `module of ${plural(entry.count, "instruction")}`));
+      return;
+    }
+    if (entry.kind === "part") {
+      const [operator, about] = partTexts(entry.text);
+      this.detail.replaceChildren(h("h3", {}, named(operator)), h("p", {}, `in ${count(index)} `, named(method.label(index))), h("p", {}, named(about, { class: "args" })));
+      if (tell) this.picked(index);
+      return;
+    }
     const { made, read } = method.split(index);
     const frames = method.stack(index);
+    const module = method.module(index);
     const list = (title, values) =>
       values.length
         ? [h("h4", {}, title), h("ul", { class: "values" }, values.slice(0, 200).map((value) => this.value(value)))]
         : [];
     this.detail.replaceChildren(
       h("h3", {}, `${count(index)} `, named(method.label(index))),
+      ...(module?.length ? [h("p", {}, "of ", named(module.join("."), { class: "op" }))] : []),
       ...list("makes", made),
       ...list("reads", read),
       ...(frames.length
@@ -76,23 +131,38 @@ class InstructionsView {
 
   /** Choose an instruction from elsewhere on the page; gives up the search if it hides it. */
   open(index, focus = true) {
-    if (!this.list.point(index)) {
+    const entry = this.outline.steps.get(index);
+    if (!this.list.point(entry)) {
+      this.outline.uncover(entry);
       this.filter("");
-      this.list.point(index);
+      this.list.point(entry);
     }
-    this.pick(index);
+    this.pick(entry);
     this.element.scrollIntoView({ block: "nearest" });
     if (focus) this.list.element.focus({ preventScroll: true });
   }
 
+  /** Show what has all words of a query; returns the instructions among it. */
   filter(query) {
     const words = wordsOf(query);
-    const kept = words.length
-      ? this.all.filter((index) => words.every((word) => this.method.haystack(index).includes(word)))
-      : this.all;
-    this.list.show(kept);
-    this.counter.textContent =
-      words.length ? `${count(kept.length)} of ${plural(this.all.length, "instruction")}` : plural(this.all.length, "instruction");
-    return kept;
+    this.query = words.join(" ");
+    const all = plural(this.method.length, "instruction");
+    if (!words.length) {
+      this.list.show(this.outline.visible());
+      this.counter.textContent = all;
+      return Array.from({ length: this.method.length }, (_, index) => index);
+    }
+    const { shown, steps } = this.outline.found(words);
+    this.list.show(shown);
+    const parts = shown.filter((entry) => entry.kind === "part").length;
+    const inside = parts ? `, ${plural(parts, "operator")} inside delegates` : "";
+    this.counter.textContent = shown.length ? `${count(steps.length)} of ${all}${inside}` : `no hits in ${all}`;
+    return steps;
   }
+}
+
+/** What an operator inside a delegate is called, and what it makes of what. */
+function partTexts(text) {
+  const [, operator, taken, made] = /^([^(]*)\((.*)\) -> (.*)$/.exec(text) ?? [null, text, "", ""];
+  return [operator, made ? `${made} ← (${taken})` : ""];
 }

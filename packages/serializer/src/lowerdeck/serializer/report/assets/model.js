@@ -34,6 +34,10 @@ class Method {
     return this.data.instructions.kind[index] === "d";
   }
 
+  delegate(index) {
+    return this.data.delegates[this.data.instructions.target[index]] ?? null;
+  }
+
   arguments(index) {
     return this.data.instructions.args[index];
   }
@@ -116,6 +120,40 @@ class Method {
     return frame ? `${frame[0].split(/[\\/]/).at(-1)}:${frame[1]}` : "";
   }
 
+  /** The names of the modules that an instruction is from, the outermost first; null if nothing tells. */
+  module(index) {
+    const told = this.watched(index)?.module;
+    if (told) return told.split(".").slice(0, MOST_LEVELS);
+    for (const value of this.arguments(index)) {
+      // A parameter is named for its module.
+      const name = "cxs".includes(this.role(value)) ? this.valueName(value) : null;
+      if (name?.includes(".")) return name.split(".").slice(0, -1).slice(0, MOST_LEVELS);
+    }
+    return null;
+  }
+
+  /** The operators inside a delegate that an instruction calls, one text for each. */
+  parts(index) {
+    const delegate = this.isDelegate(index) ? this.delegate(index) : null;
+    return delegate && delegate.graph >= 0 ? this.file.texts[delegate.graph].split("\n") : [];
+  }
+
+  /** What is known of one run of an instruction. */
+  watched(index) {
+    return this.data.watched?.[index];
+  }
+
+  get times() {
+    return Boolean(this.data.watched);
+  }
+
+  /** Microseconds of an entry of the outline, null if they are not known. */
+  spent(entry) {
+    const watched = entry.kind === "group" ? null : this.watched(entry.index);
+    if (!watched) return null;
+    return entry.kind === "part" ? (watched.parts[entry.part] ?? null) : watched.time;
+  }
+
   get hasSources() {
     return this.data.instructions.stacks.length > 0;
   }
@@ -125,6 +163,7 @@ class Method {
     this.searchable[index] ??= [
       index,
       this.label(index),
+      (this.module(index) ?? []).join("."),
       ...this.arguments(index).slice(0, 64).map((value) => this.long(value)),
       ...this.stack(index).map((frame) => `${frame[0]}:${frame[1]} ${frame[2]} ${frame[3]}`),
     ]

@@ -1,20 +1,42 @@
 // The page of one file.
 
+/** What each operator took, delegates and what is in them included, where a trace tells. */
+function timedOperators(method) {
+  const rows = new Map(method.data.operators.map((operator) => [operator.name, { ...operator, time: 0 }]));
+  const add = (name, time, calls) => {
+    if (!rows.has(name)) rows.set(name, { name, calls: 0, written: 0, read: 0, time: 0 });
+    rows.get(name).time += time;
+    rows.get(name).calls += calls;
+  };
+  for (let index = 0; index < method.length; index += 1) {
+    const watched = method.watched(index);
+    if (!watched) continue;
+    add(method.label(index), watched.time, method.isDelegate(index) ? 1 : 0);
+    const parts = method.parts(index);
+    watched.parts.forEach((time, part) => {
+      if (time !== null) add(`${method.label(index)}: ${partTexts(parts[part] ?? `operator ${part}`)[0]}`, time, 1);
+    });
+  }
+  return [...rows.values()];
+}
+
 function operatorsSection(method) {
+  const timed = Boolean(method.times);
   const table = sortableTable(
     "Operators",
     [
       { title: "operator", value: (row) => row.name },
+      ...(timed ? [{ title: "time", value: (row) => row.time, show: (row) => microseconds(row.time), number: true, bar: true }] : []),
       { title: "calls", value: (row) => row.calls, show: (row) => count(row.calls), number: true, bar: true },
       { title: "bytes written", value: (row) => row.written, show: (row) => bytes(row.written), number: true, bar: true },
       { title: "bytes read", value: (row) => row.read, show: (row) => bytes(row.read), number: true },
     ],
-    method.data.operators,
+    timed ? timedOperators(method) : method.data.operators,
     1,
   );
   return {
     filter: table.filter,
-    element: section("operators", "Operators", "How often each kernel is called, and how many bytes its tensors hold, over one run without loops.", table.element),
+    element: section("operators", "Operators", timed ? OPERATORS_TIMED : OPERATORS_ABOUT, table.element),
   };
 }
 
@@ -57,6 +79,8 @@ function delegatesSection(method) {
   };
 }
 
+const OPERATORS_ABOUT = "How often each kernel is called, and how many bytes its tensors hold, over one run without loops.";
+const OPERATORS_TIMED = `${OPERATORS_ABOUT} Times are of one call in lowerdeck.runner, which emulates the runtime: no speed of a device.`;
 const SEARCHED = "Search instructions, values, operators, delegates, stored names and source lines";
 const PARTS = [
   ["memory", "Memory"],

@@ -1,0 +1,100 @@
+"""What one call took, from a trace that ``lowerdeck run --trace`` writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lowerdeck.serializer.errors import TraceError
+from lowerdeck.serializer.pte.schema import ExecutionPlan
+from lowerdeck.serializer.report.embed import clip
+
+Watched = Mapping[str, Mapping[tuple[int, int], dict[str, Any]]]
+"""By method, then by chain and instruction: ``time`` in microseconds, ``module``, ``samples`` of
+what it computed, and ``parts`` and ``inside``, times and samples of operators in a delegate."""
+
+_MOST_PARTS = 4096
+_MOST_SAMPLES = 64
+
+
+def watched_by(trace: str) -> Watched:
+    """Return what a trace tells of instructions.
+
+    Args:
+        trace: JSON, as ``Profile.chrome_trace`` of lowerdeck-runner gives it.
+
+    Raises:
+        TraceError: It is none.
+    """
+    try:
+        return _watched(json.loads(trace)["traceEvents"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise TraceError(
+            f"found {clip(trace, 40)!r}, expected a trace as `lowerdeck run FILE --trace OUT` "
+            f"writes it ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _watched(events: list[dict[str, Any]]) -> Watched:
+    found: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
+    for event in events:
+        about = event["args"]
+        where = int(about["chain"]), int(about["instruction"])
+        method = found.setdefault(str(event["pid"]), {})
+        one = method.setdefault(where, _nothing())
+        spent = float(event["dur"])
+        if not math.isfinite(spent):
+            raise ValueError(f"a duration of {spent}")
+        if event["cat"] == "instruction":
+            # A loop runs an instruction several times.
+            one["time"] += spent
+            one["module"] = clip(str(about["module"]))
+            one["samples"] = _samples(about)
+            continue
+        part = str(event["name"]).rpartition("/")[2]
+        if part.isdecimal() and int(part) < _MOST_PARTS:
+            parts = one["parts"]
+            parts += [None] * (int(part) + 1 - len(parts))
+            parts[int(part)] = (parts[int(part)] or 0.0) + spent
+            one["inside"] += [[] for _ in range(len(parts) - len(one["inside"]))]
+            one["inside"][int(part)] = _samples(about)
+    return found
+
+
+def _nothing() -> dict[str, Any]:
+    return {"time": 0.0, "module": "", "samples": [], "parts": [], "inside": []}
+
+
+def _samples(about: Mapping[str, Any]) -> list[float | None]:
+    """Return some numbers of a result; traces of older runners have none."""
+    found = [None if one is None else float(one) for one in about.get("samples", [])]
+    return [one if one is None or math.isfinite(one) else None for one in found][:_MOST_SAMPLES]
+
+
+def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] | None] | None:
+    """Return what is known of each instruction of a method, None if nothing is of any.
+
+    Args:
+        plan: The method.
+        watched: What a trace tells.
+
+    Raises:
+        TraceError: The trace is of another program: it tells of an instruction that is not here.
+    """
+    told = watched.get(plan.name)
+    if told is None:
+        return None
+    here = [
+        (chain, index)
+        for chain, one in enumerate(plan.chains)
+        for index in range(len(one.instructions))
+    ]
+    if gone := set(told) - set(here):
+        chain, index = min(gone)
+        raise TraceError(
+            f"the trace tells of instruction {index} in chain {chain} of {clip(plan.name)!r}, "
+            "which the file lacks: take the trace of this file"
+        )
+    return [told.get(where) for where in here]
