@@ -67,6 +67,16 @@ LOST_PART = (
     "to its caller. Unflatten the program before run_decompositions(), and change or replace the "
     "module there."
 )
+LOST_VIEW = (
+    "returns a view of what is written afterwards, of which decomposing made a new value: its "
+    "caller makes that view by itself here. Unflatten the program before run_decompositions(), "
+    "and change or replace the module there."
+)
+RETURNS_OTHERS = (
+    "returns what another module computes or holds, without being given it, so that no call of "
+    "it alone is in the program. Give it that as an argument, or export the model with the other "
+    "module in it."
+)
 SEVERAL_NAMES = (
     "has several names, and another module reads or writes what it holds by one that the program "
     "does not tell. Put the other module there by all of its names."
@@ -76,7 +86,10 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE, LOST_PART)
+UNCALLED = (
+    *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
+    *(LOST_PART, LOST_VIEW, RETURNS_OTHERS),
+)
 """How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
@@ -132,7 +145,8 @@ def must_compute_nothing(module: Any, name: str, why: str) -> None:
     Raises:
         UnflattenError: It was.
     """
-    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
+    is_same = isinstance(module, torch.nn.Identity) and not has_hooks(module)
+    if not is_same or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
 
 

@@ -17,6 +17,8 @@ from lowerdeck.unflatten.calls.carrying import (
     LOST_CALL,
     LOST_PART,
     LOST_SIGNATURE,
+    LOST_VIEW,
+    RETURNS_OTHERS,
     SOMETIMES_NOTHING,
     must_be_generated,
     must_compute_nothing,
@@ -34,6 +36,7 @@ from lowerdeck.unflatten.cut.preserved import (
     warn_of_lost,
 )
 from lowerdeck.unflatten.cut.rewritten_leaves import (
+    EagersMemory,
     Surroundings,
     warn_of_doubtful,
     with_current_leaves,
@@ -104,6 +107,7 @@ def find_preserved_calls(
         call = replace(call, signature=signature)
         made.preserved[frame] = _without(call, own, Absent())
         doubtful.extend(frame.path for _ in unsure)
+    _guard_lost_results(made)
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
@@ -168,6 +172,23 @@ def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
     for frame in made.tree.frames():
         if frame in lost and frame.parent is not None:
             forbid_replacing(made, frame, frame.parent, LOST_PART)
+
+
+def _guard_lost_results(made: WorkingGraph) -> None:
+    """Forbid changing modules whose callers read what these return from elsewhere."""
+    memory = EagersMemory(made)
+    for frame, call in list(made.preserved.items()):
+        inside = set(nodes_in(frame))
+        returned = call.nodes(call.outputs)
+        if not all(leaf in inside or leaf in call.inputs for leaf in returned):
+            why = LOST_VIEW if memory.is_renewed else RETURNS_OTHERS
+            del made.preserved[frame]
+        elif memory.loses_view(call, inside):
+            why = LOST_VIEW
+        else:
+            continue
+        if frame.parent is not None:
+            forbid_replacing(made, frame, frame.parent, why)
 
 
 def _guard_uncalled(
