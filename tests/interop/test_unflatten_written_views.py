@@ -63,5 +63,5 @@ def test_changes_of_what_returned_such_a_view_are_refused(
     for other in (child(), Around(module.child)):
         changed = copy.deepcopy(module)
         changed.child = other
-        with pytest.raises(UnflattenError, match="'child', which .* run_decompositions"):
+        with pytest.raises(UnflattenError, match=r"'child', which .* run_decompositions"):
             changed(x)

@@ -102,6 +102,11 @@ def writes_one_result(self: Any, x: Tensor) -> Any:
     return leaves[0] * 2
 
 
+def own_and_its_part(self: Any, x: Tensor) -> Any:
+    made = self.work(x)
+    return made, made[1:]
+
+
 RUNS = (
     *(writes_argument, reads_between, writes_result, reads_both, writes_base, writes_input),
     *(writes_part, writes_one_result),
@@ -112,8 +117,8 @@ VIEWS: tuple[Act, ...] = (
     lambda self, x: (self.work(x), x[1:]),
     lambda self, x: {"more": x * 2, "same": x.detach()},
     lambda self, x: [x[:1], x[1:]],
-    lambda self, x: x.split(2)[0],
-    lambda self, x: (lambda made: (made, made[1:]))(self.work(x)),
+    lambda self, x: torch.split(x, 2)[0],
+    own_and_its_part,
     lambda self, x: x,
 )
 
@@ -138,7 +143,8 @@ def forms(eager: nn.Module, x: Tensor) -> dict[str, Any]:
         found["decomposed"] = program.run_decompositions()
     except Exception as error:
         # Torch's own: the name of a view that is made anew is in no graph.
-        assert "does not exist in the graph" in str(error)
+        if "does not exist in the graph" not in str(error):
+            raise
     return found
 
 
@@ -164,8 +170,8 @@ def check_all_ways(eager: Any, program: Any, x: Tensor) -> list[str]:
         try:
             found = mine(x.clone())
         except UnflattenError as error:
-            assert not row.replaceable
-            assert row.reason.split(";")[0] in str(error)
+            if row.replaceable or row.reason.split(";")[0] not in str(error):
+                raise
             refused.append(way)
         else:
             torch.testing.assert_close(found, its(x.clone()), msg=way)

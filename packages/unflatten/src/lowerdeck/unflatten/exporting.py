@@ -21,7 +21,13 @@ from lowerdeck.torch_base import (
     schema_of,
 )
 from lowerdeck.unflatten._torch_private import hooks_inside
-from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ, IN_BRANCHES, NOT_RECORDED
+from lowerdeck.unflatten.calls.carrying import (
+    ARGUMENT_READ,
+    IN_BRANCHES,
+    LOST_CHANGES,
+    NOT_RECORDED,
+)
+from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 
 
@@ -38,9 +44,9 @@ def export_preserving(
     The modules of ``unflatten(program)`` are then called as eager's: each can be called alone,
     hooked, wrapped, and replaced by an eager module. A module that is called with what export
     cannot record (a size that varies, text, an object of an unknown class), that changes a list,
-    dict or cache that it is given, or with whose signature torch's export fails though it works
-    without, is exported without its signature; ``swappable`` of the unflattened module says which
-    and why.
+    dict or cache that it is given, or hands on one that is changed by another name, or with whose
+    signature torch's export fails though it works without, is exported without its signature;
+    ``swappable`` of the unflattened module says which and why.
 
     Args:
         model: The model; as for ``torch.export.export``.
@@ -50,10 +56,10 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export; two where a module is given a list, dict or cache, three
-        where some signature cannot be recorded, and some for each module with whose signature
-        torch's export fails; and one more where a module writes an argument in place and returns
-        it.
+        The program. It costs one export; two where a module is given or returns a list, dict or
+        cache, three where some signature cannot be recorded, and some for each module with whose
+        signature torch's export fails or loses a change; and one more where a module writes an
+        argument in place and returns it.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -117,24 +123,25 @@ def _with_signatures(
         # Strict export leaves out what hooks note.
         with _watched(model, paths) as watched:
             plain = exported((), strict=False)
+        if strict:
+            plain = exported(())
         found = {**watched.strange, **watched.changed}
     else:
-        fillable = _given_containers(program)
-        if not fillable:
+        # Export records each call with copies of the containers that it is given and returns, and
+        # so loses without a word what is put there by another name.
+        if not _with_containers(program):
             return program
-        # Export records each call with copies of the containers that it is given, and so loses
-        # without a word what a module puts there.
         try:
             with _watched(model, paths) as watched:
                 plain = exported((), strict=False)
             found = watched.changed
         except Exception:
             # Only strict export works.
-            found = dict.fromkeys(fillable, "is given a container that it may change")
-        if not found:
+            found = {}
+        if strict:
+            plain = exported(())
+        if not found and compute_the_same(program, plain):
             return program
-    if strict:
-        plain = exported(())
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
     _note(program, {**found, **more})
     return program
@@ -205,14 +212,18 @@ def _aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def _given_containers(program: ExportedProgram) -> list[str]:
-    """Return the modules that are given what they could put values into."""
-    signed = [entry for entry in program.module_call_graph if entry.fqn and entry.signature]
-    return [entry.fqn for entry in signed if any(map(_can_be_filled, _given(entry.signature)))]
+def _with_containers(program: ExportedProgram) -> set[str]:
+    """Return the modules that are given or return what values can be put into."""
+    return {
+        entry.fqn.partition("@")[0]
+        for entry in program.module_call_graph
+        if entry.fqn and entry.signature and any(map(_can_be_filled, _handed(entry.signature)))
+    }
 
 
-def _given(signature: ModuleCallSignature) -> list[pytree.TreeSpec]:
-    return [given for kind in signature.in_spec.children() for given in kind.children()]
+def _handed(signature: ModuleCallSignature) -> list[pytree.TreeSpec]:
+    given = [given for kind in signature.in_spec.children() for given in kind.children()]
+    return [*given, signature.out_spec]
 
 
 def _can_be_filled(spec: pytree.TreeSpec) -> bool:
@@ -232,34 +243,47 @@ def _names_of_modules(model: torch.nn.Module, known: Container[str]) -> list[lis
 def _with_most(
     exported: Callable[[Sequence[str]], ExportedProgram],
     modules: Sequence[list[str]],
-    program: ExportedProgram,
+    plain: ExportedProgram,
 ) -> tuple[ExportedProgram, dict[str, str]]:
     """Return the program with all signatures with which torch's export works, and why not others.
 
-    It fails in its own passes for some, and does not say for which: they are looked for by halves.
+    It fails in its own passes for some, and computes something else with others, and does not say
+    for which: they are looked for by halves. A model that two exports without signatures find to
+    be two is compared with nothing.
 
     Args:
         exported: Exports with signatures.
         modules: The names of each module.
-        program: The program without signatures.
+        plain: The program without signatures.
     """
     kept: list[str] = []
     found: dict[str, str] = {}
     waiting = [list(modules)] if modules else []
+    is_repeatable: bool | None = None
+    program = plain
     while waiting:
         tried = waiting.pop()
         names = [name for module in tried for name in module]
         try:
-            program = exported([*kept, *names])
+            made = exported([*kept, *names])
         except Exception as error:
-            if len(tried) == 1:
-                why = f"has a signature with which torch.export fails ({type(error).__name__})"
-                found.update((name, why) for name in names)
-            else:
-                half = len(tried) // 2
-                waiting += [tried[half:], tried[:half]]
+            why = f"has a signature with which torch.export fails ({type(error).__name__})"
         else:
-            kept += names
+            if is_repeatable is not False and not compute_the_same(made, plain):
+                if is_repeatable is None:
+                    is_repeatable = compute_the_same(exported(()), plain)
+                why = LOST_CHANGES if is_repeatable else ""
+            else:
+                why = ""
+            if not why:
+                program = made
+                kept += names
+                continue
+        if len(tried) == 1:
+            found.update((name, why) for name in names)
+        else:
+            half = len(tried) // 2
+            waiting += [tried[half:], tried[:half]]
     return program, found
 
 
@@ -269,10 +293,11 @@ def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
     stacks = [
         [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()] for node in nodes
     ]
-    # Those of which only branches and loops have calls are told by these.
-    inside = found.keys() - {path for stack in stacks for path in stack}
+    # Those that have no node are told by branches and loops, which may hold it, and by the first.
+    rest = sorted(found.keys() - {path for stack in stacks for path in stack})
+    first = next((node for node in nodes if node.op == "call_function"), None)
     for node, stack in zip(nodes, stacks, strict=True):
-        more = sorted(inside) if isinstance(node.target, HigherOrderOperator) else []
+        more = rest if node is first or isinstance(node.target, HigherOrderOperator) else []
         told = {path: found[path] for path in (*stack, *more) if path in found}
         if told:
             custom = dict(node.meta.get("custom") or {})

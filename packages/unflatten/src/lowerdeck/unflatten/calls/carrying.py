@@ -26,6 +26,9 @@ says that the argument is read afterwards too, and not the result alone."""
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
 
+LOST_CHANGES = "hands on a list, dict or object that is changed by another name afterwards"
+"""Why: export records each call with copies of the containers that it is given and returns."""
+
 CARRIED = "_lowerdeck_carried"
 """Keyword by which a graph's call has the values that are no arguments: code hands them over
 beside the call, so that no module is ever given it."""
@@ -86,11 +89,8 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-UNCALLED = (
-    *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
-    *(LOST_PART, LOST_VIEW, RETURNS_OTHERS),
-)
-"""How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
+UNCALLED = (IN_BRANCHES, LOST_PART, LOST_VIEW, RETURNS_OTHERS)
+"""How the reasons begin for which a part of a call is missing, which no hook would see."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"
@@ -143,11 +143,12 @@ def must_compute_nothing(module: Any, name: str, why: str) -> None:
         why: Why no call is left.
 
     Raises:
-        UnflattenError: It was.
+        UnflattenError: It was, or a hook waits for a call.
     """
-    is_same = isinstance(module, torch.nn.Identity) and not has_hooks(module)
-    if not is_same or why != COMPUTES_NOTHING:
+    if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
+    if has_hooks(module):
+        raise UnflattenError(f"A hook waits at {name!r}, which {why}")
 
 
 def must_be_one(held: Sequence[Any], names: Sequence[str]) -> None:
