@@ -17,6 +17,7 @@ from lowerdeck.torch_base import (
     schema_of,
 )
 from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, TRACEPOINT
+from lowerdeck.unflatten.calls.carrying import is_itself
 from lowerdeck.unflatten.trace.flat_items import MODE_REGIONS, mode_arguments
 
 _Value = Any
@@ -91,6 +92,8 @@ class _Outcome:
         args, kwargs = _filled((node.args, node.kwargs), values)
         if node.target is TRACEPOINT:
             return args
+        if is_itself(node):
+            return args[0]
         if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
         number = node.meta.get("val")

@@ -10,25 +10,22 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ModuleCallSignature, export
-from torch.fx import Node
 
 from lowerdeck.torch_base import (
     SYMBOLS,
     HigherOrderOperator,
-    OpOverload,
     graphs_of,
     pytree,
-    schema_of,
 )
 from lowerdeck.unflatten._torch_private import hooks_inside
 from lowerdeck.unflatten.calls.carrying import (
-    ARGUMENT_READ,
     IN_BRANCHES,
     LOST_CHANGES,
     NOT_RECORDED,
 )
 from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.same_results import drop_other_aliases, results_aliased
 
 
 def export_preserving(
@@ -58,8 +55,7 @@ def export_preserving(
     Returns:
         The program. It costs one export; two where a module is given or returns a list, dict or
         cache, three where some signature cannot be recorded, and some for each module with whose
-        signature torch's export fails or loses a change; and one more where a module writes an
-        argument in place and returns it.
+        signature torch's export fails or loses a change.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -90,14 +86,15 @@ def export_preserving(
         given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
-        return export(model, args, taken, preserve_module_call_signature=names, **given)
+        with results_aliased(model, names):
+            return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
         # Export records arguments as pre-hooks return them, but these leave with their module.
         for module in dict.fromkeys(map(model.get_submodule, paths)):
             stack.enter_context(hooks_inside(module))
         program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
-        _note_read_arguments(program, exported, model, paths)
+    drop_other_aliases(program)
     return _without_unused_names(program, model)
 
 
@@ -145,71 +142,6 @@ def _with_signatures(
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
     _note(program, {**found, **more})
     return program
-
-
-def _note_read_arguments(
-    program: ExportedProgram,
-    exported: Callable[..., ExportedProgram],
-    model: torch.nn.Module,
-    paths: Sequence[str],
-) -> None:
-    """Note which arguments are read after a module wrote them in place and returned them.
-
-    The program has one name for the argument and the result. What tells the two apart is an
-    export in which each such result is an alias.
-    """
-    signed = [entry.signature for entry in program.module_call_graph if entry.signature]
-    results = {spec.name for signature in signed for spec in signature.outputs}
-    written = [node for node in program.graph.nodes if node.name in results and _writes(node)]
-    if not written:
-        return
-    try:
-        with _aliased(model, paths):
-            probe = exported((), strict=False)
-        read = {(node.name, node.target) for node in _read_beside_aliases(probe)}
-    except Exception:
-        # Only strict export works: each may be read.
-        read = {(node.name, node.target) for node in written}
-    for node in written:
-        if (node.name, node.target) in read:
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), ARGUMENT_READ: True}
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
-
-
-def _read_beside_aliases(program: ExportedProgram) -> Iterator[Node]:
-    """Yield what writes in place, and is read after an alias of it was made by another name."""
-    target = torch.ops.aten.alias.default
-    for alias in program.graph.find_nodes(op="call_function", target=target):
-        source = alias.args[0]
-        if _writes(source) and any(user > alias for user in source.users):
-            yield source
-
-
-@contextmanager
-def _aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[None]:
-    """Let modules return aliases of those of their results that are their arguments."""
-
-    def after(
-        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return None
-        leaves = pytree.tree_leaves((args, kwargs))
-        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        if given.isdisjoint(map(id, pytree.tree_leaves(result))):
-            return None
-        return pytree.tree_map(
-            lambda leaf: torch.ops.aten.alias.default(leaf) if id(leaf) in given else leaf, result
-        )
-
-    with ExitStack() as stack:
-        for module in dict.fromkeys(map(model.get_submodule, paths)):
-            handle = module.register_forward_hook(after, with_kwargs=True)
-            stack.callback(handle.remove)
-        yield
 
 
 def _with_containers(program: ExportedProgram) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Proxy
+from torch.fx import Node, Proxy
 
 from lowerdeck.torch_base import storage_identity
 from lowerdeck.unflatten._torch_private import has_hooks
@@ -20,8 +20,12 @@ NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
 ARGUMENT_READ = "lowerdeck_argument_read"
-"""Where ``custom`` of the meta of what writes an argument in place, which its module then returns,
-says that the argument is read afterwards too, and not the result alone."""
+"""Where ``custom`` of the meta of what its module then returns, and which is its argument, says
+that the argument is read or written afterwards too, and not the result alone."""
+
+ITSELF = "lowerdeck_itself"
+"""Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
+returned."""
 
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
@@ -70,10 +74,10 @@ LOST_PART = (
     "to its caller. Unflatten the program before run_decompositions(), and change or replace the "
     "module there."
 )
-LOST_VIEW = (
-    "returns a view of what is written afterwards, of which decomposing made a new value: its "
-    "caller makes that view by itself here. Unflatten the program before run_decompositions(), "
-    "and change or replace the module there."
+LOST_MEMORY = (
+    "returns what shares memory with something that is written, and decomposing made new values "
+    "of that, so that the program does not tell which of them its caller reads. Unflatten the "
+    "program before run_decompositions(), and change or replace the module there."
 )
 RETURNS_OTHERS = (
     "returns what another module computes or holds, without being given it, so that no call of "
@@ -89,8 +93,11 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-UNCALLED = (IN_BRANCHES, LOST_PART, LOST_VIEW, RETURNS_OTHERS)
-"""How the reasons begin for which a part of a call is missing, which no hook would see."""
+UNCALLED = (
+    *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
+    *(LOST_PART, LOST_MEMORY, RETURNS_OTHERS),
+)
+"""How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
     "of it alone is in the program"
@@ -100,6 +107,17 @@ UNSURE_MODE = (
     "on: another module might run in another precision. Export the model without switching "
     "gradients in this module, or replace the module around it."
 )
+
+
+def is_itself(node: Node) -> bool:
+    """Return whether ``node`` is an alias that stands for a tensor itself."""
+    is_alias = node.target is torch.ops.aten.alias.default
+    return is_alias and ITSELF in (node.meta.get("custom") or ())
+
+
+def is_read_as_argument(node: Node) -> bool:
+    """Return whether an argument that a module returned as ``node`` is read afterwards too."""
+    return ARGUMENT_READ in (node.meta.get("custom") or ())
 
 
 def must_be_generated(module: Any, name: str, why: str) -> None:

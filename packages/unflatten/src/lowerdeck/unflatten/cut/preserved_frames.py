@@ -15,9 +15,9 @@ from lowerdeck.unflatten.calls.carrying import (
     COMPUTES_NOTHING,
     IN_BRANCHES,
     LOST_CALL,
+    LOST_MEMORY,
     LOST_PART,
     LOST_SIGNATURE,
-    LOST_VIEW,
     RETURNS_OTHERS,
     SOMETIMES_NOTHING,
     must_be_generated,
@@ -181,10 +181,10 @@ def _guard_lost_results(made: WorkingGraph) -> None:
         inside = set(nodes_in(frame))
         returned = call.nodes(call.outputs)
         if not all(leaf in inside or leaf in call.inputs for leaf in returned):
-            why = LOST_VIEW if memory.is_renewed else RETURNS_OTHERS
+            why = LOST_MEMORY if memory.is_renewed else RETURNS_OTHERS
             del made.preserved[frame]
-        elif memory.loses_view(call, inside):
-            why = LOST_VIEW
+        elif memory.loses_memory(call, inside):
+            why = LOST_MEMORY
         else:
             continue
         if frame.parent is not None:

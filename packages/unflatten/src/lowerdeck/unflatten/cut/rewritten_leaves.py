@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import MemoryUse, OpOverload, returns_view, schema_of
+from lowerdeck.unflatten.calls.carrying import is_read_as_argument
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.lost_stacks import origins
@@ -126,11 +127,12 @@ class EagersMemory:
         """Return whether any write is a new value here."""
         return bool(self._renewed)
 
-    def loses_view(self, call: PreservedCall, inside: Collection[Node]) -> bool:
-        """Return whether a result of ``call`` shares memory that is written after the call.
+    def loses_memory(self, call: PreservedCall, inside: Collection[Node]) -> bool:
+        """Return whether the caller may read a result of ``call`` from elsewhere.
 
-        Its caller makes the view of what was written by itself: what another module returned
-        there would not be read. Memory of its own, returned once, it reads from the result.
+        It makes a view of what was written after the call by itself, and reads an argument that
+        the call wrote and returned by either name: what another module returned there would not
+        be read. Memory of the call's own that is written later, it reads from the result.
 
         Args:
             call: The call.
@@ -138,6 +140,8 @@ class EagersMemory:
         """
         if not self._renewed or not inside:
             return False
+        if any(is_read_as_argument(leaf) for leaf in call.nodes(call.outputs)):
+            return True
         group = self._memory.group
         foreign = {source for node in inside for source in node.all_input_nodes}
         foreign = {node for node in foreign if node not in inside or node.op == "get_attr"}
