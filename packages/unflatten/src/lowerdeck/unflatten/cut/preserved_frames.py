@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -84,6 +84,7 @@ def find_preserved_calls(
     stored = {values.get(mutation.value) for mutation in trace.mutations.all}
     doubtful: list[str] = []
     lost: set[str] = set()
+    outside: list[Frame] = []
     for frame in made.tree.frames():
         name = frame.recorded if frame.recorded in asked else frame.path
         if frame.parent is None or frame.part or name not in asked:
@@ -106,8 +107,12 @@ def find_preserved_calls(
         signature = replace(call.signature, loses_writes=writes_argument(call, around))
         call = replace(call, signature=signature)
         made.preserved[frame] = _without(call, own, Absent())
+        if any(
+            leaf not in inside and leaf not in call.inputs for leaf in call.nodes(call.outputs)
+        ):
+            outside.append(frame)
         doubtful.extend(frame.path for _ in unsure)
-    _guard_lost_results(made)
+    _guard_lost_results(made, outside)
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
@@ -174,21 +179,25 @@ def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
             forbid_replacing(made, frame, frame.parent, LOST_PART)
 
 
-def _guard_lost_results(made: WorkingGraph) -> None:
-    """Forbid changing modules whose callers read what these return from elsewhere."""
+def _guard_lost_results(made: WorkingGraph, outside: Iterable[Frame]) -> None:
+    """Forbid changing modules whose callers read what these return from elsewhere.
+
+    Args:
+        made: The working graph, whole but for its output.
+        outside: Those that return what they neither compute nor are given.
+    """
     memory = EagersMemory(made)
-    for frame, call in list(made.preserved.items()):
-        inside = set(nodes_in(frame))
-        returned = call.nodes(call.outputs)
-        if not all(leaf in inside or leaf in call.inputs for leaf in returned):
-            why = LOST_MEMORY if memory.is_renewed else RETURNS_OTHERS
-            del made.preserved[frame]
-        elif memory.loses_memory(call, inside):
-            why = LOST_MEMORY
-        else:
-            continue
+    lost = LOST_MEMORY if memory.is_renewed else RETURNS_OTHERS
+    why = dict.fromkeys(outside, lost)
+    for frame in why:
+        del made.preserved[frame]
+    if memory.is_renewed:
+        for frame, call in made.preserved.items():
+            if memory.loses_memory(call, set(nodes_in(frame))):
+                why[frame] = LOST_MEMORY
+    for frame, reason in why.items():
         if frame.parent is not None:
-            forbid_replacing(made, frame, frame.parent, why)
+            forbid_replacing(made, frame, frame.parent, reason)
 
 
 def _guard_uncalled(

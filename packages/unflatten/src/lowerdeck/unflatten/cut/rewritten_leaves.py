@@ -138,8 +138,6 @@ class EagersMemory:
             call: The call.
             inside: Its nodes.
         """
-        if not self._renewed or not inside:
-            return False
         if any(is_read_as_argument(leaf) for leaf in call.nodes(call.outputs)):
             return True
         group = self._memory.group
@@ -148,9 +146,11 @@ class EagersMemory:
         others = set(map(group, (*foreign, *call.nodes(call.inputs))))
         times = Counter(map(group, call.nodes(call.outputs)))
         shared = {one for one, count in times.items() if one in others or count > 1}
-        end = max(inside)
+        end = max(inside, default=None)
         return any(
-            group(node) in shared for node in self._renewed if node > end and node not in inside
+            group(node) in shared
+            for node in self._renewed
+            if (end is None or node > end) and node not in inside
         )
 
 
