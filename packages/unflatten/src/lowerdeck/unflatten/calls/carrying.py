@@ -65,6 +65,7 @@ SOMETIMES_NOTHING = (
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
 )
+NO_CALL = "has no call in this program, in which another module or a hook would have no effect"
 CALLED_ELSEWHERE = (
     "is called by a module that does not hold it, which computes that call itself here: another "
     "module or a hook would have no effect in it. Export the model with that module in it."
@@ -95,7 +96,7 @@ SHARED_STATE = (
 )
 UNCALLED = (
     *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
-    *(LOST_PART, LOST_MEMORY, RETURNS_OTHERS),
+    *(LOST_PART, LOST_MEMORY, NO_CALL, RETURNS_OTHERS),
 )
 """How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
 IN_PARTS = (

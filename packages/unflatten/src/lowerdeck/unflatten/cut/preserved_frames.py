@@ -18,6 +18,7 @@ from lowerdeck.unflatten.calls.carrying import (
     LOST_MEMORY,
     LOST_PART,
     LOST_SIGNATURE,
+    NO_CALL,
     RETURNS_OTHERS,
     SOMETIMES_NOTHING,
     must_be_generated,
@@ -157,8 +158,10 @@ def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
             forbid_replacing(made, frame, frame.parent, why[frame.path])
     uncalled = why.keys() - {frame.path for frame in frames}
     for path, reason in why.items():
-        if path in trace.paths and (path in uncalled or told[path] == IN_BRANCHES):
+        if path in trace.paths and told[path] == IN_BRANCHES:
             forbid_uncalled(trace, made, path, reason)
+        elif path in trace.paths and path in uncalled:
+            forbid_uncalled(trace, made, path, f"{reason}; {NO_CALL}")
 
 
 def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
