@@ -57,7 +57,8 @@ def drop_other_aliases(program: ExportedProgram) -> None:
     """Take those aliases out of ``program`` that decomposing would lose, with their names.
 
     Those are whose memory is written anywhere, and which nobody reads. What the program does not
-    tell without them is noted: which arguments are read or written after a module returned them.
+    tell without them is noted: which arguments are read or written as such after a module
+    returned them.
     """
     graphs = list(graphs_of(program.graph_module))
     aliases = [(held, node) for held in graphs for node in held.graph.nodes if is_itself(node)]
@@ -73,7 +74,7 @@ def drop_other_aliases(program: ExportedProgram) -> None:
         if not writers and any(map(_reads, node.users)):
             continue
         source: Any = node.args[0]
-        if any(user > node for user in (*source.users, *writers)):
+        if any(user > node for user in source.users):
             source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: True}
         node.replace_all_uses_with(source)
         held.graph.erase_node(node)
