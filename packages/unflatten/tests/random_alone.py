@@ -134,7 +134,7 @@ def record_calls(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[Rec
 
     table = model.swappable() if isinstance(model, UnflattenedModule) else ()
     # A hook there is refused: the program has not all calls of it.
-    without = {row.path for row in table if row.reason.startswith(UNCALLED)}
+    without = {row.path for row in table if _is_uncalled(row.reason)}
     with ExitStack() as stack:
         for path, child in model.named_modules():
             if not path or path in without:
@@ -155,6 +155,10 @@ def record_calls(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[Rec
                 stack.callback(handle.remove)
         model(*args, **kwargs)
     return found
+
+
+def _is_uncalled(reason: str) -> bool:
+    return any(why.startswith(UNCALLED) for why in reason.split("; "))
 
 
 def check_table(

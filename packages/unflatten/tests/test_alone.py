@@ -28,6 +28,11 @@ def test_random_modules_alone_do_what_the_table_says(seed: int) -> None:
     check_seed(seed, cost=12)
 
 
+def test_a_module_of_two_reasons_says_both() -> None:
+    """It said one, was said to be called alone, and a hook on it was refused for the other."""
+    check_seed(228)
+
+
 def test_seeds_come_to_every_form() -> None:
     assert {seed % len(FORMS) for seed in range(6000, 6020)} == set(range(len(FORMS)))
 

@@ -215,7 +215,8 @@ def test_a_module_that_computes_nothing_may_be_replaced_by_another(preserving: b
 
 def test_what_computes_nothing_is_never_replaced_without_effect() -> None:
     eager = Passes().eval()
-    made = unflatten(export_preserving(eager, (X,)))
+    names = ("blocks.0", "blocks.0.0", "blocks.0.1")
+    made = unflatten(torch.export.export(eager, (X,), preserve_module_call_signature=names))
     (row,) = [row for row in made.swappable() if row.path == "blocks.0.0"]
     assert not row.replaceable
     assert "would have no effect" in row.reason
@@ -247,7 +248,9 @@ class Scale(nn.Module):
 
 
 def test_what_computes_nothing_in_some_calls_is_never_replaced_without_effect() -> None:
-    made = unflatten(export_preserving(Sometimes().eval(), (X,)))
+    eager = Sometimes().eval()
+    program = torch.export.export(eager, (X,), preserve_module_call_signature=("scale",))
+    made = unflatten(program)
     torch.testing.assert_close(made(X), X * 2)
     (row,) = made.swappable()
     assert not row.replaceable
@@ -255,6 +258,14 @@ def test_what_computes_nothing_in_some_calls_is_never_replaced_without_effect() 
     made.set_submodule("scale", nn.Identity())
     with pytest.raises(UnflattenError, match="'scale', which returns in some of its calls"):
         made(X)
+
+
+def test_what_computes_nothing_in_some_calls_has_two_forms_in_ours() -> None:
+    made: Any = unflatten(export_preserving(Sometimes().eval(), (X,)))
+    assert all(row.replaceable for row in made.swappable())
+    torch.testing.assert_close(made.scale(X, 1.0), X)
+    made.scale = Around(Scale())
+    torch.testing.assert_close(made(X), X * 8)
 
 
 class Borrows(nn.Module):

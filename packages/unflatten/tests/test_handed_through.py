@@ -211,19 +211,32 @@ def test_a_module_that_returns_its_argument_is_replaced(
     assert module.to("meta")(x.to("meta")).shape == x.shape
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("way", ["wrapped", "replaced", "hooked"])
-def test_whoever_returns_another_thing_than_the_argument_is_told(way: str, compiled: bool) -> None:
-    """Eager's caller may read either afterwards: the program has one value for both."""
-    eager, x = Stack(), torch.randn(3, 4)
-    module: Any = unflatten(export_preserving(eager, (x,)))
+def exported(eager: nn.Module, x: Tensor, how: str) -> Any:
+    if how == "ours":
+        return export_preserving(eager, (x,))
+    names = tuple(name for name, _ in eager.named_modules() if name)
+    return torch.export.export(eager, (x,), preserve_module_call_signature=names)
+
+
+def with_another(module: Any, way: str) -> Any:
     if way == "hooked":
         module.first.register_forward_hook(
             lambda _module, _args, found: (found[0], {"bias": found[1]["bias"] * 2})
         )
-    else:
-        inner = module.first if way == "wrapped" else Biased()
-        module.first = Around(inner, lambda bias: bias * 2)
+        return module
+    torch.manual_seed(1)
+    inner = module.first if way == "wrapped" else Biased()
+    module.first = Around(inner, lambda bias: bias * 2)
+    return module
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("way", ["wrapped", "replaced", "hooked"])
+def test_whoever_returns_another_thing_than_the_argument_is_told(way: str, compiled: bool) -> None:
+    """Eager's caller may read either afterwards: torch's program has one value for both."""
+    eager, x = Stack(), torch.randn(3, 4)
+    program = exported(eager, x, "torch's")
+    module = with_another(unflatten(program), way)
     run = torch.compile(module, backend="eager") if compiled else module
     # Dynamo asks tensors for their gradients, which warns.
     with (
@@ -233,6 +246,13 @@ def test_whoever_returns_another_thing_than_the_argument_is_told(way: str, compi
         run(x)
     assert compiled or type(told.value) is UnflattenError
     # What nobody reads afterwards may be anything.
-    module = unflatten(export_preserving(eager, (x,)))
+    module = unflatten(program)
     module.second = Around(module.second, lambda bias: bias * 2)
     torch.testing.assert_close(module(x), eager(x))
+
+
+@pytest.mark.parametrize("way", ["wrapped", "replaced", "hooked"])
+def test_our_programs_tell_the_two_apart(way: str) -> None:
+    eager, x = Stack(), torch.randn(3, 4)
+    module = with_another(unflatten(exported(eager, x, "ours")), way)
+    torch.testing.assert_close(module(x), with_another(eager, way)(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -144,6 +145,30 @@ def test_compiled_calls_run_their_own_forms(sampler: tuple[Any, Sampler]) -> Non
     compiled: Any = torch.compile(module, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), eager(X))
+
+
+def on_a_new_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_a_compiler_may_be_the_first_on_a_thread(sampler: tuple[Any, Sampler], where: str) -> None:
+    """It noted that nothing had been told yet, and that this was no longer so after tracing."""
+    module, eager = sampler
+    module.step = Around(module.step)
+    if where == "inside":
+        module.step = torch.compile(module.step, backend="eager")
+    compiled: Any = torch.compile(module, backend="eager") if where == "around" else module
+    with torch.no_grad():
+        want = eager(X)
+
+    def run() -> Any:
+        with torch.no_grad():
+            return compiled(X), compiled(X)
+
+    for found in on_a_new_thread(run):
+        torch.testing.assert_close(found, want)
 
 
 def called_alone(module: Any, t: float) -> Any:

@@ -64,7 +64,8 @@ def test_weights_in_memory_are_not_copied() -> None:
     program = torch.export.export(model, (torch.randn(2, 512),))
     emitted = emit(to_backend(program, XnnpackPartitioner()))
     data = emitted.named_data.get_named_data_store_output().buffers
-    found = {data_address(view_tensor(memoryview(one), torch.uint8, [len(one)])) for one in data}
+    views = [memoryview(cast("memoryview", one)) for one in data]
+    found = {data_address(view_tensor(one, torch.uint8, [len(one)])) for one in views}
     assert found == {data_address(weight) for weight in model.parameters()}
 
 

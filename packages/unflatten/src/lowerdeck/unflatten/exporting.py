@@ -10,19 +10,22 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ModuleCallSignature, export
-from torch.fx import Node
 
 from lowerdeck.torch_base import (
     SYMBOLS,
     HigherOrderOperator,
-    OpOverload,
     graphs_of,
     pytree,
-    schema_of,
 )
 from lowerdeck.unflatten._torch_private import hooks_inside
-from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ, IN_BRANCHES, NOT_RECORDED
+from lowerdeck.unflatten.calls.carrying import (
+    IN_BRANCHES,
+    LOST_CHANGES,
+    NOT_RECORDED,
+)
+from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.same_results import drop_other_aliases, results_aliased
 
 
 def export_preserving(
@@ -38,9 +41,9 @@ def export_preserving(
     The modules of ``unflatten(program)`` are then called as eager's: each can be called alone,
     hooked, wrapped, and replaced by an eager module. A module that is called with what export
     cannot record (a size that varies, text, an object of an unknown class), that changes a list,
-    dict or cache that it is given, or with whose signature torch's export fails though it works
-    without, is exported without its signature; ``swappable`` of the unflattened module says which
-    and why.
+    dict or cache that it is given, or hands on one that is changed by another name, or with whose
+    signature torch's export fails though it works without, is exported without its signature;
+    ``swappable`` of the unflattened module says which and why.
 
     Args:
         model: The model; as for ``torch.export.export``.
@@ -50,10 +53,9 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export; two where a module is given a list, dict or cache, three
-        where some signature cannot be recorded, and some for each module with whose signature
-        torch's export fails; and one more where a module writes an argument in place and returns
-        it.
+        The program. It costs one export; two where a module is given or returns a list, dict or
+        cache, three where some signature cannot be recorded, and some for each module with whose
+        signature torch's export fails or loses a change.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -84,14 +86,15 @@ def export_preserving(
         given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
-        return export(model, args, taken, preserve_module_call_signature=names, **given)
+        with results_aliased(model, names):
+            return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
         # Export records arguments as pre-hooks return them, but these leave with their module.
         for module in dict.fromkeys(map(model.get_submodule, paths)):
             stack.enter_context(hooks_inside(module))
         program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
-        _note_read_arguments(program, exported, model, paths)
+    drop_other_aliases(program)
     return _without_unused_names(program, model)
 
 
@@ -117,102 +120,42 @@ def _with_signatures(
         # Strict export leaves out what hooks note.
         with _watched(model, paths) as watched:
             plain = exported((), strict=False)
+        if strict:
+            plain = exported(())
         found = {**watched.strange, **watched.changed}
     else:
-        fillable = _given_containers(program)
-        if not fillable:
+        # Export records each call with copies of the containers that it is given and returns, and
+        # so loses without a word what is put there by another name.
+        if not _with_containers(program):
             return program
-        # Export records each call with copies of the containers that it is given, and so loses
-        # without a word what a module puts there.
         try:
             with _watched(model, paths) as watched:
                 plain = exported((), strict=False)
             found = watched.changed
         except Exception:
             # Only strict export works.
-            found = dict.fromkeys(fillable, "is given a container that it may change")
-        if not found:
+            found = {}
+        if strict:
+            plain = exported(())
+        if not found and compute_the_same(program, plain):
             return program
-    if strict:
-        plain = exported(())
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
     _note(program, {**found, **more})
     return program
 
 
-def _note_read_arguments(
-    program: ExportedProgram,
-    exported: Callable[..., ExportedProgram],
-    model: torch.nn.Module,
-    paths: Sequence[str],
-) -> None:
-    """Note which arguments are read after a module wrote them in place and returned them.
-
-    The program has one name for the argument and the result. What tells the two apart is an
-    export in which each such result is an alias.
-    """
-    signed = [entry.signature for entry in program.module_call_graph if entry.signature]
-    results = {spec.name for signature in signed for spec in signature.outputs}
-    written = [node for node in program.graph.nodes if node.name in results and _writes(node)]
-    if not written:
-        return
-    try:
-        with _aliased(model, paths):
-            probe = exported((), strict=False)
-        read = {(node.name, node.target) for node in _read_beside_aliases(probe)}
-    except Exception:
-        # Only strict export works: each may be read.
-        read = {(node.name, node.target) for node in written}
-    for node in written:
-        if (node.name, node.target) in read:
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), ARGUMENT_READ: True}
+def _with_containers(program: ExportedProgram) -> set[str]:
+    """Return the modules that are given or return what values can be put into."""
+    return {
+        entry.fqn.partition("@")[0]
+        for entry in program.module_call_graph
+        if entry.fqn and entry.signature and any(map(_can_be_filled, _handed(entry.signature)))
+    }
 
 
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
-
-
-def _read_beside_aliases(program: ExportedProgram) -> Iterator[Node]:
-    """Yield what writes in place, and is read after an alias of it was made by another name."""
-    target = torch.ops.aten.alias.default
-    for alias in program.graph.find_nodes(op="call_function", target=target):
-        source = alias.args[0]
-        if _writes(source) and any(user > alias for user in source.users):
-            yield source
-
-
-@contextmanager
-def _aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[None]:
-    """Let modules return aliases of those of their results that are their arguments."""
-
-    def after(
-        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return None
-        leaves = pytree.tree_leaves((args, kwargs))
-        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        if given.isdisjoint(map(id, pytree.tree_leaves(result))):
-            return None
-        return pytree.tree_map(
-            lambda leaf: torch.ops.aten.alias.default(leaf) if id(leaf) in given else leaf, result
-        )
-
-    with ExitStack() as stack:
-        for module in dict.fromkeys(map(model.get_submodule, paths)):
-            handle = module.register_forward_hook(after, with_kwargs=True)
-            stack.callback(handle.remove)
-        yield
-
-
-def _given_containers(program: ExportedProgram) -> list[str]:
-    """Return the modules that are given what they could put values into."""
-    signed = [entry for entry in program.module_call_graph if entry.fqn and entry.signature]
-    return [entry.fqn for entry in signed if any(map(_can_be_filled, _given(entry.signature)))]
-
-
-def _given(signature: ModuleCallSignature) -> list[pytree.TreeSpec]:
-    return [given for kind in signature.in_spec.children() for given in kind.children()]
+def _handed(signature: ModuleCallSignature) -> list[pytree.TreeSpec]:
+    given = [given for kind in signature.in_spec.children() for given in kind.children()]
+    return [*given, signature.out_spec]
 
 
 def _can_be_filled(spec: pytree.TreeSpec) -> bool:
@@ -232,34 +175,47 @@ def _names_of_modules(model: torch.nn.Module, known: Container[str]) -> list[lis
 def _with_most(
     exported: Callable[[Sequence[str]], ExportedProgram],
     modules: Sequence[list[str]],
-    program: ExportedProgram,
+    plain: ExportedProgram,
 ) -> tuple[ExportedProgram, dict[str, str]]:
     """Return the program with all signatures with which torch's export works, and why not others.
 
-    It fails in its own passes for some, and does not say for which: they are looked for by halves.
+    It fails in its own passes for some, and computes something else with others, and does not say
+    for which: they are looked for by halves. A model that two exports without signatures find to
+    be two is compared with nothing.
 
     Args:
         exported: Exports with signatures.
         modules: The names of each module.
-        program: The program without signatures.
+        plain: The program without signatures.
     """
     kept: list[str] = []
     found: dict[str, str] = {}
     waiting = [list(modules)] if modules else []
+    is_repeatable: bool | None = None
+    program = plain
     while waiting:
         tried = waiting.pop()
         names = [name for module in tried for name in module]
         try:
-            program = exported([*kept, *names])
+            made = exported([*kept, *names])
         except Exception as error:
-            if len(tried) == 1:
-                why = f"has a signature with which torch.export fails ({type(error).__name__})"
-                found.update((name, why) for name in names)
-            else:
-                half = len(tried) // 2
-                waiting += [tried[half:], tried[:half]]
+            why = f"has a signature with which torch.export fails ({type(error).__name__})"
         else:
-            kept += names
+            if is_repeatable is not False and not compute_the_same(made, plain):
+                if is_repeatable is None:
+                    is_repeatable = compute_the_same(exported(()), plain)
+                why = LOST_CHANGES if is_repeatable else ""
+            else:
+                why = ""
+            if not why:
+                program = made
+                kept += names
+                continue
+        if len(tried) == 1:
+            found.update((name, why) for name in names)
+        else:
+            half = len(tried) // 2
+            waiting += [tried[half:], tried[:half]]
     return program, found
 
 
@@ -269,10 +225,11 @@ def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
     stacks = [
         [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()] for node in nodes
     ]
-    # Those of which only branches and loops have calls are told by these.
-    inside = found.keys() - {path for stack in stacks for path in stack}
+    # Those that have no node are told by branches and loops, which may hold it, and by the first.
+    rest = sorted(found.keys() - {path for stack in stacks for path in stack})
+    first = next((node for node in nodes if node.op == "call_function"), None)
     for node, stack in zip(nodes, stacks, strict=True):
-        more = sorted(inside) if isinstance(node.target, HigherOrderOperator) else []
+        more = rest if node is first or isinstance(node.target, HigherOrderOperator) else []
         told = {path: found[path] for path in (*stack, *more) if path in found}
         if told:
             custom = dict(node.meta.get("custom") or {})

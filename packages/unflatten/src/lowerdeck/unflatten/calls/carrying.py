@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Proxy
+from torch.fx import Node, Proxy
 
 from lowerdeck.torch_base import storage_identity
 from lowerdeck.unflatten._torch_private import has_hooks
@@ -20,11 +20,18 @@ NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
 ARGUMENT_READ = "lowerdeck_argument_read"
-"""Where ``custom`` of the meta of what writes an argument in place, which its module then returns,
-says that the argument is read afterwards too, and not the result alone."""
+"""Where ``custom`` of the meta of what its module then returns, and which is its argument, says
+that the argument is read or written afterwards too, and not the result alone."""
+
+ITSELF = "lowerdeck_itself"
+"""Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
+returned."""
 
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
+
+LOST_CHANGES = "hands on a list, dict or object that is changed by another name afterwards"
+"""Why: export records each call with copies of the containers that it is given and returns."""
 
 CARRIED = "_lowerdeck_carried"
 """Keyword by which a graph's call has the values that are no arguments: code hands them over
@@ -58,6 +65,7 @@ SOMETIMES_NOTHING = (
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
 )
+NO_CALL = "has no call in this program, in which another module or a hook would have no effect"
 CALLED_ELSEWHERE = (
     "is called by a module that does not hold it, which computes that call itself here: another "
     "module or a hook would have no effect in it. Export the model with that module in it."
@@ -66,6 +74,16 @@ LOST_PART = (
     "may compute or write something without gradients, or under autocast, that decomposing gave "
     "to its caller. Unflatten the program before run_decompositions(), and change or replace the "
     "module there."
+)
+LOST_MEMORY = (
+    "returns what shares memory with something that is written, and decomposing made new values "
+    "of that, so that the program does not tell which of them its caller reads. Unflatten the "
+    "program before run_decompositions(), and change or replace the module there."
+)
+RETURNS_OTHERS = (
+    "returns what another module computes or holds, without being given it, so that no call of "
+    "it alone is in the program. Give it that as an argument, or export the model with the other "
+    "module in it."
 )
 SEVERAL_NAMES = (
     "has several names, and another module reads or writes what it holds by one that the program "
@@ -76,7 +94,10 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
-UNCALLED = (IN_BRANCHES, LOST_CALL, SOMETIMES_NOTHING, CALLED_ELSEWHERE, LOST_PART)
+UNCALLED = (
+    *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
+    *(LOST_PART, LOST_MEMORY, NO_CALL, RETURNS_OTHERS),
+)
 """How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
 IN_PARTS = (
     "is computed in several parts, between which other modules compute what it reads: no call "
@@ -87,6 +108,17 @@ UNSURE_MODE = (
     "on: another module might run in another precision. Export the model without switching "
     "gradients in this module, or replace the module around it."
 )
+
+
+def is_itself(node: Node) -> bool:
+    """Return whether ``node`` is an alias that stands for a tensor itself."""
+    is_alias = node.target is torch.ops.aten.alias.default
+    return is_alias and ITSELF in (node.meta.get("custom") or ())
+
+
+def is_read_as_argument(node: Node) -> bool:
+    """Return whether an argument that a module returned as ``node`` is read afterwards too."""
+    return ARGUMENT_READ in (node.meta.get("custom") or ())
 
 
 def must_be_generated(module: Any, name: str, why: str) -> None:
@@ -130,10 +162,12 @@ def must_compute_nothing(module: Any, name: str, why: str) -> None:
         why: Why no call is left.
 
     Raises:
-        UnflattenError: It was.
+        UnflattenError: It was, or a hook waits for a call.
     """
     if not isinstance(module, torch.nn.Identity) or why != COMPUTES_NOTHING:
         must_be_generated(module, name, why)
+    if has_hooks(module):
+        raise UnflattenError(f"A hook waits at {name!r}, which {why}")
 
 
 def must_be_one(held: Sequence[Any], names: Sequence[str]) -> None:

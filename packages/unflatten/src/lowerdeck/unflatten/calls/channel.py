@@ -48,9 +48,11 @@ class Told:
 
 class _Channel(threading.local):
     # Not a context variable: compilers cannot follow these, and would run another form. They
-    # write what a ``Told`` gets back, and not what this would.
-    told: Told | None = None
-    entered: Told | None = None
+    # write what a ``Told`` gets back, and not what this would. Both attributes are there from the
+    # beginning in each thread: what compilers note is whether they are, before tracing sets them.
+    def __init__(self) -> None:
+        self.told: Told | None = None
+        self.entered: Told | None = None
 
 
 CHANNEL = _Channel()

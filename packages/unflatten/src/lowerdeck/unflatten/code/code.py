@@ -25,7 +25,7 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     packet_name,
 )
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, is_itself
 from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
 from lowerdeck.unflatten.calls.chosen_forms import carrying_form, form_of
 from lowerdeck.unflatten.calls.python_names import is_name
@@ -348,6 +348,8 @@ class _Writer:
 
     def _call(self, node: Node) -> str:
         if node.op == "call_function":
+            if is_itself(node):
+                return self.argument(node.args[0])
             if node.target is operator.getitem:
                 value, key = node.args
                 return f"{self.argument(value)}[{self.argument(key)}]"

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, returns_written, schema_of
-from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ
+from lowerdeck.unflatten.calls.carrying import is_read_as_argument
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
@@ -71,7 +71,7 @@ def _written(node: Node, call: PreservedCall) -> Node | None:
 
     Export has one name for both from then on.
     """
-    if not (node.meta.get("custom") or {}).get(ARGUMENT_READ):
+    if not is_read_as_argument(node):
         return None
     found = node
     while found not in call.inputs:

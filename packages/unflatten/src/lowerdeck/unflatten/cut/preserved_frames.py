@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,11 @@ from lowerdeck.unflatten.calls.carrying import (
     COMPUTES_NOTHING,
     IN_BRANCHES,
     LOST_CALL,
+    LOST_MEMORY,
     LOST_PART,
     LOST_SIGNATURE,
+    NO_CALL,
+    RETURNS_OTHERS,
     SOMETIMES_NOTHING,
     must_be_generated,
     must_compute_nothing,
@@ -34,6 +37,7 @@ from lowerdeck.unflatten.cut.preserved import (
     warn_of_lost,
 )
 from lowerdeck.unflatten.cut.rewritten_leaves import (
+    EagersMemory,
     Surroundings,
     warn_of_doubtful,
     with_current_leaves,
@@ -81,6 +85,7 @@ def find_preserved_calls(
     stored = {values.get(mutation.value) for mutation in trace.mutations.all}
     doubtful: list[str] = []
     lost: set[str] = set()
+    outside: list[Frame] = []
     for frame in made.tree.frames():
         name = frame.recorded if frame.recorded in asked else frame.path
         if frame.parent is None or frame.part or name not in asked:
@@ -103,7 +108,12 @@ def find_preserved_calls(
         signature = replace(call.signature, loses_writes=writes_argument(call, around))
         call = replace(call, signature=signature)
         made.preserved[frame] = _without(call, own, Absent())
+        if any(
+            leaf not in inside and leaf not in call.inputs for leaf in call.nodes(call.outputs)
+        ):
+            outside.append(frame)
         doubtful.extend(frame.path for _ in unsure)
+    _guard_lost_results(made, outside)
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
@@ -148,8 +158,10 @@ def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
             forbid_replacing(made, frame, frame.parent, why[frame.path])
     uncalled = why.keys() - {frame.path for frame in frames}
     for path, reason in why.items():
-        if path in trace.paths and (path in uncalled or told[path] == IN_BRANCHES):
+        if path in trace.paths and told[path] == IN_BRANCHES:
             forbid_uncalled(trace, made, path, reason)
+        elif path in trace.paths and path in uncalled:
+            forbid_uncalled(trace, made, path, f"{reason}; {NO_CALL}")
 
 
 def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
@@ -168,6 +180,27 @@ def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
     for frame in made.tree.frames():
         if frame in lost and frame.parent is not None:
             forbid_replacing(made, frame, frame.parent, LOST_PART)
+
+
+def _guard_lost_results(made: WorkingGraph, outside: Iterable[Frame]) -> None:
+    """Forbid changing modules whose callers read what these return from elsewhere.
+
+    Args:
+        made: The working graph, whole but for its output.
+        outside: Those that return what they neither compute nor are given.
+    """
+    memory = EagersMemory(made)
+    lost = LOST_MEMORY if memory.is_renewed else RETURNS_OTHERS
+    why = dict.fromkeys(outside, lost)
+    for frame in why:
+        del made.preserved[frame]
+    if memory.is_renewed:
+        for frame, call in made.preserved.items():
+            if memory.loses_memory(call, set(nodes_in(frame))):
+                why[frame] = LOST_MEMORY
+    for frame, reason in why.items():
+        if frame.parent is not None:
+            forbid_replacing(made, frame, frame.parent, reason)
 
 
 def _guard_uncalled(

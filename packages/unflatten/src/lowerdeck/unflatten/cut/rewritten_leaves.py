@@ -7,16 +7,19 @@ it was made; the call reads the one that it has by then, and so must a module in
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, returns_view, schema_of
+from lowerdeck.torch_base import MemoryUse, OpOverload, returns_view, schema_of
+from lowerdeck.unflatten.calls.carrying import is_read_as_argument
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.lost_stacks import origins
 
 
@@ -100,6 +103,57 @@ def writes_argument(call: PreservedCall, around: Surroundings) -> bool:
     )
 
 
+class EagersMemory:
+    """Which values of a decomposed program share memory in eager, where each write is a new value.
+
+    Args:
+        made: The working graph, whole but for its output.
+    """
+
+    def __init__(self, made: WorkingGraph) -> None:
+        self._made = made
+        self._renewed = [node for node in made.graph.nodes if _is_renewed(node)]
+
+    @cached_property
+    def _memory(self) -> MemoryUse:
+        state: dict[str, list[Node]] = {}
+        for node, placeholder in self._made.reads.items():
+            state.setdefault(placeholder, []).append(node)
+        pairs = [(node, _renewed_by(node)) for node in self._renewed]
+        return MemoryUse(self._made.graph, None, [*state.values(), *pairs])
+
+    @property
+    def is_renewed(self) -> bool:
+        """Return whether any write is a new value here."""
+        return bool(self._renewed)
+
+    def loses_memory(self, call: PreservedCall, inside: Collection[Node]) -> bool:
+        """Return whether the caller may read a result of ``call`` from elsewhere.
+
+        It makes a view of what was written after the call by itself, and reads an argument that
+        the call wrote and returned by either name: what another module returned there would not
+        be read. Memory of the call's own that is written later, it reads from the result.
+
+        Args:
+            call: The call.
+            inside: Its nodes.
+        """
+        if any(is_read_as_argument(leaf) for leaf in call.nodes(call.outputs)):
+            return True
+        group = self._memory.group
+        foreign = {source for node in inside for source in node.all_input_nodes}
+        foreign = {node for node in foreign if node not in inside or node.op == "get_attr"}
+        others = set(map(group, (*foreign, *call.nodes(call.inputs))))
+        times = Counter(map(group, call.nodes(call.outputs)))
+        shared = {one for one, count in times.items() if one in others or count > 1}
+        end = max(inside, default=None)
+        return any(
+            group(node) in shared
+            for node in self._renewed
+            if (end is None or node > end) and node not in inside
+        )
+
+
 def warn_of_doubtful(names: Iterable[str]) -> None:
     """Warn that the arguments of the calls named so are not certain."""
     shown = ", ".join(dict.fromkeys(names))
@@ -158,9 +212,7 @@ def _earlier_values(node: Node) -> Iterator[Node]:
     while node.all_input_nodes and (_writes(node) or returns_view(node.target)):
         # Writing all of a tensor can leave nothing but a view or a copy of what was written.
         is_changed = is_changed or not (returns_view(node.target) or node.target in _COPIES)
-        # First comes what the operator's variant in place writes; a choice keeps its last.
-        is_choice = node.target is torch.ops.aten.where.self
-        node = node.all_input_nodes[-1 if is_choice else 0]
+        node = _renewed_by(node)
         if is_changed:
             yield node
 
@@ -187,6 +239,20 @@ def _may_be_whole(node: Node) -> bool:
 def _writes(node: Node) -> bool:
     """Return whether ``node`` stands for an operator that wrote in place."""
     return any(_is_mutable(str(source.target)) for source in origins(node))
+
+
+def _is_renewed(node: Node) -> bool:
+    """Return whether ``node`` makes a new value of what eager wrote in place."""
+    if node.op != "call_function" or not node.meta.get("from_node"):
+        return False
+    return _writes(node) and not _is_mutable(str(node.target))
+
+
+def _renewed_by(node: Node) -> Node:
+    """Return what held the value of ``node`` before the write."""
+    # First comes what the operator's variant in place writes; a choice keeps its last.
+    is_choice = node.target is torch.ops.aten.where.self
+    return node.all_input_nodes[-1 if is_choice else 0] if node.all_input_nodes else node
 
 
 @cache

@@ -45,7 +45,9 @@ class WorkingGraph:
 
     def forbid(self, path: str, caller: Frame, why: str) -> None:
         """Note that another module may not take the place of a module that ``caller`` knows."""
-        self.forbidden.setdefault(path, why)
+        known = self.forbidden.setdefault(path, why)
+        if why not in known:
+            self.forbidden[path] = f"{known.rstrip('.')}; {why}"
         # Whatever is between the two holds the module, and would bring another one with it.
         outer = path.rpartition(".")[0]
         while outer and outer != caller.path:
