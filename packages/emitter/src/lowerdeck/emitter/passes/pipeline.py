@@ -7,6 +7,7 @@ from collections.abc import Callable
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.ir.graph import Method
 from lowerdeck.emitter.passes.center_norms import center_norms
+from lowerdeck.emitter.passes.compose_linears import compose_linears
 from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
@@ -38,6 +39,7 @@ def run_passes(
     drop_assertions(method)
     drop_dead_code(method)
     compute_numbers(method)
+    compose_linears(method, config.table)
     fold_constants(method, stem_of)
     legalize_scalars(method, config.table)
     legalize_operands(method)
