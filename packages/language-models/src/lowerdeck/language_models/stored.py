@@ -67,13 +67,15 @@ def keep_stored(model: nn.Module) -> None:
     """
     kept: dict[int, torch.Tensor] = {}
     for module in list(model.modules()):
-        weight = module._parameters.get("weight")
         kind = _KINDS.get(type(module))
-        if kind is None or weight is None or weight.dtype not in HALVES or _renorms(module):
+        if kind is None or _renorms(module):
+            continue
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        if weight is None or weight.dtype not in HALVES:
             continue
         # Tied weights are one tensor still.
         stored = kept.setdefault(id(weight), weight.detach())
-        del module._parameters["weight"]
+        del module.weight
         module.__class__ = kind
         module.register_buffer("stored", stored, persistent=False)
     stays = {id(one) for one in kept.values()}
@@ -98,7 +100,7 @@ def as_linear(module: StoredLinear) -> nn.Linear:
         module: The layer.
     """
     weight = module.weight
-    del module._buffers["stored"]
+    del module.stored
     made: Any = module
     made.__class__ = nn.Linear
     made.weight = nn.Parameter(weight, requires_grad=False)
