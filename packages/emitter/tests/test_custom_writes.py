@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import export
 
 from lowerdeck.emitter import EmitConfig, MissingKernelError, UnsupportedError, emit
+from lowerdeck.serializer import Tensor
 
 CONFIG = EmitConfig(custom_kernels=frozenset({"test_writes::add_one"}))
 
@@ -72,3 +73,22 @@ def test_what_a_kernel_may_not_write_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=f"add_.*{what}.*expected whole tensors"):
         emit(export(model(), (torch.ones(3),)).run_decompositions(), config=CONFIG)
+
+
+class Begins(nn.Module):
+    held: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.full((3,), 5.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.ops.test_writes.add_one(self.held)
+        return self.held + x
+
+
+def test_what_only_a_kernel_writes_begins_as_the_model_has_it(library: None) -> None:
+    emitted = emit(export(Begins(), (torch.ones(3),)), config=CONFIG)
+    (plan,) = emitted.program.execution_plan
+    tensors = [one.val for one in plan.values if isinstance(one.val, Tensor)]
+    assert [one.data_buffer_idx for one in tensors if one.data_buffer_idx] == [1]

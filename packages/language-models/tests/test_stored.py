@@ -86,3 +86,16 @@ def test_quantised_weights_go_into_files(tmp_path: Path, monkeypatch: pytest.Mon
     quantize_linears(read, "8da4w", 32)
     assert torch.equal(_logits(mapped), _logits(read))
     assert _in_memory(mapped) < _in_memory(read) / 10
+
+
+def test_a_layer_of_two_parents_is_quantised_once() -> None:
+    torch.manual_seed(0)
+    shared = nn.Linear(32, 32)
+    twice = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared)).eval()
+    once = nn.Sequential(nn.Linear(32, 32)).eval()
+    once[0].load_state_dict(shared.state_dict())
+    quantize_linears(twice, "8da8w", 32)
+    quantize_linears(once, "8da8w", 32)
+    x = torch.randn(2, 32)
+    with torch.no_grad():
+        assert torch.equal(twice(x), once(once(x)))

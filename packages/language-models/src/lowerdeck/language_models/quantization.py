@@ -57,8 +57,12 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
 
 def _quantize(model: nn.Module, config: Any, chosen: Callable[[nn.Linear], bool]) -> None:
     """Quantise layers so that the floats of one alone are in memory, where others are mapped."""
+    done: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if child in done:  # it has several parents
+                setattr(parent, name, done[child])
+                continue
             if not isinstance(child, nn.Linear) or not chosen(child):
                 continue
             linear = as_linear(child) if isinstance(child, StoredLinear) else child
@@ -68,4 +72,5 @@ def _quantize(model: nn.Module, config: Any, chosen: Callable[[nn.Linear], bool]
             # traces the whole program, which takes seven times as long.
             unwrap_tensor_subclass(alone)
             to_files(alone)
+            done[child] = alone["layer"]
             setattr(parent, name, alone["layer"])

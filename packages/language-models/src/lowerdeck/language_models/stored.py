@@ -65,7 +65,8 @@ def keep_stored(model: nn.Module) -> None:
         model: A model in float16 or bfloat16. Weights of linear layers and of plain embeddings
             stay; all others become float32.
     """
-    kept: dict[int, torch.Tensor] = {}
+    # By the weights themselves, which are equal to none but themselves and live as long as this.
+    kept: dict[torch.Tensor, torch.Tensor] = {}
     for module in list(model.modules()):
         kind = _KINDS.get(type(module))
         if kind is None or _renorms(module):
@@ -74,7 +75,7 @@ def keep_stored(model: nn.Module) -> None:
         if weight is None or weight.dtype not in HALVES:
             continue
         # Tied weights are one tensor still.
-        stored = kept.setdefault(id(weight), weight.detach())
+        stored = kept.setdefault(weight, weight.detach())
         del module.weight
         module.__class__ = kind
         module.register_buffer("stored", stored, persistent=False)
