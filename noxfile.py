@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 from tools.mixes import (  # noqa: E402  (tools/ stands beside this file, not on the path)
+    covering_mixes,
     known_versions,
     largest_mixes,
     oldest_siblings,
@@ -313,7 +314,10 @@ def oldest(session: nox.Session, package: str) -> None:
 
 @nox.session(requires=["build", "torch"], reuse_venv=False, default=False)
 def wheels(session: nox.Session) -> None:
-    """Install every set of wheels that layers allow, and old ones with new; do the main job."""
+    """Install every set of wheels that layers allow, and old ones with new; do the main job.
+
+    Old and new together: so that any three stand together once; ``-- all`` tries every mix.
+    """
     _borrow_torch(session)
     needed = {r for package in PACKAGES for r in requirements_of(package)}
     session.install(*sorted({*needed, "flatbuffers"}))  # which releases before today's need
@@ -341,7 +345,7 @@ def wheels(session: nox.Session) -> None:
 
 
 def _test_mixes(session: nox.Session) -> None:
-    """Install old and new wheels together, in each mix that the pins allow; do small jobs."""
+    """Install old and new wheels together, in mixes that the pins allow; do small jobs."""
     session.install("build", "hatchling", *DEV)
     shutil.rmtree("old", ignore_errors=True)
     known = known_versions()
@@ -352,7 +356,8 @@ def _test_mixes(session: nox.Session) -> None:
         for package in known
         for version in known[package]
     }
-    for mix in largest_mixes(known):
+    every = largest_mixes(known)
+    for mix in every if "all" in session.posargs else covering_mixes(every):
         session.log(", ".join(" ".join(one) for one in mix.items()))
         session.run(
             *("python", "-m", "pip", "uninstall", "-qy", "lowerdeck"),

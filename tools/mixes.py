@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 from tools.workspace import (
     BRAND,
@@ -62,6 +63,24 @@ def largest_mixes(known: Known) -> list[dict[str, str]]:
             grown += [{**mix, package: version} for version in fitting] or [mix]
         mixes = grown
     return mixes
+
+
+def covering_mixes(mixes: list[dict[str, str]], together: int = 3) -> list[dict[str, str]]:
+    """Choose from mixes, so that any few versions that stand together in one do so in a choice.
+
+    The number of mixes doubles with almost each package that has two versions, and a mix takes
+    half a minute; what breaks is between a package and those that it calls. So each three (or
+    ``together``) are tried, not each thirteen. Greedy: the mix with most that is new comes next.
+    """
+    sizes = range(1, together + 1)
+    held = [{few for size in sizes for few in combinations(mix.items(), size)} for mix in mixes]
+    missing = set[tuple[tuple[str, str], ...]]().union(*held)
+    chosen = []
+    while missing:
+        best = max(range(len(mixes)), key=lambda one: len(held[one] & missing))
+        chosen.append(mixes[best])
+        missing -= held[best]
+    return chosen
 
 
 def oldest_siblings(package: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 
 from tools import mixes, workspace
@@ -24,6 +26,23 @@ def test_each_mix_is_allowed_and_as_large_as_can_be():
 def test_a_package_that_nothing_fits_is_in_no_mix():
     known = {"low": {"0.2.0": {}}, "high": {"0.1.0": {"low": ("0.1.0", "0.2")}}}
     assert mixes.largest_mixes(known) == [{"low": "0.2.0"}]
+
+
+def test_any_three_versions_that_can_stand_together_do_in_a_chosen_mix():
+    free = {name: {"0.1.0": {}, "0.2.0": {}} for name in "abcdefgh"}
+    every = mixes.largest_mixes(free)
+    chosen = mixes.covering_mixes(every)
+    assert len(every) == 2**8
+    assert len(chosen) < 20
+    for three in combinations(free, 3):
+        for versions in product(("0.1.0", "0.2.0"), repeat=3):
+            wanted = dict(zip(three, versions, strict=True)).items()
+            assert any(wanted <= mix.items() for mix in chosen)
+
+
+def test_fewer_packages_than_that_are_tried_in_every_mix():
+    every = mixes.largest_mixes(OLD_AND_NEW)
+    assert mixes.covering_mixes(every) == [every[2], every[0], every[1]]
 
 
 def test_one_mix_is_these_sources_alone():
