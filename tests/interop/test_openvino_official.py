@@ -76,6 +76,16 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_models_whose_precision_the_device_chooses_are_near(name: str, tmp_path: Path) -> None:
+    model, x = MODELS[name]
+    partitioner = OpenvinoPartitioner(keep_precision=False)
+    path = tmp_path / "model.pte"
+    emit(to_backend(torch.export.export(model, (x,)), partitioner)).save(path)
+    with torch.no_grad():
+        assert_ran(official.run(path, [official.Call((x,))]), model(x), rtol=4e-2, atol=4e-2)
+
+
 @pytest.mark.parametrize("decomposed", [False, True], ids=["raw", "decomposed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_equal_eager(name: str, decomposed: bool) -> None:

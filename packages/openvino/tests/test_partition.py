@@ -244,6 +244,14 @@ def test_every_operator_of_a_payload_is_marked() -> None:
         assert marks.count("precise") == 1, layer.attrib
 
 
+def test_the_device_may_choose_the_precision() -> None:
+    model, x = Mixed().eval(), numbers(1, 3, 5, 5)
+    program = lowered(model, (x,), OpenvinoPartitioner(keep_precision=False))
+    [delegate] = get_lowered_backend_modules(program.graph_module)
+    assert b"precise" not in text_of(bytes(delegate.processed_bytes))
+    torch.testing.assert_close(run(program, x), model(x), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("payload", [b"", b"short", bytes(48), bytes(500)])
 def test_a_payload_of_another_layout_is_refused(payload: bytes) -> None:
     with pytest.raises(CompileError, match="a way that is not known"):

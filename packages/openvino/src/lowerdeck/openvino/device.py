@@ -13,6 +13,8 @@ from lowerdeck.openvino.precision import with_precision_kept
 
 # The key under which the runtime looks for the name of the device.
 DEVICE = "device"
+# Ours: whether float32 is kept, or the device chooses. The runtime does not look at it.
+PRECISION = "precision"
 
 
 @cache
@@ -41,26 +43,28 @@ def device_of(compile_specs: Mapping[str, bytes]) -> str:
     return wanted
 
 
-def payload_of(model: openvino.Model, device: str) -> bytes:
+def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = True) -> bytes:
     """Return the bytes that the runtime imports.
 
     Args:
         model: What is to be compiled.
         device: Where it is to run.
+        keep_precision: Whether every operator is computed in the precision that it has.
 
     Raises:
         RuntimeError: OpenVINO cannot compile it.
         CompileError: It lays out payloads otherwise than the versions that are known.
     """
-    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    settings = {"INFERENCE_PRECISION_HINT": "f32"} if keep_precision else {}
     if device.startswith("CPU") and {operator.get_type_name() for operator in model.get_ops()} >= {
         "MatMul",
         "Softmax",
     }:
         # Attention would become a kernel of its own, which heeds no mark of precision and then
-        # cannot be imported; without such kernels models of attention are as fast (within 3 %).
+        # cannot be imported, or in bfloat16 is of two precisions and cannot be compiled; without
+        # such kernels models of attention are as fast (within 3 %).
         settings["SNIPPETS_MODE"] = "DISABLE"
-    compiled = core().compile_model(model, device, settings)
-    exported = compiled.export_model()
+    exported = core().compile_model(model, device, settings).export_model()
     payload = exported.getvalue() if isinstance(exported, io.BytesIO) else bytes(exported)
-    return with_precision_kept(payload) if device.startswith("CPU") else payload
+    keeps = keep_precision and device.startswith("CPU")
+    return with_precision_kept(payload) if keeps else payload

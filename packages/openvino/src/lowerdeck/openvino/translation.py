@@ -11,7 +11,7 @@ from openvino import Output, Type, opset13
 from torch.fx import Node
 
 from lowerdeck.lowered_module import DeclarativeBackend, PartitionView
-from lowerdeck.openvino.device import device_of, payload_of
+from lowerdeck.openvino.device import PRECISION, device_of, payload_of
 from lowerdeck.openvino.errors import CompileError
 from lowerdeck.openvino.layout import (
     CHANNELS_LAST,
@@ -110,7 +110,8 @@ class Translation(DeclarativeBackend):
         results = [self._result(node) for node in (*part.mutations.values(), *part.outputs)]
         try:
             model = openvino.Model(results, self._parameters, "partition")
-            return payload_of(model, device)
+            keep = part.compile_specs.get(PRECISION) != b"device"
+            return payload_of(model, device, keep_precision=keep)
         except RuntimeError as error:
             raise CompileError(f"OpenVINO cannot compile this partition: {error}") from error
 
