@@ -12,11 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import Row, compiled_environment, fresh_process
+from benchmarks.harness import Row, compiled_environment, fresh_process, on_one_core
 
 PACKAGE = "language_models"
 CONTEXT = 256
@@ -216,19 +215,11 @@ def _in_turn(files: list[Path], tokenizer: Path) -> list[list[float]]:
                 capture_output=True,
                 text=True,
                 env=compiled_environment(),
-                preexec_fn=_on_one_core,
+                preexec_fn=on_one_core,
             )
             found = json.loads(done.stdout.strip().splitlines()[-1])
             best[place] = [min(pair) for pair in zip(best[place], found, strict=True)]
     return best
-
-
-def _on_one_core() -> None:
-    # XNNPACK has a thread for each core that it may use.
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    with suppress(PermissionError):
-        # Whoever may: no other process has a turn on that core while a token is made.
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 _SPEED = """
@@ -252,6 +243,6 @@ def _memory_speed() -> float:
         capture_output=True,
         text=True,
         env=compiled_environment(),
-        preexec_fn=_on_one_core,
+        preexec_fn=on_one_core,
     )
     return float(done.stdout)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -144,6 +145,18 @@ def compiled_environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "lowerdeck-bench-pycache")
     return env
+
+
+def on_one_core() -> None:
+    """Keep this process on one core, before all others there where that is allowed.
+
+    For ``preexec_fn`` of processes that time what XNNPACK computes.
+    """
+    # XNNPACK has a thread for each core that it may use.
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    with suppress(PermissionError):
+        # Whoever may: no other process has a turn on that core while something is timed.
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def _once(action: Callable[[], object]) -> float:

@@ -2,7 +2,8 @@
 
 Files, and what came of two files run in turn, are kept in ``out/xnnpack``: what has not changed is
 neither made nor run again, and several calls may share the work. It needs torchvision, timm,
-transformers and torchao, and a machine that does nothing else.
+transformers and torchao. Files run on one core, at real-time priority where that is allowed:
+others may work on the other cores, as far as they leave it the memory.
 
     python -m benchmarks.xnnpack_pairs [--counts | --forms] [MODEL[:FORM]...]
 
@@ -21,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import compiled_environment
+from benchmarks.harness import compiled_environment, on_one_core
 from benchmarks.records import state_of
 from benchmarks.xnnpack_files import FLOAT, KEPT, MODES, ROOT, stem
 from benchmarks.xnnpack_models import NAMES
@@ -127,6 +128,7 @@ def _step(*words: object) -> dict[str, Any]:
         capture_output=True,
         text=True,
         env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
+        preexec_fn=on_one_core if words[0] == "run" else None,
     )
     if done.returncode:
         told = done.stderr[-3000:] or f"it ended with {done.returncode}"
