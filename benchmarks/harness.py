@@ -150,9 +150,9 @@ def compiled_environment() -> dict[str, str]:
 def on_one_core() -> None:
     """Keep this process on one core, before all others there where that is allowed.
 
-    For ``preexec_fn`` of processes that time what XNNPACK computes.
+    For ``preexec_fn`` of processes that time what XNNPACK or OpenVINO computes.
     """
-    # XNNPACK has a thread for each core that it may use.
+    # Both have a thread for each core that it may use.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with suppress(PermissionError):
         # Whoever may: no other process has a turn on that core while something is timed.
