@@ -5,7 +5,6 @@ One core, the official runtime. What it kept is timed anew, in turn with the oth
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, before_others
 from benchmarks.xnnpack_models import NAMES, build
 from lowerdeck.lowered_module import LoweringError, Trial, lower, lower_fastest
 from lowerdeck.lowered_module.choosing.official_runtime import seconds_in_turn
@@ -32,7 +31,6 @@ def rows(quick: bool) -> Iterator[Row]:
     Args:
         quick: A few models only.
     """
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     ratios: dict[str, float] = {}
     for name in NAMES[:2] if quick else NAMES:
         try:
@@ -58,7 +56,8 @@ def _row(name: str) -> Row:
         wanted = pytree.tree_leaves(model(*inputs))
     program = torch.export.export(model, inputs)
     largest = max(float(one.abs().max()) for one in wanted)
-    lowered, trials = lower_fastest(program, wanted, tolerance=1e-3 * max(1.0, largest))
+    with before_others():
+        lowered, trials = lower_fastest(program, wanted, tolerance=1e-3 * max(1.0, largest))
     chosen = next(trial for trial in trials if trial.chosen)
     singles = [trial for trial in trials if len(trial.backends) == 1 and not trial.why_not]
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +68,8 @@ def _row(name: str) -> Row:
                 files[trial.backends] = Path(folder, f"{number}.pte")
                 lower(program, list(trial.backends)).save(files[trial.backends])
         flat = pytree.tree_leaves(inputs)
-        samples = seconds_in_turn(list(files.values()), flat, ROUNDS)
+        with before_others():
+            samples = seconds_in_turn(list(files.values()), flat, ROUNDS)
     times = {
         plan: 1e3 * statistics.median(found) for plan, found in zip(files, samples, strict=True)
     }

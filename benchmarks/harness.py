@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -157,6 +157,19 @@ def on_one_core() -> None:
     with suppress(PermissionError):
         # Whoever may: no other process has a turn on that core while something is timed.
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+@contextmanager
+def before_others() -> Iterator[None]:
+    """Let this process, and those that it starts meanwhile, have one core before all others."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    cores = os.sched_getaffinity(0)
+    on_one_core()
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+        os.sched_setaffinity(0, cores)
 
 
 def _once(action: Callable[[], object]) -> float:
