@@ -234,6 +234,9 @@ def _movement() -> list[Case]:
         _called("aten.embedding.default", numbers(3, 5), places),
         _called("aten.index_select.default", x, 1, rows),
         _called("aten.gather.default", numbers(3, 2), 0, places),
+        Case("aten.index.Tensor", lambda t, at: t[:, at], (x, rows)),
+        Case("aten.index.Tensor", lambda t, at: t[at], (numbers(3, 2), places - 2)),
+        Case("aten.index.Tensor", lambda t, at: t[..., at], (x, places.int())),
         _called("aten.pixel_shuffle.default", numbers(2, 8, 3, 5), 2),
         _called("aten.pixel_unshuffle.default", image, 2),
     ]

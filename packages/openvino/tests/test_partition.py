@@ -49,6 +49,8 @@ def run(program: torch.export.ExportedProgram, *inputs: Any) -> Any:
 
 
 REFUSED = [
+    (lambda x, at: x[at], (numbers(3, 2), torch.tensor([True, False, True])), "positions"),
+    (lambda x, at: x[at, at], (numbers(3, 2), torch.tensor([0, 1])), "positions"),
     (lambda x: x.double() + 1, (numbers(3),), "float64"),
     (lambda x: x + 1, (torch.arange(3),), "int64"),
     (lambda x: x + 1, (numbers(3).bfloat16(),), "bfloat16"),

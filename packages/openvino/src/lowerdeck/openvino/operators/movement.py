@@ -77,6 +77,14 @@ def _numbered(node: Node) -> bool | str:
     return table.dtype in VALUES or f"dtype {table.dtype} is not taken"
 
 
+def _one_index(node: Node) -> bool | str:
+    """Take positions in one dimension; a mask's result is as long as it has truths."""
+    given = [one for one in arguments_of(node)["indices"] if one is not None]
+    if len(given) != 1 or tensor_of(given[0]).dtype not in (torch.int32, torch.int64):
+        return "it takes something else than positions in one dimension"
+    return _numbered(node)
+
+
 def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
@@ -102,6 +110,7 @@ class Movement(Translation):
         SupportedOp("aten.roll", VALUES, when=lambda node: len(node.args) > 2 or "it has no dims"),
         SupportedOp("aten.embedding", WITH_POSITIONS, when=_numbered),
         SupportedOp("aten.index_select", WITH_POSITIONS | VALUES, when=_numbered),
+        SupportedOp("aten.index.Tensor", WITH_POSITIONS | VALUES, when=_one_index),
         SupportedOp("aten.gather", WITH_POSITIONS | VALUES, when=_numbered),
     )
 
@@ -246,6 +255,14 @@ class Movement(Translation):
         self.give(
             part, node, opset13.gather(self.read(found["self"]), self.read(found["index"]), axis)
         )
+
+    @visits("aten.index.Tensor")
+    def indexed(self, part: PartitionView, node: Node) -> None:
+        """Visit places of a dimension, which may be told in several."""
+        found = arguments_of(node)
+        (dim,) = (i for i, one in enumerate(found["indices"]) if one is not None)
+        places = self.read(found["indices"][dim])
+        self.give(part, node, opset13.gather(self.read(found["self"]), places, whole(dim)))
 
     @visits("aten.gather")
     def gathered(self, part: PartitionView, node: Node) -> None:
