@@ -304,6 +304,9 @@ def _norms() -> list[Case]:
         ),
         _called("aten.rms_norm.default", image, [3], numbers(3)),
         _called("aten.rms_norm.default", image, [5, 3], None, 1e-3),
+        _called("aten._weight_norm.default", image, numbers(2, 1, 1, 1)),
+        _called("aten._weight_norm.default", image, numbers(1, 1, 1, 3), 3),
+        _called("aten._weight_norm.default", image, numbers(1, 1, 1, 1), -1),
     ]
 
 

@@ -48,6 +48,7 @@ class Norms(Translation):
         SupportedOp("aten.group_norm", FLOATS),
         SupportedOp("aten.native_group_norm", FLOATS, when=_first_alone),
         SupportedOp("aten.rms_norm", FLOATS),
+        SupportedOp("aten._weight_norm", FLOATS),
     )
 
     def give_first(self, part: PartitionView, node: Node, made: openvino.Node) -> None:
@@ -117,6 +118,16 @@ class Norms(Translation):
         self.give(
             part, node, made if wanted == torch.float32 else opset13.convert(made, TYPES[wanted])
         )
+
+    @visits("aten._weight_norm")
+    def weight_norm(self, part: PartitionView, node: Node) -> None:
+        """Visit a weight of given lengths: a constant, which OpenVINO computes ahead of time."""
+        found = arguments_of(node)
+        value = self.read(found["v"])
+        # -1 is torch's word for all dimensions, not for the last one.
+        axes = [axis for axis in range(tensor_of(found["v"]).dim()) if axis != found["dim"]]
+        made = opset13.divide(value, opset13.reduce_l2(value, whole(axes), True))
+        self.give(part, node, opset13.multiply(made, self.read(found["g"])))
 
     def _filled(self, found: Node | None, otherwise: float, like: torch.Tensor) -> Output:
         if found is not None:
