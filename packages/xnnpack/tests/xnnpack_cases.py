@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from case_making import Case, Function, case, module  # type: ignore[import-not-found]
 from further_cases import further  # type: ignore[import-not-found]
 from mask_cases import given_masks, masks  # type: ignore[import-not-found]
+from table_cases import tables  # type: ignore[import-not-found]
 from tidied_cases import tidied  # type: ignore[import-not-found]
 from torch import nn
 from volume_cases import volumes  # type: ignore[import-not-found]
@@ -49,6 +50,7 @@ def cases() -> Iterator[Case]:
                 further,
                 volumes,
                 tidied,
+                tables,
             ),
         ):
             yield from group()

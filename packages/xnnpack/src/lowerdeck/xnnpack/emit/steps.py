@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.payload.encoding import FLOAT
-from lowerdeck.xnnpack.payload.schema import Node, NodeKind, Value
+from lowerdeck.xnnpack.payload.schema import NONE, Graph, Node, NodeKind, Value
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
@@ -18,7 +18,6 @@ _MOST = 1 << 20
 """Elements that are looked at at once."""
 _LARGEST = float(torch.finfo(torch.float32).max)
 _READERS = {NodeKind.ADD, NodeKind.SUBTRACT}
-_OTHERS = {NodeKind.COPY}
 
 
 class Step(NamedTuple):
@@ -47,13 +46,9 @@ def compute_steps(emission: Emission) -> None:
     """
     graph = emission.graph
     added: list[Node] = []
-    readers: dict[int, set[NodeKind]] = {}
-    for node in graph.nodes:
-        for name, one in node.fields.items():
-            if name.endswith("_id") and isinstance(one, int):
-                readers.setdefault(one, set()).add(node.kind)
+    readers = readers_of(graph)
     for value in list(graph.values):
-        if value.constant and readers.get(value.id, _OTHERS) <= _READERS:
+        if value.constant and readers[value.id] <= _READERS:
             found = _step_of(emission, value)
             if found is not None:
                 added += _computed(emission, value, found)
@@ -61,6 +56,16 @@ def compute_steps(emission: Emission) -> None:
     if added:
         graph.nodes[:0] = added
         emission.sources[:0] = [()] * len(added)
+
+
+def readers_of(graph: Graph) -> Mapping[int, set[NodeKind]]:
+    """Return the kinds of nodes that read or make each value; every value has one."""
+    readers: dict[int, set[NodeKind]] = {value.id: set() for value in graph.values}
+    for node in graph.nodes:
+        for name, one in node.fields.items():
+            if name.endswith("_id") and isinstance(one, int) and one != NONE:
+                readers[one].add(node.kind)
+    return readers
 
 
 def _step_of(emission: Emission, value: Value) -> Step | None:
