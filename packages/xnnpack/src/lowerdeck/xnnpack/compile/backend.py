@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Collection, Sequence
+from importlib import metadata
 from typing import Any, ClassVar
 
 import torch
@@ -69,7 +70,8 @@ class XnnpackBackend(BackendDetails):
     into the node before them.
     """
 
-    version = "3"
+    # Each release may compile otherwise: results that another one left in a cache are its own.
+    version = metadata.version("lowerdeck-xnnpack")
     reads_only = True
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
