@@ -10,12 +10,13 @@ import torch
 
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.payload.encoding import FLOAT
-from lowerdeck.xnnpack.payload.schema import NONE, Graph, Node, NodeKind, Value
+from lowerdeck.xnnpack.payload.schema import Node, NodeKind, Value
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
 _MOST = 1 << 20
 """Elements that are looked at at once."""
+_OTHERS = {NodeKind.COPY}
 _LARGEST = float(torch.finfo(torch.float32).max)
 _READERS = {NodeKind.ADD, NodeKind.SUBTRACT}
 
@@ -36,19 +37,19 @@ class Step(NamedTuple):
     number: float
 
 
-def compute_steps(emission: Emission) -> None:
+def compute_steps(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> None:
     """Let masks be computed at run time that are steps and are only added, once for all readers.
 
     A mask of n tokens takes n * n numbers in a file, and two vectors of n when computed.
 
     Args:
         emission: A payload in which every node is read.
+        readers: The kinds of nodes that read each value.
     """
     graph = emission.graph
     added: list[Node] = []
-    readers = readers_of(graph)
     for value in list(graph.values):
-        if value.constant and readers[value.id] <= _READERS:
+        if value.constant and readers.get(value.id, _OTHERS) <= _READERS:
             found = _step_of(emission, value)
             if found is not None:
                 added += _computed(emission, value, found)
@@ -56,16 +57,6 @@ def compute_steps(emission: Emission) -> None:
     if added:
         graph.nodes[:0] = added
         emission.sources[:0] = [()] * len(added)
-
-
-def readers_of(graph: Graph) -> Mapping[int, set[NodeKind]]:
-    """Return the kinds of nodes that read or make each value; every value has one."""
-    readers: dict[int, set[NodeKind]] = {value.id: set() for value in graph.values}
-    for node in graph.nodes:
-        for name, one in node.fields.items():
-            if name.endswith("_id") and isinstance(one, int) and one != NONE:
-                readers[one].add(node.kind)
-    return readers
 
 
 def _step_of(emission: Emission, value: Value) -> Step | None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from lowerdeck.torch_base import bytes_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
-from lowerdeck.xnnpack.emit.steps import readers_of
 from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF
 from lowerdeck.xnnpack.payload.schema import MAX_RANK, Node, NodeKind, Value
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
 _READERS = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY}
+_OTHERS = {NodeKind.COPY}
 _FARTHEST = 1e5
 """Up to here the runtime's sines and cosines are right."""
 _ROUNDING = 1e-6
@@ -40,17 +40,21 @@ def note_function(emission: Emission, kind: NodeKind, argument: torch.Tensor) ->
     return result
 
 
-def compute_tables(emission: Emission) -> None:
+def compute_tables(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> None:
     """Let what is much smaller than a table compute it, at run time, once for all its readers.
 
     Args:
         emission: A payload in which every node is read.
+        readers: The kinds of nodes that read each value that a table may be.
     """
-    readers = readers_of(emission.graph)
     made = _Made(emission)
     for value in list(emission.graph.values):
         known = value.constant and value.encoding in _BITS and len(value.dims) >= 2
-        if known and math.prod(value.dims) >= _FEWEST and readers[value.id] <= _READERS:
+        if (
+            known
+            and math.prod(value.dims) >= _FEWEST
+            and readers.get(value.id, _OTHERS) <= _READERS
+        ):
             made.replace(value)
     emission.graph.nodes[:0] = made.nodes
     emission.sources[:0] = [()] * len(made.nodes)

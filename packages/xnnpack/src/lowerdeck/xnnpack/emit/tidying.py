@@ -41,9 +41,19 @@ def tidy(emission: Emission) -> None:
     _drop_unread(emission)
     _keep_images(emission)
     _drop_unread(emission)
-    compute_steps(emission)
-    compute_tables(emission)
+    readers = _readers_of(emission.graph)
+    compute_steps(emission, readers)
+    compute_tables(emission, readers)
     _number_anew(emission)
+
+
+def _readers_of(graph: Graph) -> dict[int, set[NodeKind]]:
+    """Return the kinds of nodes that read each value that is read."""
+    readers: dict[int, set[NodeKind]] = {}
+    for node in graph.nodes:
+        for value in _inputs(node):
+            readers.setdefault(value, set()).add(node.kind)
+    return readers
 
 
 def _inputs(node: Node) -> Iterator[int]:
