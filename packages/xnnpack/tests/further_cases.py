@@ -27,6 +27,7 @@ def lines() -> Iterator[Case]:
         "max_padded": nn.MaxPool1d(3, 2, 1),
         "max_dilated": nn.MaxPool1d(3, 1, dilation=2),
         "max_ceil": nn.MaxPool1d(4, 3, 2, ceil_mode=True),
+        "avg_ceil": nn.AvgPool1d(4, 3, 2, ceil_mode=True),
         "avg": nn.AvgPool1d(2),
         "avg_counted": nn.AvgPool1d(3, 2, 1),
         "avg_uncounted": nn.AvgPool1d(3, 2, 1, count_include_pad=False),

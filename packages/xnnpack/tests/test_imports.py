@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -44,3 +45,7 @@ def test_every_offered_name_is_there_and_no_other() -> None:
 def test_payloads_are_read_by_the_serializer() -> None:
     assert lowerdeck.xnnpack.decode_payload is lowerdeck.serializer.decode_payload
     assert lowerdeck.xnnpack.XnnGraph is lowerdeck.serializer.XnnGraph
+
+
+def test_a_cache_keeps_the_results_of_releases_apart() -> None:
+    assert lowerdeck.xnnpack.XnnpackBackend.version == metadata.version("lowerdeck-xnnpack")

@@ -64,7 +64,7 @@ MANY = torch.zeros(65, dtype=torch.int64)
         (lambda x: F.pad(x, (-1, 0)), "negative"),
         (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "reflect|no such"),
         (lambda x: torch.pow(x, 1.7), "exponent"),
-        (lambda x: F.avg_pool2d(x, 3, ceil_mode=True), "ceil_mode"),
+        (lambda x: F.avg_pool2d(x, 3, ceil_mode=True, divisor_override=7), "ceil_mode"),
         (lambda x: F.adaptive_avg_pool2d(x, 3), "not all of one size"),
         (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), "whole number"),
         (lambda x: F.conv2d(x, x[:, :, :2, :2]), "not constant"),

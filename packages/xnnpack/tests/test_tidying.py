@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
 from quantized_cases import IN, OUT, IntegerWeight  # type: ignore[import-not-found]
+from table_cases import Places, Rotary  # type: ignore[import-not-found]
 from tidied_cases import Gated  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
@@ -84,3 +85,27 @@ def test_a_causal_mask_is_computed_once_for_all_layers() -> None:
     assert sum(map(len, named_data(delegate).values())) < 256 * 16
     graph = decode_payload(delegate.processed_bytes)
     assert sum(node.operator.label == "Subtract" for node in graph.nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "stored"),
+    [
+        # One column of positions, one row of frequencies.
+        (Rotary(), (1, 2, 128, 64), 4 * (128 + 32)),
+        # Half of each row, as no function is known whose values these are.
+        (Rotary(1.25), (1, 2, 128, 64), 2 * 4 * 128 * 32),
+        (Places(flat=False), (1, 12, 20, 24), 4 * 12 * (20 + 24)),
+        (Places(flat=True), (1, 12, 24, 24), 4 * 12 * (24 + 24)),
+    ],
+)
+def test_tables_are_computed_of_what_they_were_computed_of(
+    model: nn.Module, shape: tuple[int, ...], stored: int
+) -> None:
+    (delegate,) = delegates(lower(model, (torch.randn(shape),), XnnpackPartitioner()))
+    assert sum(map(len, named_data(delegate).values())) <= stored + 16
+
+
+def test_halves_are_computed_of_half_of_each_row() -> None:
+    inputs = (torch.randn(1, 2, 128, 64).half(),)
+    (delegate,) = delegates(lower(Rotary().half(), inputs, XnnpackPartitioner()))
+    assert sum(map(len, named_data(delegate).values())) <= 2 * 2 * 128 * 32 + 16

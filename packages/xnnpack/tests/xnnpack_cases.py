@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from case_making import Case, Function, case, module  # type: ignore[import-not-found]
 from further_cases import further  # type: ignore[import-not-found]
 from mask_cases import given_masks, masks  # type: ignore[import-not-found]
+from table_cases import tables  # type: ignore[import-not-found]
 from tidied_cases import tidied  # type: ignore[import-not-found]
 from torch import nn
 from volume_cases import volumes  # type: ignore[import-not-found]
@@ -49,6 +50,7 @@ def cases() -> Iterator[Case]:
                 further,
                 volumes,
                 tidied,
+                tables,
             ),
         ):
             yield from group()
@@ -263,6 +265,11 @@ def pooling() -> Iterator[Case]:
         "counted": {"kernel_size": 3, "padding": 1, "stride": 2},
         "uncounted": {"kernel_size": 3, "padding": 1, "count_include_pad": False},
         "divisor": {"kernel_size": 3, "divisor_override": 4, "padding": 1},
+        "ceil": {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+        "ceil_counted": {"kernel_size": 4, "stride": 3, "padding": 2, "ceil_mode": True},
+        "ceil_uncounted": {"kernel_size": 4, "stride": 3, "padding": 1, "ceil_mode": True}
+        | {"count_include_pad": False},
+        "ceil_for_nothing": {"kernel_size": (1, 2), "ceil_mode": True, "divisor_override": 3},
     }.items():
         yield module(f"avg_pool_{name}", nn.AvgPool2d(**options), image)  # type: ignore[arg-type]
     yield module("adaptive_1", nn.AdaptiveAvgPool2d(1), image)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Collection, Sequence
+from importlib import metadata
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,7 @@ from lowerdeck.xnnpack.emit import (
     Tracked,
     float_of,
     is_fixed,
+    note_function,
     shape_of,
     tidy,
 )
@@ -48,10 +50,12 @@ from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
 from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import layout_of
+from lowerdeck.xnnpack.payload.schema import NodeKind
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
 _VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}
+_FUNCTIONS = {_ATEN.cos.default: NodeKind.COS, _ATEN.sin.default: NodeKind.SIN}
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
 _LOG = logging.getLogger("lowerdeck.xnnpack")
@@ -66,7 +70,8 @@ class XnnpackBackend(BackendDetails):
     into the node before them.
     """
 
-    version = "3"
+    # Each release may compile otherwise: results that another one left in a cache are its own.
+    version = metadata.version("lowerdeck-xnnpack")
     reads_only = True
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
@@ -271,11 +276,16 @@ def _fold(emission: Emission, node: fx.Node) -> None:
     if quantized is not None:
         emission.define(node, _integers(quantized))
         return
+    args: Any
     args, kwargs = fx.map_arg((node.args, node.kwargs), data)
     # What was folded before may lie in memory otherwise than in the program, where a view fits.
     target: Any = _ATEN.reshape.default if node.target in _VIEWS else node.target
     with torch.no_grad():
-        result = target(*args, **kwargs)
+        function = _FUNCTIONS.get(target)
+        if function is None:
+            result = target(*args, **kwargs)
+        else:
+            result = note_function(emission, function, *args)
     if isinstance(result, torch.Tensor):
         emission.define(node, Tracked(tuple(result.shape), result))
         return

@@ -20,6 +20,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
+from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
 from lowerdeck.xnnpack.operators.known import ASSERTION, known_nodes
@@ -87,7 +88,7 @@ class XnnpackPartitioner(Partitioner):
             known = known_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions = _proposed(exported_program, nodes, constants, known)
+            reasons, partitions, weights = _proposed(exported_program, nodes, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
             within = _within_one(known, partitions)
             if len(within) == len(known):
@@ -95,7 +96,11 @@ class XnnpackPartitioner(Partitioner):
             kept = {node.name for node in within}
         taken = [node for node, reason in reasons.items() if not reason and node not in set(known)]
         self.refused = {node.name: reason for node, reason in reasons.items() if reason}
-        self.in_float = computed_in_float(taken, constants, halves=self.precision != "fp32")
+        names = {node.name for node in taken}
+        self.in_float = {
+            **{name: why for name, why in weights.in_float.items() if name in names},
+            **computed_in_float(taken, constants, halves=self.precision != "fp32"),
+        }
         self.remarks = {
             "computed in float": self.in_float,
             UNSEEN: unseen_weights(taken, constants),
@@ -172,14 +177,18 @@ def _proposed(
     nodes: Sequence[Node],
     constants: Collection[str],
     known: Sequence[Node],
-) -> tuple[Reasons, Sequence[Sequence[Node]]]:
-    """Return why nodes are left out, and the partitions of the others."""
+) -> tuple[Reasons, Sequence[Sequence[Node]], IntegerWeights]:
+    """Return why nodes are left out, the partitions of the others, and their weights."""
     ahead = {*constants, *(node.name for node in known)}
     ranges, kept = program.range_constraints, set(known)
     reasons: Reasons = {
         node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
+    weights = IntegerWeights(
+        [node for node, reason in reasons.items() if reason is None], constants
+    )
+    reasons.update(weights.left)
     _leave_unread(reasons, constants)
     taken = [node for node, reason in reasons.items() if not reason]
     graph = nodes[0].graph if nodes else program.graph
@@ -190,7 +199,7 @@ def _proposed(
         lambda node: node in reasons and reasons[node] is None,
         groups=list(_inseparable(taken, constants)),
     )
-    return reasons, proposal.partitions
+    return reasons, proposal.partitions, weights
 
 
 def _within_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:

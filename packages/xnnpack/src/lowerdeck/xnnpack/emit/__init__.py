@@ -19,6 +19,7 @@ from lowerdeck.xnnpack.emit.emission import (
 )
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.scratch import Scratch, largest
+from lowerdeck.xnnpack.emit.tables import note_function
 from lowerdeck.xnnpack.emit.tidying import tidy
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "is_fixed",
     "is_one",
     "largest",
+    "note_function",
     "pair",
     "shape_of",
     "tidy",

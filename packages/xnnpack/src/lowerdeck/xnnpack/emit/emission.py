@@ -94,6 +94,8 @@ class Emission:
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
         """Nodes of a quantised program that are computed in float, and why."""
+        self.functions: dict[str, tuple[NodeKind, torch.Tensor]] = {}
+        """The function and its argument that constants under some keys were computed of."""
         self._constants: dict[tuple[str, tuple[int, ...], bool, Encoding], int] = {}
         self._dynamic: dict[tuple[int, Encoding], int] = {}
         self._rounded: set[fx.Node] = set()

@@ -55,23 +55,44 @@ class Quantized:
         data = self.data.permute(*order)
         return Quantized(data, self.scales, self.zero_points, axis, 0, self.bits)
 
+    def summands(self) -> list[Quantized]:
+        """Return matrices with zero points of 0 that add up to it: itself, or up to three."""
+        centred = self.centred()
+        if centred is not None:
+            return [centred]
+        left, most = self._moved(), 2 ** (self.bits - 1) if self.group else 128
+        found: list[Quantized] = []
+        while not found or bool(left.any()):
+            part = left.clamp(-most, most - 1)
+            left = left - part
+            found.append(self._around_zero(part, self.bits if self.group else 8))
+        return found
+
+    def _around_zero(self, data: torch.Tensor, bits: int) -> Quantized:
+        empty = torch.zeros_like(self.zero_points)
+        return Quantized(data.to(torch.int8), self.scales, empty, self.axis, self.group, bits)
+
+    def _moved(self) -> torch.Tensor:
+        """Return the integers less their zero points."""
+        zeros = self.zero_points.to(torch.int16)
+        if self.group:
+            zeros = zeros.repeat_interleave(self.group, 1)
+        elif self.axis is not None:
+            zeros = zeros.reshape(
+                [-1 if one == self.axis else 1 for one in range(self.data.dim())]
+            )
+        else:
+            zeros = zeros.reshape(())
+        return self.data.to(torch.int16) - zeros
+
     def centred(self) -> Quantized | None:
         """Return it with zero points of 0, None where that takes more than 8 bits, or groups."""
         if self.is_symmetric:
             return self
         if self.group:
             return None
-        zeros = self.zero_points.to(torch.int32)
-        if self.axis is not None:
-            zeros = zeros.reshape(
-                [-1 if one == self.axis else 1 for one in range(self.data.dim())]
-            )
-        else:
-            zeros = zeros.reshape(())
-        moved = self.data.to(torch.int32) - zeros
+        moved = self._moved()
         low, high = int(moved.min()), int(moved.max())
         if low < -128 or high > 127:
             return None
-        bits = 4 if low >= -8 and high <= 7 else 8
-        empty = torch.zeros_like(self.zero_points)
-        return Quantized(moved.to(torch.int8), self.scales, empty, self.axis, 0, bits)
+        return self._around_zero(moved, 4 if low >= -8 and high <= 7 else 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -16,9 +16,9 @@ _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
 _MOST = 1 << 20
 """Elements that are looked at at once."""
+_OTHERS = {NodeKind.COPY}
 _LARGEST = float(torch.finfo(torch.float32).max)
 _READERS = {NodeKind.ADD, NodeKind.SUBTRACT}
-_OTHERS = {NodeKind.COPY}
 
 
 class Step(NamedTuple):
@@ -37,21 +37,17 @@ class Step(NamedTuple):
     number: float
 
 
-def compute_steps(emission: Emission) -> None:
+def compute_steps(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> None:
     """Let masks be computed at run time that are steps and are only added, once for all readers.
 
     A mask of n tokens takes n * n numbers in a file, and two vectors of n when computed.
 
     Args:
         emission: A payload in which every node is read.
+        readers: The kinds of nodes that read each value.
     """
     graph = emission.graph
     added: list[Node] = []
-    readers: dict[int, set[NodeKind]] = {}
-    for node in graph.nodes:
-        for name, one in node.fields.items():
-            if name.endswith("_id") and isinstance(one, int):
-                readers.setdefault(one, set()).add(node.kind)
     for value in list(graph.values):
         if value.constant and readers.get(value.id, _OTHERS) <= _READERS:
             found = _step_of(emission, value)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.steps import compute_steps
+from lowerdeck.xnnpack.emit.tables import compute_tables
 from lowerdeck.xnnpack.payload.schema import EXTERNAL_OUTPUT, NONE, Graph, Node, NodeKind
 
 _CONVOLUTIONS = (NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D)
@@ -29,7 +30,8 @@ def tidy(emission: Emission) -> None:
 
     Zeros around an image become the padding of the convolution that reads it. A layer whose result
     is only taken apart along its channels becomes a layer for each part. Nodes that no result
-    depends on go, and so do constants that nobody reads. Causal masks are computed, not stored.
+    depends on go, and so do constants that nobody reads. Causal masks and tables are computed, not
+    stored.
 
     Args:
         emission: A payload whose inputs and outputs are all there; values get new numbers.
@@ -39,8 +41,19 @@ def tidy(emission: Emission) -> None:
     _drop_unread(emission)
     _keep_images(emission)
     _drop_unread(emission)
-    compute_steps(emission)
+    readers = _readers_of(emission.graph)
+    compute_steps(emission, readers)
+    compute_tables(emission, readers)
     _number_anew(emission)
+
+
+def _readers_of(graph: Graph) -> dict[int, set[NodeKind]]:
+    """Return the kinds of nodes that read each value that is read."""
+    readers: dict[int, set[NodeKind]] = {}
+    for node in graph.nodes:
+        for value in _inputs(node):
+            readers.setdefault(value, set()).add(node.kind)
+    return readers
 
 
 def _inputs(node: Node) -> Iterator[int]:

@@ -89,12 +89,9 @@ def _max_pool(emission: Emission, call: Call) -> None:
     last, limits = following_clamp(result)
     value, sizes = image_of(emission, tracked)
     shape = image_sizes(shape_of(result))
-    ends = list(padding)
+    beyond = (0, 0)
     if args["ceil_mode"]:
-        # The last window may reach beyond the padding: pad by what it needs.
-        for axis in (0, 1):
-            reach = (int(shape[2 + axis]) - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1)
-            ends[axis] = max(padding[axis], reach + 1 - int(sizes[2 + axis]) - padding[axis])
+        beyond = _beyond(sizes, shape, kernel, stride, padding, dilation)
     value = pool(
         emission,
         NodeKind.MAX_POOLING_2D,
@@ -102,11 +99,32 @@ def _max_pool(emission: Emission, call: Call) -> None:
         shape,
         kernel=kernel,
         stride=stride,
-        padding=(padding[0], ends[1], ends[0], padding[1]),
+        padding=(padding[0], padding[1] + beyond[1], padding[0] + beyond[0], padding[1]),
         dilation=dilation,
         limits=limits,
     )
     define_image(emission, last, value)
+
+
+def _beyond(
+    sizes: Sequence[Dim],
+    shape: Sequence[Dim],
+    kernel: _Pair,
+    stride: _Pair,
+    padding: _Pair,
+    dilation: _Pair = (1, 1),
+) -> _Pair:
+    """Return how far the last windows reach beyond the padding, as they may in ``ceil_mode``."""
+    height, width = (
+        max(
+            (int(shape[2 + axis]) - 1) * stride[axis]
+            + dilation[axis] * (kernel[axis] - 1)
+            + (1 - int(sizes[2 + axis]) - 2 * padding[axis]),
+            0,
+        )
+        for axis in (0, 1)
+    )
+    return height, width
 
 
 def _windows(call: Call) -> tuple[_Pair, _Pair]:
@@ -138,11 +156,15 @@ def _avg_pool(emission: Emission, call: Call) -> None:
     divisor = args.get("divisor_override") or kernel[0] * kernel[1]
     value, sizes = image_of(emission, emission.of(args["self"]))
     shape = image_sizes(shape_of(call.node))
-    sides = (padding[0], padding[1], padding[0], padding[1])
+    beyond = (0, 0)
+    if args["ceil_mode"]:
+        beyond = _beyond(sizes, shape, kernel, stride, padding)
+    # Neither torch nor the runtime counts what is beyond the padding.
+    sides = (padding[0], padding[1] + beyond[1], padding[0] + beyond[0], padding[1])
     if any(padding) and (args["count_include_pad"] or args.get("divisor_override")):
         # The runtime divides by the number of true elements: make the padding true.
         value = _padded(emission, value, sizes, padding)
-        sides = (0, 0, 0, 0)
+        sides = (0, beyond[1], beyond[0], 0)
     value = pool(
         *(emission, NodeKind.AVG_POOLING_2D, value, shape),
         kernel=kernel,
@@ -174,9 +196,16 @@ def _padded(emission: Emission, value: int, shape: Sequence[Dim], padding: _Pair
 
 
 def _avg_pool_refusal(call: Call) -> str | None:
-    if call.args["ceil_mode"]:
-        return "ceil_mode, whose last windows divide by another number"
-    return _images_refusal(call)
+    reason = _images_refusal(call)
+    if reason is not None or not call.args["ceil_mode"]:
+        return reason
+    sizes, shape = image_sizes(call.shape("self")), image_sizes(shape_of(call.node))
+    if not all(isinstance(size, int) for size in (*sizes[2:], *shape[2:])):
+        return "ceil_mode over symbolic sizes"
+    padding = of_height_and_width(call.args["padding"], call.rank("self"), 0)
+    if call.args.get("divisor_override") and any(_beyond(sizes, shape, *_windows(call), padding)):
+        return "ceil_mode with a divisor, by which its last windows divide as well"
+    return None
 
 
 def _adaptive_pool(emission: Emission, call: Call) -> None:

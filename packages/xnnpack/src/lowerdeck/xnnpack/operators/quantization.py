@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch.fx import Node
@@ -167,16 +167,21 @@ def _choose_refusal(call: Call) -> str | None:
     return _unrounded(call)
 
 
-def _unrounded(call: Call) -> str | None:
-    """Return why rows are not to be rounded by the layers that read them, if so."""
-    reader = unrounded_reader(
-        call.node,
-        (*_ROUND, *_UNROUND),
-        lambda node: is_weight(node, call.constants),
-    )
+def unrounded(node: Node, is_multiplied: Callable[[Node], bool]) -> str | None:
+    """Return why rows are not to be rounded by the layers that read them, None if they are.
+
+    Args:
+        node: A node of a chain that rounds rows with scales that are found at run time.
+        is_multiplied: Whether a node makes real weights of integers that the runtime multiplies.
+    """
+    reader = unrounded_reader(node, (*_ROUND, *_UNROUND), is_multiplied)
     if reader is None:
         return None
     return f"{reader.name} reads what it rounds, and the runtime rounds in layers of integers only"
+
+
+def _unrounded(call: Call) -> str | None:
+    return unrounded(call.node, lambda node: is_weight(node, call.constants))
 
 
 def _round(emission: Emission, call: Call) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -40,8 +41,7 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
     data = read(args["input"])
     if data.dtype != torch.int8:
         return None
-    low, high = args.get("quant_min"), args.get("quant_max")
-    bits = 4 if low is not None and high is not None and low >= -8 and high <= 7 else 8
+    bits = stored_bits(args)
     if name == DEQUANTIZE:
         scales, zeros = torch.tensor([args["scale"]]), torch.tensor([args["zero_point"]])
         found = Quantized(data, scales, zeros, None, 0, bits)
@@ -49,6 +49,16 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
         found = _with_scales(node, args, data, bits, read)
     _check(node, found)
     return found
+
+
+def stored_bits(args: Mapping[str, Any]) -> int:
+    """Return how many bits hold the integers of a weight by the program's own word: 4 or 8.
+
+    Args:
+        args: Of the node that dequantises it.
+    """
+    low, high = args.get("quant_min"), args.get("quant_max")
+    return 4 if low is not None and high is not None and low >= -8 and high <= 7 else 8
 
 
 def _with_scales(

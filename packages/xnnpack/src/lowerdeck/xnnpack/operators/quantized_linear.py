@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
@@ -51,12 +54,35 @@ def quantized_linear(
             _weight_only(emission, node, emission.of(source), weight, tensor)
 
 
-def _matrix(weight: Quantized) -> Filters:
-    if weight.group:
-        raise FloatNeededError(
+def group_refusal(group: int, bits: int, *, rounds: bool) -> str | None:
+    """Return why the runtime multiplies no weight with such groups, None if it does.
+
+    Args:
+        group: How many neighbours of a row share a scale, 0 if all do.
+        bits: How many bits one integer has.
+        rounds: Whether the runtime quantises what is multiplied by them.
+    """
+    if group and not rounds:
+        return (
             "its weight has groups, which the runtime multiplies only with inputs that are "
             "quantised at run time"
         )
+    if group and (bits != 4 or group % _GROUP_STEP):
+        return (
+            f"its weight has groups of {group} of {bits} bits; the runtime takes groups of "
+            f"multiples of {_GROUP_STEP} of 4 bits"
+        )
+    return None
+
+
+def _check_groups(weight: Quantized, *, rounds: bool) -> None:
+    reason = group_refusal(weight.group, weight.bits, rounds=rounds)
+    if reason is not None:
+        raise FloatNeededError(reason)
+
+
+def _matrix(weight: Quantized) -> Filters:
+    _check_groups(weight, rounds=False)
     if weight.axis not in (None, 0):
         raise FloatNeededError("its weight's scales run along another dimension than its outputs")
     found = symmetric(weight)
@@ -72,7 +98,7 @@ def _static(
 ) -> None:
     filters = _matrix(weight)
     filter_id, bias_id = store_static(emission, filters, bias, source.encoding)
-    _add(emission, node, emission.id_of(source), filter_id, bias_id)
+    _add(emission, node, emission.id_of(source), [filter_id], bias_id)
 
 
 def _dynamic(
@@ -82,29 +108,26 @@ def _dynamic(
     weight: Quantized,
     bias: torch.Tensor | None,
 ) -> None:
-    width = int(weight.data.shape[1])
     if weight.group:
-        if weight.bits != 4 or weight.group % _GROUP_STEP or not weight.is_symmetric:
-            raise FloatNeededError(
-                f"its weight has groups of {weight.group} of {weight.bits} bits; the runtime "
-                f"takes groups of multiples of {_GROUP_STEP} of 4 bits around 0"
-            )
-        filter_id = store_groups(emission, weight)
-        value = emission.id_of(source)
-        value = emission.dynamic(value, source.shape, Layout.PLAIN, PER_ROW)
-        _add(emission, node, value, filter_id, _float_bias(emission, bias))
-        return
-    filters = _matrix(weight)
-    value, shape = emission.id_of(source), source.shape
-    if filters.bits == 4 and width % 2:
-        # The runtime is silently wrong on an odd width; a 0 more changes neither sums nor ranges.
-        shape = (*shape[:-1], width + 1)
-        value = _padded(emission, value, shape)
-        data = torch.nn.functional.pad(filters.data, (0, 1))
-        filters = Filters(data, filters.scales, 0, 4)
-    filter_id = store_channels(emission, filters)
+        _check_groups(weight, rounds=True)
+        filters = [store_groups(emission, one) for one in weight.summands()]
+        value, shape = emission.id_of(source), source.shape
+    else:
+        # The runtime knows no zero points of weights: a weight that does not fit into 8 bits
+        # without them is the sum of some that do, and so are their products.
+        matrices = [_matrix(one) for one in weight.summands()]
+        width, value, shape = int(weight.data.shape[1]), emission.id_of(source), source.shape
+        if width % 2 and any(one.bits == 4 for one in matrices):
+            # The runtime is silently wrong on an odd width; a 0 more changes neither sums nor
+            # ranges.
+            shape = (*shape[:-1], width + 1)
+            value = _padded(emission, value, shape)
+            matrices = [
+                replace(one, data=torch.nn.functional.pad(one.data, (0, 1))) for one in matrices
+            ]
+        filters = [store_channels(emission, one) for one in matrices]
     value = emission.dynamic(value, shape, Layout.PLAIN, PER_ROW)
-    _add(emission, node, value, filter_id, _float_bias(emission, bias))
+    _add(emission, node, value, filters, _float_bias(emission, bias))
 
 
 def _padded(emission: Emission, value: int, shape: tuple[Dim, ...]) -> int:
@@ -132,22 +155,34 @@ def _weight_only(
         if not bool(torch.isfinite(bias).all()):
             raise FloatNeededError("its bias is too large beside its weight's scales")
     filter_id = store_channels(emission, filters)
-    _add(emission, node, emission.id_of(source), filter_id, _float_bias(emission, bias))
+    _add(emission, node, emission.id_of(source), [filter_id], _float_bias(emission, bias))
 
 
 def _float_bias(emission: Emission, bias: torch.Tensor | None) -> int:
     return NONE if bias is None else emission.constant_value(bias, packed=True, encoding=FLOAT)
 
 
-def _add(emission: Emission, node: fx.Node, value: int, filter_id: int, bias_id: int) -> None:
+def _add(
+    emission: Emission, node: fx.Node, value: int, filters: Sequence[int], bias_id: int
+) -> None:
+    """Add a layer for each of some filters, and their sum."""
     last, limits = following_clamp(node)
-    result = emission.add(
-        NodeKind.FULLY_CONNECTED,
-        shape_of(last),
-        output_range=limits,
-        input1_id=value,
-        filter_id=filter_id,
-        bias_id=bias_id,
-        flags=0,
-    )
+    shape, alone = shape_of(last), len(filters) == 1
+    result = NONE
+    for filter_id in filters:
+        product = emission.add(
+            NodeKind.FULLY_CONNECTED,
+            shape,
+            output_range=limits if alone else None,
+            input1_id=value,
+            filter_id=filter_id,
+            bias_id=bias_id if result == NONE else NONE,
+            flags=0,
+        )
+        if result != NONE:
+            ends = limits if filter_id == filters[-1] else None
+            product = emission.add(
+                NodeKind.ADD, shape, output_range=ends, input1_id=result, input2_id=product
+            )
+        result = product
     emission.define_value(last, result)

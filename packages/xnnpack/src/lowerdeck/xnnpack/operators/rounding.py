@@ -7,7 +7,7 @@ rows as they were before.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch.fx import Node
@@ -16,17 +16,18 @@ from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import shape_of
 
 _aten = torch.ops.aten
-_CONVOLUTIONS = [
+CONVOLUTIONS = (
     *(_aten.conv1d.default, _aten.conv2d.default, _aten.convolution.default),
     *(_aten.conv1d.padding, _aten.conv2d.padding, _aten.conv_transpose1d.default),
     _aten.conv_transpose2d.input,
-]
+)
+"""The convolutions that have integer weights, as operators."""
 _LAYERS: Mapping[object, tuple[str, str]] = {
     _aten.linear.default: ("input", "weight"),
     _aten.addmm.default: ("mat1", "mat2"),
     _aten.mm.default: ("self", "mat2"),
     _aten.matmul.default: ("self", "other"),
-    **dict.fromkeys(_CONVOLUTIONS, ("input", "weight")),
+    **dict.fromkeys(CONVOLUTIONS, ("input", "weight")),
 }
 """The layers that round, and their arguments for rows and weights."""
 _SAME_ROWS = frozenset(
@@ -65,6 +66,35 @@ def unrounded_reader(
             elif not _rounds(reader, source, is_weight):
                 return reader
     return None
+
+
+def layers_of(weight: Node) -> Iterator[Node]:
+    """Yield the layers that multiply by a weight, also where it is turned before.
+
+    Args:
+        weight: A node that makes real weights of constant integers.
+    """
+    waiting = [weight]
+    while waiting:
+        source = waiting.pop()
+        for reader in source.users:
+            if reader.target in _SAME_WEIGHTS:
+                waiting.append(reader)
+            names = _LAYERS.get(reader.target)
+            if names is not None and arguments_of(reader)[names[1]] is source:
+                yield reader
+
+
+def rows_of(layer: Node) -> Node:
+    """Return who made the rows that a layer multiplies, past what leaves rows as they are.
+
+    Args:
+        layer: One of :func:`layers_of`.
+    """
+    rows: Node = arguments_of(layer)[_LAYERS[layer.target][0]]
+    while rows.target in _SAME_ROWS and isinstance(rows.args[0], Node):
+        rows = rows.args[0]
+    return rows
 
 
 def _passes_on(reader: Node, source: Node, chain: Collection[str]) -> bool:
