@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lowerdeck.openvino import (
     BlobError,
     DelegateInputError,
     DeviceError,
+    OpenvinoBackend,
     OpenvinoPartitioner,
     OpenvinoRuntime,
 )
@@ -30,6 +32,10 @@ def blob() -> bytes:
         to_backend(program, OpenvinoPartitioner()).graph_module
     )
     return bytes(delegate.processed_bytes)
+
+
+def test_a_cache_keeps_the_results_of_releases_apart() -> None:
+    assert metadata.version("lowerdeck-openvino") in OpenvinoBackend.version
 
 
 def test_it_runs_what_was_compiled(blob: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, ClassVar
 
 import openvino
@@ -37,7 +38,10 @@ _NO_OPERATORS = ("Parameter", "Constant", "Result")
 class Translation(DeclarativeBackend):
     """Makes an OpenVINO model of a partition; families of operators derive from it."""
 
-    version: ClassVar[str] = f"1 of openvino {openvino.__version__}"
+    # Each release may compile otherwise, and each OpenVINO reads its own payloads alone.
+    version: ClassVar[str] = (
+        f"{metadata.version('lowerdeck-openvino')} of openvino {openvino.__version__}"
+    )
     # New values of buffers are returned to the program, which keeps them: payloads forget.
     owns_state: ClassVar[bool] = False
 
