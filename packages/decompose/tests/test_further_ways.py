@@ -353,3 +353,19 @@ def test_a_call_that_stays_lies_in_memory_as_what_it_is_given(keep: Any) -> None
     x = torch.rand(2, 4, 4, 8).transpose(1, 2)
     made = decompose(torch.export.export(Called(forward), (x,)), keep=keep)
     Lying(made.graph_module).run(torch.zeros(4, 4), x)
+
+
+def test_numbers_that_nobody_reads_are_drawn_all_the_same() -> None:
+    # torch leaves them out, and what is drawn next is other numbers than eager's.
+    def function(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch.rand_like(x)
+        torch.dropout(x, 0.5, train=True)
+        torch.empty(3).normal_()
+        return x + torch.rand(4)
+
+    program = exported(function)
+    drawn = []
+    for module in (Called(function), decompose(program).module(check_guards=False)):
+        torch.manual_seed(0)
+        drawn.append(module(X))
+    assert_as(*drawn)
