@@ -13,12 +13,20 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.strides import fills
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.torch_base import hint_of, schema_of, unset_fake_temporarily, written_arguments
+from lowerdeck.torch_base import (
+    describe_node,
+    hint_of,
+    leaves_gaps,
+    schema_of,
+    unset_fake_temporarily,
+    written_arguments,
+    written_windows,
+)
 
 _ATEN = torch.ops.aten
 
@@ -102,17 +110,27 @@ def check_shown(target: Any, value: Value) -> None:
             f"{target} writes through an as_strided of a view, which may show elements that the "
             "view does not: call as_strided on the tensor that the view is of"
         )
-    for view in value.views:
-        if view.target is _ATEN.unfold.default and _leaves_gaps(*view.args[2:4]):
-            raise DecomposeError(
-                f"{target} writes through an unfold whose windows leave gaps, in which torch's "
-                "functionalisation writes zeros: take slices of the tensor"
-            )
+    if any(leaves_gaps(view.source) for view in value.views):
+        raise DecomposeError(
+            f"{target} writes through an unfold whose windows leave gaps, in which torch's "
+            "functionalisation writes zeros: take slices of the tensor"
+        )
 
 
-def _leaves_gaps(size: Any, step: Any) -> bool:
-    # A size that is a symbol may be smaller than the step.
-    return not (isinstance(size, int) and isinstance(step, int) and step <= size)
+def check_windows(graph_module: GraphModule) -> None:
+    """Refuse windows that leave gaps in memory that is written, which torch may write zeros to.
+
+    Args:
+        graph_module: Of a program that goes torch's way.
+
+    Raises:
+        DecomposeError: It has some. They may be read alone, which only a walk tells.
+    """
+    for node in written_windows(graph_module):
+        raise DecomposeError(
+            f"{describe_node(node)}: its windows leave gaps, in which torch's functionalisation "
+            "writes zeros where something is written through them: take slices of the tensor"
+        )
 
 
 def _uses(node: Node, args: Any, kwargs: Any) -> Iterator[_Use]:
