@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 
@@ -428,3 +429,20 @@ def test_numbers_that_nobody_reads_are_drawn_all_the_same() -> None:
         torch.manual_seed(0)
         drawn.append(module(X))
     assert_as(*drawn)
+
+
+@pytest.mark.parametrize("part", [lambda y: y, lambda y: y[0, :, 1:], lambda y: y.mT])
+def test_what_attention_gives_is_written_as_torch_has_it(part: Any) -> None:
+    # An operator inside of the composite is taken apart into a view, which need not be undone.
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        heads = x.view(1, 2, 2, 4)
+        made = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        wide = torch.nn.functional.linear(heads, x)
+        for each in (made, wide):
+            part(each).mul_(2)
+        return made.transpose(1, 2).flatten(2), wide + 1
+
+    program = exported(function)
+    found = decompose(program)
+    assert not differences(found, program.run_decompositions())
+    torch.testing.assert_close(found.module()(X), Called(function)(X))

@@ -19,11 +19,12 @@ from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.kernels import told_by_kernels
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
-from lowerdeck.decompose.calls.template import Passed, Template
+from lowerdeck.decompose.calls.template import Passed, Template, parent_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import Before, Resized, recorded
-from lowerdeck.torch_base import FakeTensorMode, OpOverload, describe_node
+from lowerdeck.torch_base import FakeTensorMode, OpOverload, describe_node, pytree
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -250,7 +251,7 @@ class Templates:
             )
             if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
-            if self.writes and recording.shared:
+            if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
         made = Template.of(recording, target, whole)
         if isinstance(target, Undoing) and target.names:
@@ -258,6 +259,12 @@ class Templates:
             rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)
             made = replace(made, steps=(*target.names, *rest))
         return made, recording.unbacked
+
+
+def _gives_views(recording: Recording) -> bool:
+    """Return whether a result is a view, of what is given or of what was made."""
+    leaves = pytree.tree_leaves(recording.result)
+    return any(isinstance(leaf, Node) and parent_of(leaf) is not None for leaf in leaves)
 
 
 def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:

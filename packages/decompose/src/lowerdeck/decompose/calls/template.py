@@ -236,10 +236,24 @@ class _Results:
         # Below functionalisation one memory may show as several, and views need not be undone.
         fresh = (
             position in recording.alone
-            and (is_shared or root in self._inputs or (self._owns and bool(views)))
+            and (
+                is_shared
+                or root in self._inputs
+                or (bool(views) and (self._owns or self._is_whole(position)))
+            )
             and not (views and self._hides)
         )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
+
+    def _is_whole(self, position: int) -> bool:
+        """Return whether a result is a view only of what an operator in the call is made of."""
+        if self._whole is None:
+            return False
+        leaf = self._leaves[position]
+        # What hides that it gives a view is one all the same.
+        return (
+            isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
+        )
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
         """Return whose memory a result shows, and how."""
