@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 
@@ -162,14 +163,73 @@ def test_a_write_through_windows_that_overlap_is_refused() -> None:
         decompose(exported(function))
 
 
-def test_a_write_through_windows_with_gaps_is_refused() -> None:
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    # What changes the shape of its argument goes torch's way, and with it the whole program.
+    made = x * 1
+    made.t_()
+    return made
+
+
+@pytest.mark.parametrize("prepare", [torch.clone, _turned])
+@pytest.mark.parametrize(
+    "windows", [(0, 3, 3), (-1, 3, 3), (1, 1, 2), (1, 2, 9), (0, 1, 4), (1, 1, 1)]
+)
+def test_a_write_through_windows_leaves_what_they_leave_out(
+    windows: tuple[int, int, int], prepare: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def function(module: nn.Module, x: torch.Tensor) -> Any:
+        made = prepare(x)
+        held: Any = module.held
+        shown = made.unfold(*windows)
+        shown.select(0, 0).mul_(2)
+        held.add_(1)
+        held.unfold(*windows)[:1].copy_(shown[:1])
+        return made, shown, held + 1
+
+    assert_as(decompose(exported(function)).module()(X), Called(function)(X))
+
+
+@pytest.mark.parametrize("prepare", [torch.clone, _turned])
+def test_a_write_through_windows_with_gaps_that_no_slice_tells_is_refused(
+    prepare: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     def function(_: nn.Module, x: torch.Tensor) -> Any:
-        made = x.clone()
-        made.unfold(1, 1, 2).mul_(2)
+        made = prepare(x)
+        made.unfold(1, 1, 3).mul_(2)
         return made
 
-    with pytest.raises(DecomposeError, match="whose windows leave gaps"):
-        decompose(exported(function))
+    for way in (decompose, lambda program: take_apart(program, Rules.of(None))):
+        with pytest.raises(DecomposeError, match="windows leave gaps"):
+            way(exported(function))
+
+
+def test_windows_with_gaps_may_be_read() -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        made = x.clone()
+        shown = made.unfold(1, 1, 3)
+        made.mul_(2)
+        return shown + 1
+
+    assert_as(decompose(exported(function)).module()(X), Called(function)(X))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_windows_of_a_length_that_varies_may_be_written_where_they_leave_nothing_out(
+    twice: bool,
+) -> None:
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        made = torch.cat([x, x]) if twice else x.clone()
+        made.unfold(0, 2, 2).mul_(2)
+        return made
+
+    dims = {0: torch.export.Dim("length", min=3, max=20)}
+    program = torch.export.export(Called(function), (X.clone(),), dynamic_shapes={"x": dims})
+    if twice:
+        # Torch's own rule for such writes asks how long it is, and takes that length alone.
+        assert_as(decompose(program).module()(X), Called(function)(X))
+    else:
+        with pytest.raises(DecomposeError, match="windows leave gaps"):
+            decompose(program)
 
 
 def _viewed(x: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -353,3 +413,36 @@ def test_a_call_that_stays_lies_in_memory_as_what_it_is_given(keep: Any) -> None
     x = torch.rand(2, 4, 4, 8).transpose(1, 2)
     made = decompose(torch.export.export(Called(forward), (x,)), keep=keep)
     Lying(made.graph_module).run(torch.zeros(4, 4), x)
+
+
+def test_numbers_that_nobody_reads_are_drawn_all_the_same() -> None:
+    # torch leaves them out, and what is drawn next is other numbers than eager's.
+    def function(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch.rand_like(x)
+        torch.dropout(x, 0.5, train=True)
+        torch.empty(3).normal_()
+        return x + torch.rand(4)
+
+    program = exported(function)
+    drawn = []
+    for module in (Called(function), decompose(program).module(check_guards=False)):
+        torch.manual_seed(0)
+        drawn.append(module(X))
+    assert_as(*drawn)
+
+
+@pytest.mark.parametrize("part", [lambda y: y, lambda y: y[0, :, 1:], lambda y: y.mT])
+def test_what_attention_gives_is_written_as_torch_has_it(part: Any) -> None:
+    # An operator inside of the composite is taken apart into a view, which need not be undone.
+    def function(_: nn.Module, x: torch.Tensor) -> Any:
+        heads = x.view(1, 2, 2, 4)
+        made = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        wide = torch.nn.functional.linear(heads, x)
+        for each in (made, wide):
+            part(each).mul_(2)
+        return made.transpose(1, 2).flatten(2), wide + 1
+
+    program = exported(function)
+    found = decompose(program)
+    assert not differences(found, program.run_decompositions())
+    torch.testing.assert_close(found.module()(X), Called(function)(X))

@@ -124,12 +124,8 @@ class _Calls(nn.Module):
         return made, made.reshape(-1), made.transpose(0, -1).reshape(made.shape[-1], -1)
 
 
-@pytest.mark.parametrize("pair", range(len(_PAIRS)))
-@pytest.mark.parametrize("name", _CALLED)
-def test_strides_are_those_of_the_run(name: str, pair: int) -> None:
-    x, y = _PAIRS[pair]
-    model = _Calls(_CALLED[name])
-    made = decompose(torch.export.export(model, (x, y)))
+def _checked_run(made: torch.export.ExportedProgram, *inputs: torch.Tensor) -> Any:
+    """Return what a program gives; hold what it says of strides to the run."""
     unlike = []
 
     class Running(torch.fx.Interpreter):
@@ -142,10 +138,50 @@ def test_strides_are_those_of_the_run(name: str, pair: int) -> None:
                     unlike.append((n.format_node(), found.stride(), value.stride()))
             return found
 
-    found = Running(made.graph_module).run(x, y)
+    found = Running(made.graph_module).run(*inputs)
     assert not unlike
-    for one, other in zip(found, model(x, y), strict=True):
+    return found
+
+
+@pytest.mark.parametrize("pair", range(len(_PAIRS)))
+@pytest.mark.parametrize("name", _CALLED)
+def test_strides_are_those_of_the_run(name: str, pair: int) -> None:
+    model, inputs = _Calls(_CALLED[name]), _PAIRS[pair]
+    found = _checked_run(decompose(torch.export.export(model, inputs)), *inputs)
+    for one, other in zip(found, model(*inputs), strict=True):
         assert torch.equal(one, other)
+
+
+def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * torch.pow(2.0, y)
+
+
+def _folded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    # A rule that asks how its parts lie: the one view or the other fails when it is run.
+    made = torch.copysign(x, y) * 2
+    flat = made.view(-1) if made.is_contiguous() else made.reshape(-1)
+    folded: torch.Tensor = flat.view_as(made)
+    return folded
+
+
+def _split(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    # Several results, of which the first is made of another one's.
+    normed, mean, _ = _ATEN._native_batch_norm_legit.no_stats(torch.pow(2.0, x), *_NOTHING)
+    made: torch.Tensor = (normed + mean.sum()) * (y * 0 + 1)
+    return made
+
+
+@pytest.mark.parametrize("pair", range(len(_PAIRS)))
+@pytest.mark.parametrize("rule", [_scaled, _folded, _split])
+def test_strides_inside_of_what_a_call_becomes_are_those_of_the_run(
+    rule: Callable[..., torch.Tensor], pair: int
+) -> None:
+    table = {**torch.export.default_decompositions(), _ATEN.atan2.default: rule}
+    inputs = _PAIRS[pair]
+    made = decompose(torch.export.export(_Calls(torch.atan2), inputs), table)
+    assert not made.graph.find_nodes(op="call_function", target=_ATEN.empty_strided.default)
+    for one, other in zip(_checked_run(made, *inputs), _Calls(rule)(*inputs), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_compiler_that_copies_gets_what_torch_gives() -> None:

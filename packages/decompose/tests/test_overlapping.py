@@ -21,6 +21,17 @@ def grow_both(x: torch.Tensor, y: torch.Tensor) -> None:
     y.mul_(2)
 
 
+@torch.library.custom_op("lowerdeck_decompose_tests::grow_and_read", mutates_args=("x",))
+def grow_and_read(x: torch.Tensor, y: list[torch.Tensor]) -> torch.Tensor:
+    x.mul_(2)
+    return y[-1] + 1
+
+
+@grow_and_read.register_fake
+def _(_: torch.Tensor, y: list[torch.Tensor]) -> torch.Tensor:
+    return torch.empty_like(y[-1])
+
+
 class Told(nn.Module):
     """One line on a matrix of its own and what is given."""
 
@@ -42,6 +53,8 @@ ONE_AFTER_THE_OTHER: dict[str, Any] = {
     "read at a later step": lambda y, x: torch._foreach_add_([y[0], x[1] + 0], [x[0], y[0]]),
     "read at each step": lambda y, x: torch._foreach_mul_([y[0], y[1]], y[0, 0]),
     "by one kernel": lambda y, x: grow_both(y, y[1]),
+    "read by a custom kernel": lambda y, x: y.copy_(grow_and_read(y, [x, y])),
+    "a part is read": lambda y, x: y.add_(grow_and_read(y[0], [y[:, 0]]).sum()),
     "as results": lambda y, x: torch.aminmax(x, dim=0, out=(y[0], y[0])),
 }
 EACH_BY_ITSELF: dict[str, Any] = {
@@ -51,6 +64,9 @@ EACH_BY_ITSELF: dict[str, Any] = {
     "itself": lambda y, x: torch._foreach_add_([y[0], y[1]], [y[0], y[1]]),
     "read at an earlier step": lambda y, x: torch._foreach_add_([y[0], y[1]], [y[1], x[0]]),
     "by one kernel": lambda y, x: grow_both(y, x + 0),
+    "a clone is read": lambda y, x: y.copy_(grow_and_read(y, [y.clone()])),
+    "others are read": lambda y, x: y[2].copy_(grow_and_read(y[0], [y[1], y[2]])),
+    "by a kernel of torch": lambda y, x: y.addcmul_(y, y).add_(y.t()[0]),
 }
 
 

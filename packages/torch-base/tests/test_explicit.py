@@ -185,7 +185,28 @@ class RepeatedInDisguise(nn.Module):
         return tuple(found)
 
 
+class Windows(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        pairs, one = x.unfold(1, 2, 2), x.unfold(0, 1, 5)
+        pairs.mul_(2)
+        one.add_(1)
+        x.t().clone().unfold(0, 2, 2)[0].zero_()
+        wide = torch.cat([x, x[:, :1]], 1)
+        spread = wide.unfold(-1, 1, 2)
+        spread.neg_()
+        return pairs + 1, spread + 1, wide * 2
+
+
+class ReadWindows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        shown = x.clone().unfold(1, 2, 2)
+        x.mul_(2)
+        return shown + 1
+
+
 MODELS = (
+    Windows,
+    ReadWindows,
     RepeatedInDisguise,
     TakenByTwo,
     RepeatedMasks,
@@ -234,6 +255,8 @@ def test_where_nothing_is_to_be_said_the_program_itself_comes_back() -> None:
     program = exported(nn.Linear(3, 3))
     assert explicit(program) is program
     assert aliasing_parts(program) == {}
+    read = exported(ReadWindows())
+    assert explicit(read) is read
 
 
 @pytest.mark.parametrize("times", [1, 2])

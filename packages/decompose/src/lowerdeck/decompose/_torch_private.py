@@ -34,6 +34,8 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
     get_proxy_slot,
     track_tensor_tree,
 )
@@ -84,6 +86,7 @@ __all__ = [
     "raw_expression",
     "rebind",
     "record",
+    "relaid",
     "replace_view",
     "retrace",
     "split_table",
@@ -235,30 +238,17 @@ def node_source(node: Node) -> fx_traceback.NodeSource:
 
 
 def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
-    """Return the meta that tracing gives a node which calls ``target``.
-
-    Args:
-        target: An operator.
-        value: The fake tensor that it gives.
-    """
+    """Return the meta that tracing gives a node which calls ``target``."""
     return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
 
 
 def tensor_meta(value: torch.Tensor) -> Any:
-    """Return what tracing tells of a tensor besides its value.
-
-    Args:
-        value: A fake tensor.
-    """
+    """Return what tracing tells of a tensor besides its value."""
     return _extract_tensor_metadata(value)
 
 
 def standing_for(node: Node) -> AbstractContextManager[Any]:
-    """Return a context in which what is traced stands for ``node``, whose meta rules can see.
-
-    Args:
-        node: A node of the original program.
-    """
+    """Return a context in which what is traced stands for ``node``, whose meta rules can see."""
     context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
     return context
 
@@ -389,23 +379,37 @@ def record(
     )
 
 
-def rebind(environment: Any, source: Node, result: Any) -> None:
-    """Let the symbols that a node binds be what stands in their places in a result.
+def relaid(made: Any, lay: Callable[[FakeTensor], FakeTensor]) -> Any:
+    """Return what an operator gave that is being recorded, its first tensor lying otherwise.
 
     Args:
-        environment: Of both.
-        source: The node.
-        result: What it gives by now.
+        made: A fake tensor, or several; the node that gives it has what it was.
+        lay: Gives a tensor of the same sizes, or the same one.
     """
+    first = made[0] if isinstance(made, tuple) else made
+    mode: Any = get_proxy_mode()
+    slot: Any = get_proxy_slot(first, mode.tracer, None)
+    if slot is None:
+        return made
+    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+        laid = lay(first)
+    if laid is first:
+        return made
+    track_tensor_tree(laid, slot.proxy, constant=None, tracer=mode.tracer)
+    if first is made:
+        return laid
+    several = slot.proxy.node.args[0]
+    several.meta["val"] = (laid, *several.meta["val"][1:])
+    return (laid, *made[1:])
+
+
+def rebind(environment: Any, source: Node, result: Any) -> None:
+    """Let the symbols that ``source`` binds be what stands in their places in ``result``."""
     _loaded("torch.fx.experimental.symbolic_shapes").rebind_unbacked(environment, source, result)
 
 
 def raw_expression(number: Any) -> Any:
-    """Return the expression of a symbol as it was made, before anything was known of it.
-
-    Args:
-        number: The symbol.
-    """
+    """Return the expression of a symbol as it was made, before anything was known of it."""
     return number.node._expr
 
 
@@ -425,11 +429,7 @@ def let_be(environment: Any, symbol: Any, known: Any) -> None:
 
 
 def asked_anew(environment: Any) -> None:
-    """Let an environment forget what it has told of expressions, after symbols went.
-
-    Args:
-        environment: The environment.
-    """
+    """Let an environment forget what it has told of expressions, after symbols went."""
     environment._replacements_version_counter += 1
     environment._update_version_counter()
 
@@ -449,12 +449,7 @@ def _has_other_storage(tensor: Any) -> bool:
 
 
 def replace_view(view: Any, new: Any) -> None:
-    """Let a functional tensor that is a view be ``new``, as a write in place would.
-
-    Args:
-        view: The view; what it shows changes with it.
-        new: A functional tensor.
-    """
+    """Let a functional tensor that is a view be ``new``, as a write in place would."""
     torch._sync(new)  # type: ignore[attr-defined, no-untyped-call]
     view.replace_(torch._from_functional_tensor(new.elem))
     view.commit_update()

@@ -25,6 +25,7 @@ from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.keeping import Keep, check_kept
 from lowerdeck.decompose.module_calls import Calls
+from lowerdeck.decompose.overlapping import check_windows
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
@@ -116,7 +117,9 @@ def take_apart(
             reason = error
     try:
         with tracing_lock:
-            return Parts(*retrace(explicit(said), rules.others, rules.composites))
+            said = explicit(said)
+            check_windows(said.graph_module)
+            return Parts(*retrace(said, rules.others, rules.composites))
     except DecomposeError:
         raise
     except Exception as error:
@@ -287,5 +290,7 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        whole: ExportedProgram = explicit(program).run_decompositions(own)
+        said = explicit(program)
+        check_windows(said.graph_module)
+        whole: ExportedProgram = said.run_decompositions(own)
         return whole

@@ -1,8 +1,9 @@
 """Writes that a program of values loses.
 
 ``_foreach_add_`` and its like write one tensor after the other, and each step sees what those
-before it wrote; made functional, all of them see what was there at first. And what is written
-through a view must leave what the view does not show as it is.
+before it wrote; made functional, all of them see what was there at first. So does a custom
+operator that reads by another name what it has written. And what is written through a view must
+leave what the view does not show as it is.
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.strides import fills
 from lowerdeck.decompose.errors import DecomposeError
-from lowerdeck.torch_base import hint_of, schema_of, unset_fake_temporarily, written_arguments
+from lowerdeck.torch_base import (
+    describe_node,
+    hint_of,
+    leaves_gaps,
+    schema_of,
+    unset_fake_temporarily,
+    written_arguments,
+    written_windows,
+)
 
 _ATEN = torch.ops.aten
 
@@ -32,12 +41,14 @@ class _Use:
         tensor: What it was in the original program.
         step: Its position in a list; None for what is in none.
         writes: Whether it is written.
+        early: Whether it may be written before the call has read what it is given.
     """
 
     value: Value
     tensor: torch.Tensor
     step: int | None
     writes: bool
+    early: bool
 
     def spoils(self, other: _Use) -> bool:
         """Return whether what is written here is to be seen by another use, or lost by its write.
@@ -45,7 +56,9 @@ class _Use:
         Args:
             other: Another use of the same memory in the same call.
         """
-        if self.step is None and other.step is None:
+        if self.early:
+            at_risk = True
+        elif self.step is None and other.step is None:
             # What one kernel reads it was given: only writes come one after the other.
             at_risk = other.writes
         elif self.step is None or other.step is None:
@@ -81,8 +94,9 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
         written = [use for use in uses if use.writes]
         if any(one is not other and one.spoils(other) for one, other in product(written, uses)):
             raise DecomposeError(
-                f"{node.name!r} ({node.target}) writes tensors one after the other that overlap "
-                "in memory, which a program of values cannot tell: write them one by one"
+                f"{node.name!r} ({node.target}) writes memory that it is also given by another "
+                "name, or several tensors one after the other that overlap, which a program of "
+                "values cannot tell: give it clones of what it reads, or write them one by one"
             )
 
 
@@ -102,32 +116,44 @@ def check_shown(target: Any, value: Value) -> None:
             f"{target} writes through an as_strided of a view, which may show elements that the "
             "view does not: call as_strided on the tensor that the view is of"
         )
-    for view in value.views:
-        if view.target is _ATEN.unfold.default and _leaves_gaps(*view.args[2:4]):
-            raise DecomposeError(
-                f"{target} writes through an unfold whose windows leave gaps, in which torch's "
-                "functionalisation writes zeros: take slices of the tensor"
-            )
+    if any(leaves_gaps(view.source) for view in value.views):
+        raise DecomposeError(
+            f"{target} writes through an unfold whose windows leave gaps, in which torch's "
+            "functionalisation writes zeros: take slices of the tensor"
+        )
 
 
-def _leaves_gaps(size: Any, step: Any) -> bool:
-    # A size that is a symbol may be smaller than the step.
-    return not (isinstance(size, int) and isinstance(step, int) and step <= size)
+def check_windows(graph_module: GraphModule) -> None:
+    """Refuse windows that leave gaps in memory that is written, which torch may write zeros to.
+
+    Args:
+        graph_module: Of a program that goes torch's way.
+
+    Raises:
+        DecomposeError: It has some. They may be read alone, which only a walk tells.
+    """
+    for node in written_windows(graph_module):
+        raise DecomposeError(
+            f"{describe_node(node)}: its windows leave gaps, in which torch's functionalisation "
+            "writes zeros where something is written through them: take slices of the tensor"
+        )
 
 
 def _uses(node: Node, args: Any, kwargs: Any) -> Iterator[_Use]:
     target: Any = node.target
     written = written_arguments(target)
+    # Torch lets a custom operator write copies; it reads what was there before.
+    is_custom = not schema_of(target).name.startswith("aten::")
     for index, argument in enumerate(schema_of(target).arguments):
         source: Any = node.args[index] if index < len(args) else node.kwargs.get(argument.name)
         given = args[index] if index < len(args) else kwargs.get(argument.name)
         writes = argument.name in written
         if isinstance(given, Value):
-            yield _Use(given, source.meta["val"], None, writes)
+            yield _Use(given, source.meta["val"], None, writes, writes and is_custom)
         elif isinstance(given, (tuple, list)):
             for step, (each, value) in enumerate(zip(source, given, strict=True)):
                 if isinstance(value, Value):
-                    yield _Use(value, each.meta["val"], step, writes)
+                    yield _Use(value, each.meta["val"], step, writes, writes and is_custom)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

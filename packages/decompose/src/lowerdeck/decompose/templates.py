@@ -16,13 +16,15 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import check_given, describe_rule
 from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.kernels import told_by_kernels
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
-from lowerdeck.decompose.calls.template import Passed, Template
+from lowerdeck.decompose.calls.template import Passed, Template, parent_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import Before, Resized, recorded
-from lowerdeck.torch_base import FakeTensorMode, OpOverload, describe_node
+from lowerdeck.torch_base import FakeTensorMode, OpOverload, describe_node, pytree
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -156,12 +158,10 @@ class Templates:
     def _as_before(self, call: Call, before: Before | None) -> Template | None:
         if before is None or not self._rules_of(call).leaves(call.key[0]):
             return None
-        recording = recorded(call, before)
+        recording = recorded(call, before, by_kernels=self.rules.by_kernels)
         if recording is None:
             return None
-        by_kernels = self.rules.by_kernels
-        made = Template.of(recording, call.key[0], by_kernels=by_kernels)
-        return self._keep(call, call.key, made)
+        return self._keep(call, call.key, Template.of(recording, call.key[0]))
 
     def _like_another(self, call: Call, before: Before | None) -> Template | None:
         found = self._resized.find(call, before)
@@ -244,20 +244,27 @@ class Templates:
         target: Any = call.key[0]
         whole = None
         bound = partial(bind, self._mode, source)
+        others = told_by_kernels(rules.others) if rules.by_kernels else rules.others
         with overriding(_said_of(call, rules)):
             recording = record(
-                run, given, self._mode, rules.others, call.differentiable, contexts, bound
+                run, given, self._mode, others, call.differentiable, contexts, bound
             )
             if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
-            if self.writes and recording.shared:
+            if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        made = Template.of(recording, target, whole, by_kernels=rules.by_kernels)
+        made = Template.of(recording, target, whole)
         if isinstance(target, Undoing) and target.names:
             # Nothing needs the view itself, so that names are all that is left of it.
             rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)
             made = replace(made, steps=(*target.names, *rest))
         return made, recording.unbacked
+
+
+def _gives_views(recording: Recording) -> bool:
+    """Return whether a result is a view, of what is given or of what was made."""
+    leaves = pytree.tree_leaves(recording.result)
+    return any(isinstance(leaf, Node) and parent_of(leaf) is not None for leaf in leaves)
 
 
 def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:

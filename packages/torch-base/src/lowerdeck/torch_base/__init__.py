@@ -76,7 +76,7 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
-from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError
+from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
 from lowerdeck.torch_base.sources import (
     SourceFrame,
     describe_node,
@@ -171,6 +171,8 @@ __all__ = [
     "RepeatedMemoryError",
     "aliasing_parts",
     "explicit",
+    "leaves_gaps",
+    "written_windows",
     # Graphs in graphs
     "attribute_of",
     "copy_graph_module",

@@ -3,10 +3,10 @@
 torch 2.13 makes a program functional by what schemas say, and then takes ``copy`` for its source.
 Some things get lost, without a word: what is written through the result of an operator whose
 schema hides that it returns its argument, or views of it; the conversion and the broadcasting that
-a ``copy_`` does; what is written through an expanded tensor comes out multiplied. Others make it
-fail: a buffer that becomes an input of the user, and a tensor that is written and has two names (a
-buffer, and the constant that a cache's own attribute was lifted to), or whose part is a buffer of
-its own.
+a ``copy_`` does; what is written through an expanded tensor comes out multiplied, and what windows
+(``unfold``) leave out becomes zero. Others make it fail: a buffer that becomes an input of the
+user, and a tensor that is written and has two names (a buffer, and the constant that a cache's own
+attribute was lifted to), or whose part is a buffer of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ from lowerdeck.torch_base.extents import Extent
 from lowerdeck.torch_base.graphs import add_call, copy_graph_module, graphs_of
 from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors
-from lowerdeck.torch_base.repeated_writes import ONCE, repeated_dims, write_once
+from lowerdeck.torch_base.repeated_writes import (
+    ONCE,
+    repeated_dims,
+    say_windows,
+    write_once,
+    written_windows,
+)
 
 _ATEN = torch.ops.aten
 # What shows the same elements, and says so.
@@ -70,11 +76,14 @@ def explicit(program: ExportedProgram, *, copies: bool = True) -> ExportedProgra
         not renamed
         and not any(_unsaid(n, copies) for n in nodes)
         and not any(map(_as_view, written_aliases(program.graph_module)))
+        and not any(written_windows(program.graph_module))
     ):
         return program
     copied = copy_graph_module(program.graph_module)
     signature = _merged(program, copied, renamed) if renamed else program.graph_signature
     aliases = written_aliases(copied)
+    for node in [*written_windows(copied)]:
+        say_windows(node)
     for gm in graphs_of(copied):
         for node in list(gm.graph.nodes):
             say = _as_view(node) if node in aliases else None

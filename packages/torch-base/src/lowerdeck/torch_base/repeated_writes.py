@@ -1,20 +1,26 @@
-"""Writes through tensors that show their memory more than once, as expanded ones do.
+"""Writes through tensors that show their memory more than once, or leave some of it out.
 
 Eager writes the one element that all repetitions show. torch's functionalisation computes a value
 for each repetition and adds their changes up. So such a write is made to one of the repetitions;
 functionalisation is right with that. These are the operators that eager allows there (others want
 a clone first) and that ``torch.export`` records.
+
+A write through windows (``unfold``) torch undoes by adding them up in a tensor of zeros: what no
+window shows is zero afterwards, without a word. Slices are undone as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from lowerdeck.torch_base.graphs import add_call
+from lowerdeck.torch_base._torch_private import expression_of
+from lowerdeck.torch_base.arguments import arguments_of
+from lowerdeck.torch_base.graphs import add_call, graphs_of
+from lowerdeck.torch_base.memory import MemoryUse
 
 _ATEN = torch.ops.aten
 
@@ -143,3 +149,67 @@ ONCE: Mapping[Any, Callable[[Node, list[int]], Once]] = {
     _ATEN.index_put_.default: _index_put,
 }
 """What each operator's call becomes: the operator and its arguments past the tensor written."""
+
+
+def leaves_gaps(node: Node) -> bool:
+    """Return whether a node is a call of ``unfold`` that may leave elements out.
+
+    Windows that overlap are no matter: torch refuses to write through them.
+
+    Args:
+        node: Any node.
+    """
+    if node.target is not _ATEN.unfold.default:
+        return False
+    given = arguments_of(node)
+    size, step = given["size"], given["step"]
+    if not isinstance(size, int) or not isinstance(step, int):
+        # One that is a symbol may be smaller than the other.
+        return True
+    value = given["self"].meta["val"]
+    if step < size or not value.dim():
+        return False
+    return step > size or bool(expression_of((value.shape[given["dimension"]] - size) % step) != 0)
+
+
+def written_windows(graph_module: GraphModule) -> Iterator[Node]:
+    """Yield the calls that leave elements out of memory which something may write.
+
+    Args:
+        graph_module: Its own graph is looked at, and those that its nodes are given, of which
+            others may write what they return.
+    """
+    for gm in graphs_of(graph_module):
+        found = [node for node in gm.graph.nodes if leaves_gaps(node)]
+        if found and gm is graph_module:
+            memory = MemoryUse(gm.graph, gm)
+            found = [node for node in found if memory.writers(node)]
+        yield from found
+
+
+def say_windows(node: Node) -> None:
+    """Let windows be what slices leave of windows that leave nothing out, where that can be.
+
+    Args:
+        node: A call that leaves elements out. It stays as it is where a size is not known, and
+            where fewer stand after the last window than between two.
+    """
+    given = arguments_of(node)
+    whole, size, step = given["self"], given["size"], given["step"]
+    shape = whole.meta["val"].shape
+    dim = given["dimension"] % len(shape)
+    length = shape[dim]
+    if not all(isinstance(number, int) for number in (length, size, step)):
+        return
+    count = (length - size) // step + 1
+    width = size if count == 1 else step
+    if count * width > length:
+        return
+    shown = whole
+    if count * width < length:
+        shown = add_call(node, _ATEN.slice.Tensor, (whole, dim, 0, count * width))
+    if width == size:
+        node.args, node.kwargs = (shown, dim, size, size), {}
+        return
+    shown = add_call(node, _ATEN.unfold.default, (shown, dim, width, width))
+    node.target, node.args, node.kwargs = _ATEN.slice.Tensor, (shown, len(shape), 0, size), {}

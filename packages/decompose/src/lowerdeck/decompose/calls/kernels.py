@@ -7,15 +7,13 @@ tensor refuses, so that torch's decomposed program fails when it is run.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import fake_tensor, tensor_meta
+from lowerdeck.decompose._torch_private import fake_tensor, relaid
 from lowerdeck.decompose.calls.facts import number_key
 from lowerdeck.decompose.calls.strides import dense_order
 from lowerdeck.torch_base import SYMBOLS, FakeTensor
@@ -25,27 +23,36 @@ _ATEN = torch.ops.aten
 _CHANNELS_LAST = MappingProxyType({4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)})
 
 
-def lay_results(nodes: Sequence[Node]) -> None:
-    """Let what a recording returns lie as it will when it is run.
+def told_by_kernels(
+    rules: Mapping[Any, Callable[..., Any]],
+) -> Mapping[Any, Callable[..., Any]]:
+    """Return rules by which results lie, while they are recorded, as they will in the run.
 
     Args:
-        nodes: What it returns; nothing else in the recording reads them.
+        rules: How operators are taken apart.
     """
-    for node in nodes:
-        maker: Any = node
-        index: Any = None
-        if node.target is operator.getitem:
-            maker, index = node.args
-        if index not in {None, 0} or maker.target not in _LAID or len(node.users) > 1:
-            continue
-        value = node.meta["val"]
-        laid = as_run(maker.target, value, maker.args)
-        if laid is value:
-            continue
-        node.meta |= {"val": laid, "tensor_meta": tensor_meta(laid)}
-        if maker is not node:
-            several = maker.meta["val"]
-            maker.meta["val"] = type(several)((laid, *several[1:]))
+    return {**rules, **{operator: _Laying(operator, rules.get(operator)) for operator in _LAID}}
+
+
+class _Laying:
+    """Keeps an operator whole that no rule takes apart, and lets its result lie as it will."""
+
+    def __init__(self, operator: Any, rule: Callable[..., Any] | None) -> None:
+        self._operator, self._rule = operator, rule
+        self._is_called = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_called:
+            return NotImplemented
+        made = NotImplemented if self._rule is None else self._rule(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+        self._is_called = True
+        try:
+            made = self._operator(*args, **kwargs)
+        finally:
+            self._is_called = False
+        return relaid(made, lambda first: as_run(self._operator, first, args))
 
 
 def as_run(target: Any, value: FakeTensor, args: Sequence[Any]) -> FakeTensor:
@@ -54,7 +61,7 @@ def as_run(target: Any, value: FakeTensor, args: Sequence[Any]) -> FakeTensor:
     Args:
         target: The operator.
         value: Its first result, as fake tensors have it.
-        args: What it was given: nodes, numbers.
+        args: What it was given.
     """
     laid = _LAID.get(target)
     if laid is None or value.device.type != "cpu":
@@ -83,7 +90,7 @@ def _normed(value: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
 
 def _iterated(_: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
     """What most operators do with two tensors that lie differently; torch has it from ``add``."""
-    given = [arg.meta["val"] for arg in args if isinstance(arg, Node)]
+    given = [arg for arg in args if isinstance(arg, torch.Tensor)]
     numbers = [number for each in given for number in (*each.shape, *each.stride())]
     if len(given) != 2 or any(isinstance(number, SYMBOLS) for number in numbers):
         return None

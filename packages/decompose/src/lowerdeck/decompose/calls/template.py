@@ -13,7 +13,6 @@ from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, is_taken_apart
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.kernels import lay_results
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
@@ -151,14 +150,7 @@ class Template:
         return all(is_static(step.facts) for step in self.steps if isinstance(step, Step))
 
     @classmethod
-    def of(
-        cls,
-        recording: Recording,
-        target: object,
-        whole: Recording | None = None,
-        *,
-        by_kernels: bool = False,
-    ) -> Template:
+    def of(cls, recording: Recording, target: object, whole: Recording | None = None) -> Template:
         """Return what a recording is a template of.
 
         Args:
@@ -166,7 +158,6 @@ class Template:
             target: What was called.
             whole: The same call with all operators whole, for how results show inputs: the inverse
                 of a view is another than that of what it is taken apart into.
-            by_kernels: Whether what it returns lies in memory as kernels lay it.
 
         Raises:
             WholeProgramError: It did what copies cannot do.
@@ -179,8 +170,6 @@ class Template:
         _check_functional(graph)
         traced = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
         graph.eliminate_dead_code()
-        if by_kernels:
-            lay_results(nodes)
         alive = set(graph.nodes)
         steps = tuple(
             _step(node, recording) if node in alive else Passed(base_name(graph, node.target))
@@ -247,10 +236,24 @@ class _Results:
         # Below functionalisation one memory may show as several, and views need not be undone.
         fresh = (
             position in recording.alone
-            and (is_shared or root in self._inputs or (self._owns and bool(views)))
+            and (
+                is_shared
+                or root in self._inputs
+                or (bool(views) and (self._owns or self._is_whole(position)))
+            )
             and not (views and self._hides)
         )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
+
+    def _is_whole(self, position: int) -> bool:
+        """Return whether a result is a view only of what an operator in the call is made of."""
+        if self._whole is None:
+            return False
+        leaf = self._leaves[position]
+        # What hides that it gives a view is one all the same.
+        return (
+            isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
+        )
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
         """Return whose memory a result shows, and how."""
