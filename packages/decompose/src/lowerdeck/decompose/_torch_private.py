@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from threading import RLock
@@ -206,7 +206,9 @@ def fake_tensor(
     device: torch.device,
 ) -> FakeTensor:
     """Return a fake tensor with memory of its own; asks no guard of symbolic sizes."""
-    inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    # From 2.15 on torch asks whether it is empty, which the program's sizes have answered.
+    with _unasked(mode, (*size, *stride)):
+        inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, inner, device)
 
 
@@ -218,16 +220,21 @@ def fake_view(
     dtype: torch.dtype,
 ) -> FakeTensor:
     """Return a fake tensor on the memory of another."""
-    environment = parent.fake_mode.shape_env
     numbers = (*size, *stride, offset, parent.untyped_storage().nbytes())
-    unasked: AbstractContextManager[Any] = nullcontext()
-    if environment is not None and not all(isinstance(number, int) for number in numbers):
-        # That it lies within the storage is known of a view, and no guard of the program's.
-        unasked = environment.suppress_guards()
-    with unasked, torch._C._DisableTorchDispatch():
+    # That it lies within the storage is known of a view, and no guard of the program's.
+    with _unasked(parent.fake_mode, numbers), torch._C._DisableTorchDispatch():
         inner = torch.empty((0,), dtype=dtype, device="meta")
         inner.set_(parent.untyped_storage(), offset, size, stride)
     return FakeTensor(parent.fake_mode, inner, parent.fake_device)
+
+
+def _unasked(mode: FakeTensorMode, numbers: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Return a context in which what is asked of ``numbers`` leaves no guard in the program."""
+    environment = mode.shape_env
+    if environment is None or all(isinstance(number, int) for number in numbers):
+        return nullcontext()
+    suppressed: AbstractContextManager[Any] = environment.suppress_guards()
+    return suppressed
 
 
 def node_source(node: Node) -> fx_traceback.NodeSource:
