@@ -74,8 +74,12 @@ def drop_other_aliases(program: ExportedProgram) -> None:
         if not writers and any(map(_reads, node.users)):
             continue
         source: Any = node.args[0]
-        if any(user > node for user in source.users):
-            source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: True}
+        is_read = any(user > node for user in source.users)
+        known = [other for other in held.graph.nodes if other < node] if writers else []
+        group = memory.group(source)
+        alike = (other for other in known if memory.group(other) is group)
+        if is_read or any(user > node for other in alike for user in other.users):
+            source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: is_read}
         node.replace_all_uses_with(source)
         held.graph.erase_node(node)
         renamed[node.name] = source.name

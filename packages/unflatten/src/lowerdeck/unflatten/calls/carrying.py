@@ -21,7 +21,7 @@ NOT_RECORDED = "lowerdeck_not_recorded"
 
 ARGUMENT_READ = "lowerdeck_argument_read"
 """Where ``custom`` of the meta of what its module then returns, and which is its argument, says
-that the argument is read or written afterwards too, and not the result alone."""
+whether that argument is read or written afterwards too, or only what shares its memory."""
 
 ITSELF = "lowerdeck_itself"
 """Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
@@ -42,6 +42,9 @@ PRIVATE = "_lowerdeck"
 
 CARRIES = "carries"
 """Meta of a call that returns a pair: its result, and values read elsewhere that are no result."""
+
+NEEDS = "needs"
+"""Meta of a call: how many of the values that are no arguments only a generated module gets."""
 
 
 class Generated:
@@ -118,6 +121,11 @@ def is_itself(node: Node) -> bool:
 
 def is_read_as_argument(node: Node) -> bool:
     """Return whether an argument that a module returned as ``node`` is read afterwards too."""
+    return bool((node.meta.get("custom") or {}).get(ARGUMENT_READ))
+
+
+def has_read_memory(node: Node) -> bool:
+    """Return whether anything of the memory of such an argument is read afterwards."""
     return ARGUMENT_READ in (node.meta.get("custom") or ())
 
 

@@ -26,6 +26,7 @@ from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
 from lowerdeck.unflatten.calls.carrying import (
     CARRIED,
     CARRIES,
+    NEEDS,
     NOT_RECORDED,
     must_hand_through,
 )
@@ -272,8 +273,9 @@ class SignatureApplier:
         _call(call, cut, more_in, knows=bool(more_in or more_out))
         if more_out:
             cut.call_node.meta[CARRIES] = tuple(node.name for node in more_out)
+        needs = cut.call_node.meta[NEEDS] = sum(map(_is_computed, more_in))
         self._replaced.update(_unpack(call, cut, more_out, here))
-        return replace(call.signature, carried=len(more_in), carries=len(more_out))
+        return replace(call.signature, carried=len(more_in), carries=len(more_out), needs=needs)
 
     def _inner(self, cut: FlatCall, node: Node) -> Node | None:
         """Return the node of the call's graph that carries the value of ``node``."""
@@ -309,6 +311,16 @@ class SignatureApplier:
         ]
         output = next(iter(cut.graph.find_nodes(op="output")))
         output.args = ((*leaves, *(self._inner(cut, node) for node in more)),)
+
+
+def _is_computed(node: Node) -> bool:
+    """Return whether ``node`` is a tensor of the user's, or made of tensors."""
+    is_made = node.op == "placeholder" or any(map(_is_tensor, node.all_input_nodes))
+    return is_made and _is_tensor(node)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _constant(leaf: Leaf) -> Any:
