@@ -21,11 +21,18 @@ _ALIAS = torch.ops.aten.alias.default
 
 
 @contextmanager
-def results_aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[None]:
-    """Let modules return aliases of those of their results that are their arguments."""
+def results_aliased(model: torch.nn.Module, recorded: Sequence[str]) -> Iterator[None]:
+    """Let modules return aliases of those of their results that are their arguments.
+
+    Args:
+        model: The model.
+        recorded: The modules whose signatures are recorded. Others keep the containers that they
+            return, which may be changed by another name.
+    """
+    known = set(map(model.get_submodule, recorded))
 
     def after(
-        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
 
@@ -38,12 +45,14 @@ def results_aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[No
             with keeping, traceback.annotate({ITSELF: True}):
                 return _ALIAS(leaf)
 
+        if module not in known and not _is_tensor(result):
+            return None
         if not any(leaf is other for leaf in pytree.tree_leaves(result) for other in given):
             return None
         return pytree.tree_map(one, result)
 
     with ExitStack() as stack:
-        for module in dict.fromkeys(map(model.get_submodule, paths)):
+        for module in (module for module in model.modules() if module is not model):
             handle = module.register_forward_hook(after, with_kwargs=True)
             stack.callback(handle.remove)
         yield
