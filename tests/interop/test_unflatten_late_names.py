@@ -177,6 +177,7 @@ class CalledInRegion(Model):
         return y * z
 
 
+@pytest.mark.filterwarnings("ignore:Decomposing this program lost")
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_call_that_decomposing_gave_away_is_told(strict: bool) -> None:
     """It stayed in the caller with its weights: what was put there was called once, not twice."""
@@ -188,3 +189,32 @@ def test_a_call_that_decomposing_gave_away_is_told(strict: bool) -> None:
     hook(made.get_submodule("child"))
     with pytest.raises(UnflattenError, match="decomposing gave to its caller"):
         made(x)
+
+
+class WrittenLater(Model):
+    def __init__(self, child: nn.Module, what: str) -> None:
+        super().__init__(child)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.work(x)
+        z = self.child(y)
+        (y if self.what == "argument" else z).add_(1)
+        return self.other(z) + (0 if self.what == "unread" else y)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("what", ["argument", "result", "unread"])
+def test_another_module_may_return_its_argument_or_is_told(what: str, decomposed: bool) -> None:
+    """A decomposed program has no write in place, which the argument would show in eager."""
+    eager, x = WrittenLater(nn.GELU(), what), torch.randn(2, 4)
+    program = export_preserving(eager, (x,))
+    made: Any = unflatten(decompose(program) if decomposed else program)
+    for other in (nn.Tanh(), nn.Identity(), nn.ReLU(inplace=True)):
+        eager.child = made.child = other
+        if decomposed and what != "unread" and not isinstance(other, nn.Tanh):
+            with pytest.raises(UnflattenError, match="shares memory with an argument"):
+                made(x)
+        else:
+            torch.testing.assert_close(made(x), eager(x))

@@ -6,7 +6,7 @@ module that only returns what it is given. An alias made by such a module is its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -30,9 +30,20 @@ def results_aliased(model: torch.nn.Module, recorded: Sequence[str]) -> Iterator
             return, which may be changed by another name.
     """
     known = set(map(model.get_submodule, recorded))
+    with ExitStack() as stack:
+        for module in model.modules():
+            if module is not model:
+                after = _aliasing(is_recorded=module in known)
+                handle = module.register_forward_hook(after, with_kwargs=True)
+                stack.callback(handle.remove)
+        yield
+
+
+def _aliasing(*, is_recorded: bool) -> Callable[..., Any]:
+    """Return the hook; it holds no module, which strict export would name by the hook."""
 
     def after(
-        module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
 
@@ -45,17 +56,13 @@ def results_aliased(model: torch.nn.Module, recorded: Sequence[str]) -> Iterator
             with keeping, traceback.annotate({ITSELF: True}):
                 return _ALIAS(leaf)
 
-        if module not in known and not _is_tensor(result):
+        if not is_recorded and not _is_tensor(result):
             return None
         if not any(leaf is other for leaf in pytree.tree_leaves(result) for other in given):
             return None
         return pytree.tree_map(one, result)
 
-    with ExitStack() as stack:
-        for module in (module for module in model.modules() if module is not model):
-            handle = module.register_forward_hook(after, with_kwargs=True)
-            stack.callback(handle.remove)
-        yield
+    return after
 
 
 def _is_tensor(leaf: object) -> bool:

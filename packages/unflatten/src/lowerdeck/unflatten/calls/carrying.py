@@ -233,6 +233,34 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
     )
 
 
+def must_be_apart(result: object, argument: object, name: str) -> None:
+    """Check that a module returned no memory of an argument, where one is written afterwards.
+
+    A decomposed program makes a new value of that write, which the other one would not show.
+
+    Args:
+        result: What it returned.
+        argument: What it was given.
+        name: The module's name in its caller.
+
+    Raises:
+        UnflattenError: It did.
+    """
+    if isinstance(result, Proxy) or not isinstance(result, torch.Tensor):
+        return
+    is_one = result is argument
+    if not torch.compiler.is_dynamo_compiling() and isinstance(argument, torch.Tensor):
+        storage = storage_identity(result)
+        is_one |= storage is not None and storage == storage_identity(argument)
+    if is_one:
+        raise UnflattenError(
+            f"{name!r} returned what shares memory with an argument, which it did not when it was "
+            "recorded, and one of the two is written afterwards: decomposing made a new value of "
+            "that write, and the other one would not show it. Return a copy, or unflatten the "
+            "program before run_decompositions()."
+        )
+
+
 def _show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     storage = storage_identity(one)
     if storage is None:

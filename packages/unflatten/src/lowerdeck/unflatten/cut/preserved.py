@@ -28,6 +28,7 @@ from lowerdeck.unflatten.calls.carrying import (
     CARRIES,
     NEEDS,
     NOT_RECORDED,
+    must_be_apart,
     must_hand_through,
 )
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
@@ -54,6 +55,7 @@ class PreservedCall:
         written: Results that are arguments written in place, which the caller reads afterwards
             as arguments too, and which arguments they are.
         held: Results that are state of the module, and by which path the caller reads that state.
+        apart: Results that may not share memory with arguments, and which arguments these are.
     """
 
     signature: CallSignature
@@ -61,6 +63,7 @@ class PreservedCall:
     outputs: tuple[Leaf, ...]
     written: Mapping[Node, Node] = field(default_factory=dict)
     held: Mapping[Node, str] = field(default_factory=dict)
+    apart: Mapping[Node, Sequence[Node]] = field(default_factory=dict)
 
     def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
         """Return the different nodes among ``leaves``."""
@@ -371,7 +374,8 @@ def _unpack(
     results = dict(zip(cut.outputs, cut.results, strict=True))
     written = {leaf: here[argument] for leaf, argument in call.written.items()}
     later = {**_read_later(cut, here), **written}
-    reader = _Reader(node.graph, node, results, later, call.held)
+    apart = {leaf: [here[other] for other in others] for leaf, others in call.apart.items()}
+    reader = _Reader(node.graph, node, results, later, call.held, apart)
     result = node
     if more:
         result = reader.node(operator.getitem, (node, 0))
@@ -393,12 +397,14 @@ class _Reader:
         results: dict[Node, Node],
         later: Mapping[Node, Node],
         held: Mapping[Node, str],
+        apart: Mapping[Node, Sequence[Any]],
     ) -> None:
         self.graph = graph
         self.anchor = anchor
         self.results = results
         self.later = later
         self.held = held
+        self.apart = apart
         self.name = str(anchor.target)
         self.replaced: dict[Node, Node] = {}
         self.added: list[Node] = []
@@ -447,6 +453,10 @@ class _Reader:
             self.graph.erase_node(old)
         if not where or not isinstance(leaf, Node):
             return
+        for argument in self.apart.get(leaf, ()):
+            with self.graph.inserting_after(self.anchor):
+                checked = (value, argument, self.name)
+                self.anchor = self.graph.call_function(must_be_apart, checked)
         wanted = self.later.get(leaf)
         if leaf in self.held:
             with self.graph.inserting_after(self.anchor):

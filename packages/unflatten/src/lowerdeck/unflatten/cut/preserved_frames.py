@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -117,7 +118,7 @@ def find_preserved_calls(
         if is_elsewhere(call, inside):
             outside.append(frame)
         doubtful.extend(frame.path for _ in unsure)
-    _guard_lost_results(made, outside, flat, stored)
+    _guard_lost_results(made, outside, flat, stored, EagersMemory(made, returned))
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
@@ -182,16 +183,27 @@ def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
             and any(trace.paths.attribute(frame.path, name) for name in names)
         )
     # What export marked as a call and is none here, decomposing gave to a caller with the marks.
-    given = set()
-    for mark in trace.program.graph.find_nodes(op="call_function", target=TRACEPOINT):
-        called = trace.tree.marked.get(mark)
-        path = trace.paths.eager(str(mark.kwargs["path"]))
-        if called is None or called.path != path:
-            given.add(trace.paths.canonical(path))
+    given = _paths_given_away(trace, made)
     for frame in made.tree.frames():
         is_lost = frame in lost or trace.paths.canonical(frame.path) in given
         if is_lost and frame.parent is not None:
             forbid_replacing(made, frame, frame.parent, LOST_PART)
+
+
+def _paths_given_away(trace: Trace, made: WorkingGraph) -> set[str]:
+    """Return the modules of which this program has fewer calls than export recorded and marked."""
+    recorded: Counter[str] = Counter()
+    for entry in trace.program.module_call_graph:
+        if entry.signature is not None and entry.signature.outputs:
+            recorded[trace.paths.canonical(trace.paths.eager(entry.fqn.partition("@")[0]))] += 1
+    marked: Counter[str] = Counter()
+    for mark in trace.program.graph.find_nodes(op="call_function", target=TRACEPOINT):
+        called = trace.tree.marked.get(mark)
+        path = trace.paths.eager(str(mark.kwargs["path"]))
+        if mark.kwargs["kind"] == "module_call_inputs" and (not called or called.path != path):
+            marked[trace.paths.canonical(path)] += 1
+    calls = Counter(trace.paths.canonical(frame.path) for frame in made.tree.frames())
+    return {path for path in marked if recorded[path] + marked[path] > calls[path]}
 
 
 def _guard_lost_results(
@@ -199,6 +211,7 @@ def _guard_lost_results(
     outside: Iterable[Frame],
     flat: Iterable[Frame],
     stored: Container[Any],
+    memory: EagersMemory,
 ) -> None:
     """Forbid changing modules whose callers read what these compute from elsewhere.
 
@@ -207,8 +220,8 @@ def _guard_lost_results(
         outside: Those that return what they neither compute nor are given.
         flat: Those whose signature decomposing lost.
         stored: The nodes whose values become new state.
+        memory: What shares memory in eager.
     """
-    memory = EagersMemory(made)
     lost = LOST_MEMORY if memory.is_renewed else RETURNS_OTHERS
     why = dict.fromkeys(outside, lost)
     for frame in why:
@@ -220,6 +233,8 @@ def _guard_lost_results(
         returned = call.nodes(call.outputs) if call else [*filter(_has_readers(inside), inside)]
         if memory.is_lost(given, returned, inside, stored):
             why[frame] = LOST_MEMORY
+        elif call:
+            made.preserved[frame] = replace(call, apart=memory.apart(call, inside))
     for frame, reason in why.items():
         if frame.parent is not None:
             forbid_replacing(made, frame, frame.parent, reason)

@@ -143,10 +143,12 @@ class EagersMemory:
 
     Args:
         made: The working graph, whole but for its output.
+        returned: What the program returns.
     """
 
-    def __init__(self, made: WorkingGraph) -> None:
+    def __init__(self, made: WorkingGraph, returned: Iterable[object]) -> None:
         self._made = made
+        self._results = [node for node in returned if isinstance(node, Node)]
         self._renewed = [node for node in made.graph.nodes if _is_renewed(node)]
 
     @cached_property
@@ -203,6 +205,39 @@ class EagersMemory:
             for node in self._renewed
             if (end is None or node > end) and node not in inside
         )
+
+    def apart(self, call: PreservedCall, inside: Collection[Node]) -> dict[Node, list[Node]]:
+        """Return the results of ``call`` and arguments of which one is written and one read later.
+
+        What another module returned of that argument's memory would have to be written too.
+        """
+        group, end = self._memory.group, max(inside, default=None)
+        if end is None:
+            return {}
+        written = {group(node) for node in self._renewed if node > end}
+        given = [leaf for leaf in call.nodes(call.inputs) if leaf not in inside]
+
+        def is_apart(one: Node, other: Node) -> bool:
+            groups = {group(one): group(other), group(other): group(one)}
+            return len(groups) == 2 and any(
+                mine in written and (its in self._returned or self._last_read.get(its, end) > end)
+                for mine, its in groups.items()
+            )
+
+        returned = call.nodes(call.outputs) if written else ()
+        found = {leaf: [one for one in given if is_apart(leaf, one)] for leaf in returned}
+        return {leaf: others for leaf, others in found.items() if others}
+
+    @cached_property
+    def _returned(self) -> set[Node]:
+        return set(map(self._memory.group, self._results))
+
+    @cached_property
+    def _last_read(self) -> dict[Node, Node]:
+        """The last node that reads of each memory."""
+        group = self._memory.group
+        nodes = self._made.graph.nodes
+        return {group(source): node for node in nodes for source in node.all_input_nodes}
 
 
 def warn_of_doubtful(names: Iterable[str]) -> None:
