@@ -270,12 +270,42 @@ def test_copies_compilers_and_exports_again_compute_the_same(
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_a_module_in_its_place_is_asked_for_what_others_read(net: type[nn.Module]) -> None:
+def test_modules_that_hand_values_on_are_replaced_together(net: type[nn.Module]) -> None:
+    """Eager's reader had what eager's maker kept before, without a word."""
     eager, made = _made(net)
-    made.reads = Around(Ignores())
-    assert made(X).shape == X.shape
+    expected, reads = eager(X), made.reads
+    made.reads = eager.get_submodule("reads")
+    with pytest.raises(UnflattenError, match="a module that reads 1 values"):
+        made(X)
+    made.reads = Around(reads)
     made.makes = eager.get_submodule("makes")
     with pytest.raises(UnflattenError, match="A Makes stands for a module in which"):
+        made(X)
+    for path, module in eager.named_children():
+        made.set_submodule(path, module)
+    assert_equal(made(X), expected)
+
+
+class OtherWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {"weight": self.layer.weight * 2, "bias": self.layer.bias}
+        made: Tensor = torch.func.functional_call(self.layer, weights, (x,))
+        return made
+
+
+def test_a_module_that_is_called_with_other_weights_is_not_replaced() -> None:
+    eager = OtherWeights()
+    made: Any = unflatten(export_preserving(eager, (X,)))
+    (row,) = made.swappable()
+    assert not row.replaceable
+    assert "reads 1 values" in row.reason
+    assert_equal(made(X), eager(X))
+    made.layer = copy.deepcopy(eager.layer)
+    with pytest.raises(UnflattenError, match="a module that reads 1 values"):
         made(X)
 
 

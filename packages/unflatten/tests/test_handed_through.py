@@ -256,3 +256,29 @@ def test_our_programs_tell_the_two_apart(way: str) -> None:
     eager, x = Stack(), torch.randn(3, 4)
     module = with_another(unflatten(exported(eager, x, "ours")), way)
     torch.testing.assert_close(module(x), with_another(eager, way)(x))
+
+
+class Sometimes(nn.Module):
+    """Returns its argument in one of its calls, which differ in their structure."""
+
+    def forward(self, x: Tensor, factor: float | None = None) -> Tensor:
+        return x if factor is None else x * factor
+
+
+class CallsSometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Sometimes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.child(x).sin() + self.child(x, factor=2.0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_call_without_a_signature_that_returns_its_argument_is_one(strict: bool) -> None:
+    """A hook ran in the other call alone, without a word."""
+    eager, x = CallsSometimes(), torch.randn(2, 3)
+    made: Any = unflatten(export_preserving(eager, (x,), strict=strict))
+    for module in (eager, made):
+        module.child.register_forward_hook(lambda _, args, result: result + 1)
+    torch.testing.assert_close(made(x), eager(x))

@@ -6,7 +6,7 @@ module that only returns what it is given. An alias made by such a module is its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -21,8 +21,26 @@ _ALIAS = torch.ops.aten.alias.default
 
 
 @contextmanager
-def results_aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[None]:
-    """Let modules return aliases of those of their results that are their arguments."""
+def results_aliased(model: torch.nn.Module, recorded: Sequence[str]) -> Iterator[None]:
+    """Let modules return aliases of those of their results that are their arguments.
+
+    Args:
+        model: The model.
+        recorded: The modules whose signatures are recorded. Others keep the containers that they
+            return, which may be changed by another name.
+    """
+    known = set(map(model.get_submodule, recorded))
+    with ExitStack() as stack:
+        for module in model.modules():
+            if module is not model:
+                after = _aliasing(is_recorded=module in known)
+                handle = module.register_forward_hook(after, with_kwargs=True)
+                stack.callback(handle.remove)
+        yield
+
+
+def _aliasing(*, is_recorded: bool) -> Callable[..., Any]:
+    """Return the hook; it holds no module, which strict export would name by the hook."""
 
     def after(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -38,15 +56,13 @@ def results_aliased(model: torch.nn.Module, paths: Sequence[str]) -> Iterator[No
             with keeping, traceback.annotate({ITSELF: True}):
                 return _ALIAS(leaf)
 
+        if not is_recorded and not _is_tensor(result):
+            return None
         if not any(leaf is other for leaf in pytree.tree_leaves(result) for other in given):
             return None
         return pytree.tree_map(one, result)
 
-    with ExitStack() as stack:
-        for module in dict.fromkeys(map(model.get_submodule, paths)):
-            handle = module.register_forward_hook(after, with_kwargs=True)
-            stack.callback(handle.remove)
-        yield
+    return after
 
 
 def _is_tensor(leaf: object) -> bool:
@@ -74,8 +90,12 @@ def drop_other_aliases(program: ExportedProgram) -> None:
         if not writers and any(map(_reads, node.users)):
             continue
         source: Any = node.args[0]
-        if any(user > node for user in source.users):
-            source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: True}
+        is_read = any(user > node for user in source.users)
+        known = [other for other in held.graph.nodes if other < node] if writers else []
+        group = memory.group(source)
+        alike = (other for other in known if memory.group(other) is group)
+        if is_read or any(user > node for other in alike for user in other.users):
+            source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: is_read}
         node.replace_all_uses_with(source)
         held.graph.erase_node(node)
         renamed[node.name] = source.name

@@ -21,7 +21,7 @@ NOT_RECORDED = "lowerdeck_not_recorded"
 
 ARGUMENT_READ = "lowerdeck_argument_read"
 """Where ``custom`` of the meta of what its module then returns, and which is its argument, says
-that the argument is read or written afterwards too, and not the result alone."""
+whether that argument is read or written afterwards too, or only what shares its memory."""
 
 ITSELF = "lowerdeck_itself"
 """Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
@@ -42,6 +42,9 @@ PRIVATE = "_lowerdeck"
 
 CARRIES = "carries"
 """Meta of a call that returns a pair: its result, and values read elsewhere that are no result."""
+
+NEEDS = "needs"
+"""Meta of a call: how many of the values that are no arguments only a generated module gets."""
 
 
 class Generated:
@@ -118,6 +121,11 @@ def is_itself(node: Node) -> bool:
 
 def is_read_as_argument(node: Node) -> bool:
     """Return whether an argument that a module returned as ``node`` is read afterwards too."""
+    return bool((node.meta.get("custom") or {}).get(ARGUMENT_READ))
+
+
+def has_read_memory(node: Node) -> bool:
+    """Return whether anything of the memory of such an argument is read afterwards."""
     return ARGUMENT_READ in (node.meta.get("custom") or ())
 
 
@@ -223,6 +231,34 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
         "read afterwards. Return that argument or state, or export the model with a module that "
         "computes it."
     )
+
+
+def must_be_apart(result: object, argument: object, name: str) -> None:
+    """Check that a module returned no memory of an argument, where one is written afterwards.
+
+    A decomposed program makes a new value of that write, which the other one would not show.
+
+    Args:
+        result: What it returned.
+        argument: What it was given.
+        name: The module's name in its caller.
+
+    Raises:
+        UnflattenError: It did.
+    """
+    if isinstance(result, Proxy) or not isinstance(result, torch.Tensor):
+        return
+    is_one = result is argument
+    if not torch.compiler.is_dynamo_compiling() and isinstance(argument, torch.Tensor):
+        storage = storage_identity(result)
+        is_one |= storage is not None and storage == storage_identity(argument)
+    if is_one:
+        raise UnflattenError(
+            f"{name!r} returned what shares memory with an argument, which it did not when it was "
+            "recorded, and one of the two is written afterwards: decomposing made a new value of "
+            "that write, and the other one would not show it. Return a copy, or unflatten the "
+            "program before run_decompositions()."
+        )
 
 
 def _show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:

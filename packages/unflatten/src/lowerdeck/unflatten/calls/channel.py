@@ -27,15 +27,17 @@ class Told:
 
     Attributes:
         back: What others read beside its result, once it ran.
+        is_taken: Whether a module took what was told.
         backward: The backward pass in which it was told.
     """
 
-    __slots__ = ("back", "backward", "given", "key")
+    __slots__ = ("back", "backward", "given", "is_taken", "key")
 
     def __init__(self, key: str, given: tuple[Any, ...] = ()) -> None:
         self.key: str = key
         self.given: tuple[Any, ...] = given
         self.back: tuple[Any, ...] | None = None
+        self.is_taken: bool = False
         self.backward: int = running_backward()
 
     def is_meant(self, keys: Sequence[str]) -> bool:
@@ -70,7 +72,7 @@ def call_told(module: Callable[..., Any], told: Told, /, *args: Any, **kwargs: A
 
 
 def carrying(
-    module: Callable[..., Any], key: str, given: tuple[Any, ...], names: Sequence[str]
+    module: Callable[..., Any], key: str, given: tuple[Any, ...], names: Sequence[str], needs: int
 ) -> Callable[..., Any]:
     """Return what calls ``module`` with the values ``given`` beside its arguments.
 
@@ -80,8 +82,9 @@ def carrying(
         given: The values; a module that is not generated computes them itself.
         names: What others read that is no result of the call; where there are any, a pair is
             returned, of the result and of them.
+        needs: How many of the values other modules compute, so that only a generated one has them.
     """
-    return partial(_call_carrying, module, key, given, names)
+    return partial(_call_carrying, module, key, given, names, needs)
 
 
 def _call_carrying(
@@ -89,22 +92,47 @@ def _call_carrying(
     key: str,
     given: tuple[Any, ...],
     names: Sequence[str],
+    needs: int,
     /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     told = Told(key, given)
     result = call_told(module, told, *args, **kwargs)
+    if needs > sum(isinstance(value, Missing) for value in given) and not told.is_taken:
+        raise UnflattenError(
+            f"A {type(module).__name__} stands for a module that {reads_of_others(needs)}; found "
+            "no way to give it these. Replace the modules that compute them too, where it gets "
+            "them from these, or export the model with it in that place."
+        )
     if not names:
         return result
     if told.back is None:
-        raise UnflattenError(
+        why = (
             f"A {type(module).__name__} stands for a module in which {', '.join(names)} were "
             "computed, which other modules read without being given them; found no way to get "
-            "them from it. Preserve the signatures of those modules too, and replace them "
-            "together."
+            "them from it. Replace those modules too, or none of them."
         )
+        return result, tuple(Missing(why) for _ in names)
     return result, told.back
+
+
+class Missing:
+    """Stands for a value that a module in the place of a generated one did not hand over.
+
+    Whoever reads it is told so; modules that were replaced too do not read it.
+
+    Args:
+        why: The error's text.
+    """
+
+    def __init__(self, why: str) -> None:
+        self.why: str = why
+
+    def __torch_function__(self, *_: Any, **__: Any) -> Any:
+        raise UnflattenError(self.why)
+
+    __getattr__ = __torch_function__
 
 
 def take_told(taken: int, returned: int) -> Told:
@@ -123,4 +151,8 @@ def take_told(taken: int, returned: int) -> Told:
         raise UnflattenError(
             f"This module {why}, and was called alone. Call it as a part of the whole module."
         )
+    for value in told.given:
+        if isinstance(value, Missing):
+            raise UnflattenError(value.why)
+    told.is_taken = True
     return told

@@ -51,6 +51,7 @@ def carrying_form(
     number: int,
     given: tuple[Any, ...],
     names: Sequence[str],
+    needs: int = 0,
 ) -> Callable[..., Any]:
     """Return what runs a form of a call that reads more than its arguments, or is read so.
 
@@ -61,9 +62,10 @@ def carrying_form(
         number: Which of its forms the call is.
         given: The values that it reads.
         names: What others read that is no result; where there are any, a pair is returned.
+        needs: How many of the values only a generated module gets.
     """
     keys = _keys_of(caller, path) or _own_keys(module)
-    return carrying(module, keys[number] if number < len(keys) else "", given, names)
+    return carrying(module, keys[number] if number < len(keys) else "", given, names, needs)
 
 
 def _keys_of(caller: torch.nn.Module, path: str) -> Sequence[str]:

@@ -39,6 +39,7 @@ class CallSignature:
         constraints: What each leaf has to satisfy; None where nothing is checked.
         carried: Number of values taken beside the arguments.
         carries: Number of values returned beside the result.
+        needs: Number of the values taken that other modules compute, which eager's would not see.
         updates: What the first outputs of the graph are to overwrite after it has run: the
             attribute path of some state, or None and the number of an argument's leaf.
         flat: Whether this is no signature of eager's: tensors are taken as they are used.
@@ -53,6 +54,7 @@ class CallSignature:
     constraints: InputConstraints | None = None
     carried: int = 0
     carries: int = 0
+    needs: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
     flat: bool = False
     loses_writes: bool = False

@@ -25,7 +25,7 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     packet_name,
 )
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, is_itself
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, NEEDS, is_itself
 from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
 from lowerdeck.unflatten.calls.chosen_forms import carrying_form, form_of
 from lowerdeck.unflatten.calls.python_names import is_name
@@ -379,6 +379,8 @@ class _Writer:
         if CARRIED in kwargs:
             values = self.argument(kwargs.pop(CARRIED))
             told = f"{path!r}, {form or 0}, {values}, {node.meta.get(CARRIES, ())!r}"
+            if needs := node.meta.get(NEEDS):
+                told += f", {needs}"
             called = f"{self.object_name(carrying_form)}(self, {module}, {told})"
         elif form is not None:
             called = f"{self.object_name(form_of)}(self, {module}, {path!r}, {form})"

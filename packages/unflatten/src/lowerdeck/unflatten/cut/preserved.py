@@ -26,7 +26,9 @@ from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
 from lowerdeck.unflatten.calls.carrying import (
     CARRIED,
     CARRIES,
+    NEEDS,
     NOT_RECORDED,
+    must_be_apart,
     must_hand_through,
 )
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
@@ -53,6 +55,7 @@ class PreservedCall:
         written: Results that are arguments written in place, which the caller reads afterwards
             as arguments too, and which arguments they are.
         held: Results that are state of the module, and by which path the caller reads that state.
+        apart: Results that may not share memory with arguments, and which arguments these are.
     """
 
     signature: CallSignature
@@ -60,6 +63,7 @@ class PreservedCall:
     outputs: tuple[Leaf, ...]
     written: Mapping[Node, Node] = field(default_factory=dict)
     held: Mapping[Node, str] = field(default_factory=dict)
+    apart: Mapping[Node, Sequence[Node]] = field(default_factory=dict)
 
     def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
         """Return the different nodes among ``leaves``."""
@@ -272,8 +276,9 @@ class SignatureApplier:
         _call(call, cut, more_in, knows=bool(more_in or more_out))
         if more_out:
             cut.call_node.meta[CARRIES] = tuple(node.name for node in more_out)
+        needs = cut.call_node.meta[NEEDS] = sum(map(_is_computed, more_in))
         self._replaced.update(_unpack(call, cut, more_out, here))
-        return replace(call.signature, carried=len(more_in), carries=len(more_out))
+        return replace(call.signature, carried=len(more_in), carries=len(more_out), needs=needs)
 
     def _inner(self, cut: FlatCall, node: Node) -> Node | None:
         """Return the node of the call's graph that carries the value of ``node``."""
@@ -309,6 +314,16 @@ class SignatureApplier:
         ]
         output = next(iter(cut.graph.find_nodes(op="output")))
         output.args = ((*leaves, *(self._inner(cut, node) for node in more)),)
+
+
+def _is_computed(node: Node) -> bool:
+    """Return whether ``node`` is a tensor of the user's, or made of tensors."""
+    is_made = node.op == "placeholder" or any(map(_is_tensor, node.all_input_nodes))
+    return is_made and _is_tensor(node)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _constant(leaf: Leaf) -> Any:
@@ -359,7 +374,8 @@ def _unpack(
     results = dict(zip(cut.outputs, cut.results, strict=True))
     written = {leaf: here[argument] for leaf, argument in call.written.items()}
     later = {**_read_later(cut, here), **written}
-    reader = _Reader(node.graph, node, results, later, call.held)
+    apart = {leaf: [here[other] for other in others] for leaf, others in call.apart.items()}
+    reader = _Reader(node.graph, node, results, later, call.held, apart)
     result = node
     if more:
         result = reader.node(operator.getitem, (node, 0))
@@ -381,12 +397,14 @@ class _Reader:
         results: dict[Node, Node],
         later: Mapping[Node, Node],
         held: Mapping[Node, str],
+        apart: Mapping[Node, Sequence[Any]],
     ) -> None:
         self.graph = graph
         self.anchor = anchor
         self.results = results
         self.later = later
         self.held = held
+        self.apart = apart
         self.name = str(anchor.target)
         self.replaced: dict[Node, Node] = {}
         self.added: list[Node] = []
@@ -435,6 +453,10 @@ class _Reader:
             self.graph.erase_node(old)
         if not where or not isinstance(leaf, Node):
             return
+        for argument in self.apart.get(leaf, ()):
+            with self.graph.inserting_after(self.anchor):
+                checked = (value, argument, self.name)
+                self.anchor = self.graph.call_function(must_be_apart, checked)
         wanted = self.later.get(leaf)
         if leaf in self.held:
             with self.graph.inserting_after(self.anchor):

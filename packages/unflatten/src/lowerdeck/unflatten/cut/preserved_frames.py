@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.calls.carrying import (
     CALLED_ELSEWHERE,
     COMPUTES_NOTHING,
@@ -39,6 +41,8 @@ from lowerdeck.unflatten.cut.preserved import (
 from lowerdeck.unflatten.cut.rewritten_leaves import (
     EagersMemory,
     Surroundings,
+    in_time,
+    is_elsewhere,
     warn_of_doubtful,
     with_current_leaves,
     writes_argument,
@@ -86,6 +90,7 @@ def find_preserved_calls(
     doubtful: list[str] = []
     lost: set[str] = set()
     outside: list[Frame] = []
+    flat: list[Frame] = []
     for frame in made.tree.frames():
         name = frame.recorded if frame.recorded in asked else frame.path
         if frame.parent is None or frame.part or name not in asked:
@@ -98,8 +103,10 @@ def find_preserved_calls(
             found = _marked_call(frame, asked[name], marked[frame])
         if found is None:
             lost.add(frame.path)
+            flat.append(frame)
             forbid_replacing(made, frame, frame.parent, LOST_SIGNATURE)
             continue
+        found = in_time(found, inside)
         # Its caller has no value for what the call itself computes.
         own = [leaf in inside for leaf in found.inputs]
         call = _without(found, own, None)
@@ -108,12 +115,10 @@ def find_preserved_calls(
         signature = replace(call.signature, loses_writes=writes_argument(call, around))
         call = replace(call, signature=signature)
         made.preserved[frame] = _without(call, own, Absent())
-        if any(
-            leaf not in inside and leaf not in call.inputs for leaf in call.nodes(call.outputs)
-        ):
+        if is_elsewhere(call, inside):
             outside.append(frame)
         doubtful.extend(frame.path for _ in unsure)
-    _guard_lost_results(made, outside)
+    _guard_lost_results(made, outside, flat, stored, EagersMemory(made, returned))
     lost.update(_guard_uncalled(trace, made, signatures))
     warn_of_doubtful(doubtful)
     warn_of_lost(lost)
@@ -177,30 +182,67 @@ def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
             if mutation.frame in frames_around(frame)[1:]
             and any(trace.paths.attribute(frame.path, name) for name in names)
         )
+    # What export marked as a call and is none here, decomposing gave to a caller with the marks.
+    given = _paths_given_away(trace, made)
     for frame in made.tree.frames():
-        if frame in lost and frame.parent is not None:
+        is_lost = frame in lost or trace.paths.canonical(frame.path) in given
+        if is_lost and frame.parent is not None:
             forbid_replacing(made, frame, frame.parent, LOST_PART)
 
 
-def _guard_lost_results(made: WorkingGraph, outside: Iterable[Frame]) -> None:
-    """Forbid changing modules whose callers read what these return from elsewhere.
+def _paths_given_away(trace: Trace, made: WorkingGraph) -> set[str]:
+    """Return the modules of which this program has fewer calls than export recorded and marked."""
+    recorded: Counter[str] = Counter()
+    for entry in trace.program.module_call_graph:
+        if entry.signature is not None and entry.signature.outputs:
+            recorded[trace.paths.canonical(trace.paths.eager(entry.fqn.partition("@")[0]))] += 1
+    marked: Counter[str] = Counter()
+    for mark in trace.program.graph.find_nodes(op="call_function", target=TRACEPOINT):
+        called = trace.tree.marked.get(mark)
+        path = trace.paths.eager(str(mark.kwargs["path"]))
+        if mark.kwargs["kind"] == "module_call_inputs" and (not called or called.path != path):
+            marked[trace.paths.canonical(path)] += 1
+    calls = Counter(trace.paths.canonical(frame.path) for frame in made.tree.frames())
+    return {path for path in marked if recorded[path] + marked[path] > calls[path]}
+
+
+def _guard_lost_results(
+    made: WorkingGraph,
+    outside: Iterable[Frame],
+    flat: Iterable[Frame],
+    stored: Container[Any],
+    memory: EagersMemory,
+) -> None:
+    """Forbid changing modules whose callers read what these compute from elsewhere.
 
     Args:
         made: The working graph, whole but for its output.
         outside: Those that return what they neither compute nor are given.
+        flat: Those whose signature decomposing lost.
+        stored: The nodes whose values become new state.
+        memory: What shares memory in eager.
     """
-    memory = EagersMemory(made)
     lost = LOST_MEMORY if memory.is_renewed else RETURNS_OTHERS
     why = dict.fromkeys(outside, lost)
     for frame in why:
         del made.preserved[frame]
-    if memory.is_renewed:
-        for frame, call in made.preserved.items():
-            if memory.loses_memory(call, set(nodes_in(frame))):
-                why[frame] = LOST_MEMORY
+    for frame in (*made.preserved, *flat) if memory.is_renewed else ():
+        inside = set(nodes_in(frame))
+        call = made.preserved.get(frame)
+        given = call.nodes(call.inputs) if call else []
+        returned = call.nodes(call.outputs) if call else [*filter(_has_readers(inside), inside)]
+        if memory.is_lost(given, returned, inside, stored):
+            why[frame] = LOST_MEMORY
+        elif call:
+            made.preserved[frame] = replace(call, apart=memory.apart(call, inside))
     for frame, reason in why.items():
         if frame.parent is not None:
             forbid_replacing(made, frame, frame.parent, reason)
+
+
+def _has_readers(inside: Container[Node]) -> Callable[[Node], bool]:
+    """Return what tells whether others than the nodes ``inside`` read a node."""
+    return lambda node: any(user not in inside for user in node.users)
 
 
 def _guard_uncalled(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import MemoryUse, OpOverload, returns_view, schema_of
-from lowerdeck.unflatten.calls.carrying import is_read_as_argument
+from lowerdeck.unflatten.calls.carrying import has_read_memory
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.lost_stacks import origins
@@ -55,6 +55,41 @@ class Surroundings:
     def identity(self, node: Node) -> object:
         """Return a key that is equal for two reads of the same state."""
         return self.reads.get(node, node)
+
+
+def in_time(call: PreservedCall, inside: Collection[Node]) -> PreservedCall:
+    """Return the call with the values that its leaves had then, where these are known.
+
+    Decomposing may name a value that a later write made, or one of the call's own.
+
+    Args:
+        call: The call as the signature names its leaves.
+        inside: Its nodes.
+    """
+    end = max(inside, default=None)
+    if end is None:
+        return call
+    inputs = [_as_of(leaf, lambda node: node < end and node not in inside) for leaf in call.inputs]
+    outputs = [_as_of(leaf, lambda node: node <= end) for leaf in call.outputs]
+    return replace(call, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def is_elsewhere(call: PreservedCall, inside: Collection[Node]) -> bool:
+    """Return whether a leaf of the call is neither there when it is made nor computed by it."""
+    end = max(inside, default=None)
+    leaves = (*call.inputs, *call.outputs)
+    late = any(isinstance(leaf, Node) and end is not None and leaf > end for leaf in leaves)
+    returned = call.nodes(call.outputs)
+    return late or any(leaf not in inside and leaf not in call.inputs for leaf in returned)
+
+
+def _as_of(leaf: Leaf, is_known: Callable[[Node], bool]) -> Leaf:
+    """Return the last value of ``leaf`` that was known then; itself where nothing tells one."""
+    if not isinstance(leaf, Node) or is_known(leaf):
+        return leaf
+    layout = _layout(leaf)
+    values = (node for node in _earlier_values(leaf) if is_known(node))
+    return next((node for node in values if _layout(node) == layout), leaf)
 
 
 def with_current_leaves(
@@ -108,10 +143,12 @@ class EagersMemory:
 
     Args:
         made: The working graph, whole but for its output.
+        returned: What the program returns.
     """
 
-    def __init__(self, made: WorkingGraph) -> None:
+    def __init__(self, made: WorkingGraph, returned: Iterable[object]) -> None:
         self._made = made
+        self._results = [node for node in returned if isinstance(node, Node)]
         self._renewed = [node for node in made.graph.nodes if _is_renewed(node)]
 
     @cached_property
@@ -127,24 +164,40 @@ class EagersMemory:
         """Return whether any write is a new value here."""
         return bool(self._renewed)
 
-    def loses_memory(self, call: PreservedCall, inside: Collection[Node]) -> bool:
-        """Return whether the caller may read a result of ``call`` from elsewhere.
+    def is_lost(
+        self,
+        given: Iterable[Node],
+        returned: Sequence[Node],
+        inside: Collection[Node],
+        stored: Container[Node],
+    ) -> bool:
+        """Return whether the caller of a call may read what it computes from elsewhere.
 
         It makes a view of what was written after the call by itself, and reads an argument that
-        the call wrote and returned by either name: what another module returned there would not
-        be read. Memory of the call's own that is written later, it reads from the result.
+        the call wrote, or state that it wrote and returned, by either name: what another module
+        did there would not be read. Memory of the call's own that is written later, it reads from
+        the result.
 
         Args:
-            call: The call.
+            given: What the call is given.
+            returned: What it returns.
             inside: Its nodes.
+            stored: The nodes whose values become new state.
         """
-        if any(is_read_as_argument(leaf) for leaf in call.nodes(call.outputs)):
+        if any(has_read_memory(leaf) or (leaf in stored and leaf in inside) for leaf in returned):
             return True
         group = self._memory.group
+        known = {group(leaf) for leaf in given if leaf not in inside}
+        if any(
+            node in inside and node not in returned and group(node) in known
+            for node in self._renewed
+            if any(user not in inside for user in node.users)
+        ):
+            return True
         foreign = {source for node in inside for source in node.all_input_nodes}
         foreign = {node for node in foreign if node not in inside or node.op == "get_attr"}
-        others = set(map(group, (*foreign, *call.nodes(call.inputs))))
-        times = Counter(map(group, call.nodes(call.outputs)))
+        others = set(map(group, (*foreign, *given)))
+        times = Counter(map(group, returned))
         shared = {one for one, count in times.items() if one in others or count > 1}
         end = max(inside, default=None)
         return any(
@@ -152,6 +205,39 @@ class EagersMemory:
             for node in self._renewed
             if (end is None or node > end) and node not in inside
         )
+
+    def apart(self, call: PreservedCall, inside: Collection[Node]) -> dict[Node, list[Node]]:
+        """Return the results of ``call`` and arguments of which one is written and one read later.
+
+        What another module returned of that argument's memory would have to be written too.
+        """
+        group, end = self._memory.group, max(inside, default=None)
+        if end is None:
+            return {}
+        written = {group(node) for node in self._renewed if node > end}
+        given = [leaf for leaf in call.nodes(call.inputs) if leaf not in inside]
+
+        def is_apart(one: Node, other: Node) -> bool:
+            groups = {group(one): group(other), group(other): group(one)}
+            return len(groups) == 2 and any(
+                mine in written and (its in self._returned or self._last_read.get(its, end) > end)
+                for mine, its in groups.items()
+            )
+
+        returned = call.nodes(call.outputs) if written else ()
+        found = {leaf: [one for one in given if is_apart(leaf, one)] for leaf in returned}
+        return {leaf: others for leaf, others in found.items() if others}
+
+    @cached_property
+    def _returned(self) -> set[Node]:
+        return set(map(self._memory.group, self._results))
+
+    @cached_property
+    def _last_read(self) -> dict[Node, Node]:
+        """The last node that reads of each memory."""
+        group = self._memory.group
+        nodes = self._made.graph.nodes
+        return {group(source): node for node in nodes for source in node.all_input_nodes}
 
 
 def warn_of_doubtful(names: Iterable[str]) -> None:

@@ -72,8 +72,8 @@ class _Carrying(torch.nn.Module):
         body: Body = called.__dict__[PRIVATE]
         signature = (body, *body.others)[number].signature
         names = [f"value {index}" for index in range(signature.carries if signature else 0)]
-        given = kwargs.pop(CARRIED)
-        return carrying(called, body.keys[number], given, names)(*args, **kwargs)
+        given, needs = kwargs.pop(CARRIED), signature.needs if signature else 0
+        return carrying(called, body.keys[number], given, names, needs)(*args, **kwargs)
 
 
 # Graphs call a form by the path "step..1". Not by __getattr__: strict export then gives

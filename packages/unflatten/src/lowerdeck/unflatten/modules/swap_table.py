@@ -189,6 +189,8 @@ def _not_replaceable(bodies: Sequence[Body], forbidden: str | None) -> Iterator[
             yield _PRESERVE
     elif carries := _most(bodies, "carries"):
         yield read_by_others(carries)
+    elif needs := _most(bodies, "needs"):
+        yield reads_of_others(needs)
 
 
 def _not_alone(bodies: Sequence[Body]) -> str | None:

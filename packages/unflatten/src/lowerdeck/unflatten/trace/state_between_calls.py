@@ -9,7 +9,7 @@ buffer is free between two writes, since only its last value is ever seen again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ class _Context:
     paths: ModulePaths
     index: Mapping[Node, int]
     calls: Mapping[str, int]
+    given: Mapping[str, Container[str]]
 
     def frame_of(self, node: Node) -> Frame | None:
         position = self.index.get(node)
@@ -40,6 +41,7 @@ def carry_through_state(
     tree: CallTree,
     paths: ModulePaths,
     index: Mapping[Node, int],
+    given: Mapping[str, Container[str]],
 ) -> None:
     """Add the writes and reads to ``plan`` by which calls hand values on through state.
 
@@ -49,12 +51,13 @@ def carry_through_state(
         tree: The calls around them.
         paths: The modules.
         index: The position of each node's item.
+        given: The names of what each call is given whose signature is known, by the call's name.
     """
     calls: dict[str, int] = {}
     for frame in tree.frames():
         name = paths.canonical(frame.path)
         calls[name] = calls.get(name, 0) + 1
-    context = _Context(items, tree, paths, index, calls)
+    context = _Context(items, tree, paths, index, calls, given)
     for mutation in list(plan.all):
         if mutation.frame.parent is None or mutation.clone_value:
             continue
@@ -128,6 +131,9 @@ def _read_after(plan: Mutations, context: _Context, write: Mutation, end: int) -
         if position is None or _is_under(
             context.tree.frame_of[context.items[position]], write.frame
         ):
+            continue
+        around = frames_around(context.tree.frame_of[context.items[position]])
+        if any(write.value.name in context.given.get(frame.call_name, ()) for frame in around):
             continue
         views = aliases_of(user)
         last = max(

@@ -74,7 +74,12 @@ def plan_mutations(
         mutation = Mutation(spec, value, target, frame, after, value in overwritten)
         plan.all.append(mutation)
         plan.after.setdefault(after, []).append(mutation)
-    carry_through_state(plan, items, tree, paths, index)
+    given = {
+        entry.fqn: {spec.name for spec in entry.signature.inputs}
+        for entry in program.module_call_graph
+        if entry.signature is not None
+    }
+    carry_through_state(plan, items, tree, paths, index, given)
     return plan
 
 
