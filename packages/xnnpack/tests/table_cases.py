@@ -67,6 +67,21 @@ def tables() -> Iterator[Case]:
 
     yield case("far_sines", far, tokens)
 
+    for large in (-1e4, -1e9, torch.finfo(torch.float32).min):
+
+        def masked(x: Tensor, large: float = large) -> Tensor:
+            """Add what looks like its first row but for numbers that the mask's are far above."""
+            table = torch.sin(torch.arange(float(TOKENS * WIDTH)).reshape(TOKENS, WIDTH))
+            return x + torch.cat([torch.full((TOKENS, WIDTH // 2), large), table], 1)[:, :WIDTH]
+
+        yield case(f"masked_by_{large:.0e}", masked, tokens)
+
+    def small(x: Tensor) -> Tensor:
+        rows = torch.arange(float(TOKENS))[:, None] / TOKENS
+        return x * (rows - torch.arange(float(WIDTH))[None] / WIDTH)
+
+    yield case("factors_that_are_a_sum", small, tokens)
+
     def nearly(x: Tensor) -> Tensor:
         table = torch.arange(TOKENS)[:, None] + torch.arange(WIDTH)[None].float()
         return x * (table + torch.eye(TOKENS, WIDTH))

@@ -105,6 +105,21 @@ def test_tables_are_computed_of_what_they_were_computed_of(
     assert sum(map(len, named_data(delegate).values())) <= stored + 16
 
 
+@pytest.mark.parametrize("large", [-1e4, -1e9, -3e38])
+def test_what_a_mask_stands_beside_is_no_rounding_of_the_mask(large: float) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = torch.where(torch.arange(128) < 64, large, 0.0)
+            self.register_buffer("table", mask + torch.sin(torch.arange(128.0**2).view(128, 128)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.get_buffer("table")
+
+    (delegate,) = delegates(lower(Masked(), (torch.randn(128, 128),), XnnpackPartitioner()))
+    assert sum(map(len, named_data(delegate).values())) >= 4 * 128 * 128
+
+
 def test_halves_are_computed_of_half_of_each_row() -> None:
     inputs = (torch.randn(1, 2, 128, 64).half(),)
     (delegate,) = delegates(lower(Rotary().half(), inputs, XnnpackPartitioner()))

@@ -15,12 +15,15 @@ from lowerdeck.xnnpack.payload.schema import MAX_RANK, Node, NodeKind, Value
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
-_READERS = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY}
+_ADDING = {NodeKind.ADD, NodeKind.SUBTRACT}
+_READERS = {*_ADDING, NodeKind.MULTIPLY}
 _OTHERS = {NodeKind.COPY}
 _FARTHEST = 1e5
 """Up to here the runtime's sines and cosines are right."""
 _ROUNDING = 1e-6
-"""How far a sum may be from what it stands for, beside the largest number: sums are rounded."""
+"""How far a sum may be from what it stands for, which is added to something: sums are rounded.
+Of a table of less than 1 it is that part of its largest number; of a larger one no more, since
+beside a mask's -1e9 all that the others say would be rounding."""
 _BITS = {FLOAT: torch.int32, HALF: torch.int16}
 _DTYPES = {FLOAT: torch.float32, HALF: torch.float16}
 
@@ -50,12 +53,9 @@ def compute_tables(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> 
     made = _Made(emission)
     for value in list(emission.graph.values):
         known = value.constant and value.encoding in _BITS and len(value.dims) >= 2
-        if (
-            known
-            and math.prod(value.dims) >= _FEWEST
-            and readers.get(value.id, _OTHERS) <= _READERS
-        ):
-            made.replace(value)
+        read_by = readers.get(value.id, _OTHERS)
+        if known and math.prod(value.dims) >= _FEWEST and read_by <= _READERS:
+            made.replace(value, may_round=read_by <= _ADDING)
     emission.graph.nodes[:0] = made.nodes
     emission.sources[:0] = [()] * len(made.nodes)
 
@@ -68,7 +68,7 @@ class _Made:
         self._products: dict[tuple[int, int], int] = {}
         self.nodes: list[Node] = []
 
-    def replace(self, value: Value) -> None:
+    def replace(self, value: Value, *, may_round: bool) -> None:
         """Compute a table, if it is made of less than half of what it is."""
         key = self._emission.graph.constants[value.constant].key
         # Copied, since torch has no tensors of what may only be read.
@@ -88,7 +88,7 @@ class _Made:
             part = self._emission.constant_value(half, encoding=value.encoding)
             self._twice(value, part)
         else:
-            summands = _summands(whole) if value.encoding == FLOAT else None
+            summands = _summands(whole) if may_round and value.encoding == FLOAT else None
             if summands is None:
                 return
             self._sum(value, *summands)
@@ -160,7 +160,7 @@ def _summands(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """
     if not bool(torch.isfinite(table).all()):
         return None
-    bound = _ROUNDING * float(table.abs().max())
+    bound = _ROUNDING * min(1.0, float(table.abs().max()))
     for grid in _grids(table):
         wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
         for first, second in _pairs(wide):
