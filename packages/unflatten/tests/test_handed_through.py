@@ -271,7 +271,8 @@ class CallsSometimes(nn.Module):
         self.child = Sometimes()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.child(x).sin() + self.child(x, factor=2.0)
+        made: Tensor = self.child(x).sin() + self.child(x, factor=2.0)
+        return made
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -46,9 +46,10 @@ class Places(nn.Module):
         parts = torch.arange(1.0, 5.0)[:, None, None]
         rows = (torch.arange(height)[:, None] / parts).sin().expand(4, height, width)
         columns = (torch.arange(width)[None] / parts).cos().expand(4, height, width)
-        added = self.narrow(torch.cat([rows, columns])[None])
+        added: Tensor = self.narrow(torch.cat([rows, columns])[None])
         if self.flat:
-            return x.flatten(2).transpose(1, 2) + added.flatten(2).transpose(1, 2)
+            x, added = x.flatten(2), added.flatten(2)
+            return x.transpose(1, 2) + added.transpose(1, 2)
         return F.relu(x + added)
 
 
