@@ -8,20 +8,17 @@ and every file is made of it.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.xnnpack_files import ROOT
+from benchmarks.xnnpack_files import ROOT, main
 from benchmarks.xnnpack_models import build
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
@@ -201,8 +198,4 @@ _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    with contextlib.redirect_stdout(sys.stderr):
-        outcome = _STEPS[sys.argv[1]](*sys.argv[2:])
-    print(json.dumps(outcome))
+    main(_STEPS)

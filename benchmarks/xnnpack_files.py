@@ -247,9 +247,19 @@ _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "run": run,
 }
 
-if __name__ == "__main__":
+
+def main(steps: dict[str, Callable[..., dict[str, Any]]]) -> None:
+    """Do the step that the command line names; the last line of the output is what came of it.
+
+    Args:
+        steps: What can be done, by name.
+    """
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
-        outcome = _STEPS[sys.argv[1]](*sys.argv[2:])
+        outcome = steps[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(_STEPS)
