@@ -109,7 +109,16 @@ class Taking(nn.Module):
 
 def test_a_rule_of_torchs_that_looks_at_data_is_told_as_any_other() -> None:
     program = torch.export.export(Taking(), (torch.randn(4), torch.tensor(2)))
-    assert explain(program).failed
+    try:
+        program.run_decompositions()
+    except Exception:  # up to 2.14
+        assert explain(program).failed
+    else:
+        assert not explain(program).failed
+        torch.testing.assert_close(
+            decompose(program).module()(x := torch.randn(4), torch.tensor(1)), x[1] + 1
+        )
+        return
     for refusing in (decompose, lambda program: take_apart(program, Rules.of(None))):
         with pytest.raises(DecomposeError, match=r"take.default .* keep it whole"):
             refusing(program)
