@@ -195,7 +195,7 @@ def test_what_no_visitor_knows_is_named() -> None:
 
 
 def test_what_openvino_refuses_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: Any, device: str) -> bytes:
+    def refuse(model: Any, device: str, *, keep_precision: bool) -> bytes:
         raise RuntimeError("Check 'shapes' failed")
 
     monkeypatch.setattr("lowerdeck.openvino.translation.payload_of", refuse)

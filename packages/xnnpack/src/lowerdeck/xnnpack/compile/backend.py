@@ -71,7 +71,7 @@ class XnnpackBackend(BackendDetails):
     """
 
     # Each release may compile otherwise: results that another one left in a cache are its own.
-    version = metadata.version("lowerdeck-xnnpack")
+    version: ClassVar[str] = metadata.version("lowerdeck-xnnpack")
     reads_only = True
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
