@@ -184,7 +184,7 @@ def _direct(model: str, inputs: tuple[torch.Tensor, ...]) -> Callable[[], list[t
 def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """Return the largest difference, relative to the largest number that was expected."""
     largest = max(float(one.abs().max()) for one in wanted) or 1.0
-    pairs = zip(found, wanted, strict=False)
+    pairs = zip(found, wanted, strict=True)
     return max(float((one.float() - other.float()).abs().max()) for one, other in pairs) / largest
 
 

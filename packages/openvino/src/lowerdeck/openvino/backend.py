@@ -61,7 +61,7 @@ class OpenvinoPartitioner(TablePartitioner):
         device: Which of OpenVINO's devices runs the payloads, such as ``"CPU"`` or ``"GPU.1"``.
         keep_precision: Whether float32 is computed in float32. If not, the device chooses, as with
             ExecuTorch's own backend: a processor with bfloat16 takes that, which is up to twice
-            as fast, with errors of 2e-3 to 8e-3 of the largest result.
+            as fast, with errors of up to a hundredth of the largest result.
         dynamic_sizes: Whether to take tensors whose sizes are known at run time alone. The
             official runtime up to 1.5 does not tell the program how large a result became, and
             gives all of its memory instead: only ``lowerdeck.runner`` runs such files rightly.
