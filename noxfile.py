@@ -147,12 +147,21 @@ def _do_main_job(session: nox.Session, factories: dict[str, str], folder: Path) 
 
 @nox.session(requires=["torch"], default=False)
 def demo(session: nox.Session) -> None:
-    """Do the main job: real models in, .pte files out, executed and compared with eager."""
+    """Do the main job: real models in, .pte files out, executed and compared with eager.
+
+    The last one runs in the official runtime, float and int8; ``-- --peer`` sets ExecuTorch's own
+    files of it beside ours, which wants all that executorch depends on.
+    """
     _borrow_torch(session)
     session.install(*EDITABLE, *DEV)
     OUT.mkdir(exist_ok=True)
     factories = {"resnet18": "examples.resnet18:example", "conv_relu_tan": CONV_RELU_TAN}
     _do_main_job(session, factories, OUT)
+    alone = () if "--peer" in session.posargs else ("--no-deps",)
+    session.install(*alone, OFFICIAL_RUNTIME, *(() if alone else DEV))
+    session.install("--no-deps", "torchao", *DEV)
+    folder = str(OUT / "beside-executorch")
+    session.run("python", "-m", "examples.beside_executorch", folder, *session.posargs)
 
 
 @nox.session
