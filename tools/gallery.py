@@ -34,13 +34,15 @@ lowerdeck inspect int8.pte --html int8.html --trace int8.json
 lowerdeck lower examples.vit:example -o vit.pte
 lowerdeck run vit.pte --trace vit.json
 lowerdeck inspect vit.pte --html vit.html --trace vit.json
-lowerdeck lower examples.resnet18:example {XNNPACK} --html resnet.html
+lowerdeck lower examples.resnet18:example {XNNPACK} -o resnet.pte --html resnet.html
+lowerdeck inspect resnet.pte --html resnet-file.html
 """
 """What makes the pages, as a reader would."""
 
 SHOTS = {
-    "clock-report.png": ("clock.html", 1100, 950, "light", []),
-    "vit-memory.png": ("vit.html", 1200, 900, "dark", []),
+    "clock-report.png": ("clock.html", 1100, 1420, "light", []),
+    "file-graph.png": ("resnet-file.html", 1300, 800, "light", []),
+    "vit-memory.png": ("vit.html", 1200, 900, "dark", [SCROLL.format("memory")]),
     "vit-modules.png": (
         "vit.html",
         1200,

@@ -2,14 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (
@@ -25,7 +21,6 @@ from lowerdeck.lowered_module import (
     to_backend,
     unregister_backend,
 )
-from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -177,26 +172,3 @@ def test_branches_are_part_of_the_picture() -> None:
     assert {"aten::sin", "aten::cos", "cond"} <= set(labels)
     (cond,) = [node for node in nodes if node["label"] == "cond"]
     assert {"aten::sin", "aten::cos"} <= {labels[other] for other in cond["needs"]}
-
-
-@st.composite
-def graphs(draw: Callable[..., Any]) -> list[list[int]]:
-    size = draw(st.integers(0, 40))
-    return [
-        draw(st.lists(st.integers(0, node - 1), max_size=3, unique=True)) if node else []
-        for node in range(size)
-    ]
-
-
-@given(graphs())
-def test_a_node_is_below_what_it_needs_and_beside_its_row(needs: list[list[int]]) -> None:
-    coordinates = coordinates_of(needs)
-    assert len(coordinates) == len(needs)
-    rows: dict[int, list[float]] = {}
-    for node, (column, row) in enumerate(coordinates):
-        assert all(coordinates[other][1] < row for other in needs[node])
-        rows.setdefault(row, []).append(column)
-    for columns in rows.values():
-        columns.sort()
-        assert all(b - a >= 0.99 for a, b in pairwise(columns))
-    assert not coordinates or min(column for column, _ in coordinates) == 0

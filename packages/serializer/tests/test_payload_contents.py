@@ -81,3 +81,16 @@ def test_many_nodes_are_cut_and_counted() -> None:
     found = contents_of(memoryview(payload(graph([value(0)], nodes))))
     assert found is not None
     assert (len(found.lines), found.left_out, found.operators) == (400, 100, {"Abs": 500})
+
+
+def test_the_operators_of_a_payload_are_linked_to_each_other_and_to_its_arguments() -> None:
+    values = [value(0, external_id=0), value(1, external_id=1), value(2), value(3, external_id=2)]
+    nodes = [
+        node(XnnOperator.ABS, input_id=1, output_id=2),
+        node(XnnOperator.ADD, input1_id=2, input2_id=0, output_id=3),
+        # It reads what it makes itself: a broken payload must not lead in circles.
+        node(XnnOperator.ADD, input1_id=7, input2_id=3, output_id=7),
+    ]
+    found = contents_of(memoryview(payload(graph(values, nodes))))
+    assert found is not None
+    assert (found.links, found.results) == (((-2,), (0, -1), (1,)), {2: 1})

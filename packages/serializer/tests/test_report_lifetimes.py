@@ -24,7 +24,7 @@ from lowerdeck.serializer import (
     TensorList,
 )
 from lowerdeck.serializer.report.aliases import Memory, Write
-from lowerdeck.serializer.report.lifetimes import planned_blocks
+from lowerdeck.serializer.report.lifetimes import Block, planned_blocks
 
 
 def planned(
@@ -43,12 +43,12 @@ def planned(
     )
 
 
-def spans(
+def blocks(
     values: list[EValue],
     steps: Sequence[InstructionArguments],
     inputs: tuple[int, ...] = (),
     outputs: tuple[int, ...] = (),
-) -> dict[int, tuple[int, int]]:
+) -> list[Block]:
     plan = ExecutionPlan(
         "forward",
         values=values,
@@ -56,7 +56,17 @@ def spans(
         outputs=list(outputs),
         chains=[Chain(instructions=[Instruction(step) for step in steps])],
     )
-    return {block.value: (block.born, block.dies) for block in planned_blocks(plan)}
+    return planned_blocks(plan)
+
+
+def spans(
+    values: list[EValue],
+    steps: Sequence[InstructionArguments],
+    inputs: tuple[int, ...] = (),
+    outputs: tuple[int, ...] = (),
+) -> dict[int, tuple[int, int]]:
+    found = blocks(values, steps, inputs, outputs)
+    return {block.value: (block.born, block.dies) for block in found}
 
 
 def test_a_value_lives_from_its_first_touch_to_its_last() -> None:
@@ -139,6 +149,13 @@ def test_parts_live_until_the_view_of_them_all_is_read() -> None:
     steps = [call(0, out=1), call(0, out=2), call(0, out=4), call(3, out=4)]
     found = spans(values, steps, inputs=(0,))
     assert (found[1], found[2], found[3]) == ((0, 3), (1, 3), (3, 3))
+
+
+def test_a_view_tells_what_wrote_its_bytes() -> None:
+    values = [planned(OTHER), planned(0), planned(16), planned(0, floats=8), planned(64)]
+    steps = [call(0, out=1), call(0, out=2), call(3, out=4)]
+    found = {block.value: block.sources for block in blocks(values, steps, inputs=(0,))}
+    assert found == {0: (), 1: (), 2: (), 3: (1, 2), 4: ()}
 
 
 def test_memory_that_is_used_again_is_no_view() -> None:

@@ -1,5 +1,16 @@
 // The page of a graph: its picture, its nodes, what was left out and why, its partitions.
 
+function groupClass(node) {
+  if (node.group >= 0) return `p${node.group % 8}`;
+  return node.kind === "op" ? "left" : "edge";
+}
+
+function groupName(data, node) {
+  if (node.group < 0) return node.kind === "op" ? "left out" : node.kind;
+  const group = data.groups[node.group];
+  return `${group.name}, ${group.backend}`;
+}
+
 function partitionsSection(data) {
   const counts = data.groups.map(() => 0);
   for (const node of data.nodes) if (node.group >= 0) counts[node.group] += 1;
@@ -48,15 +59,22 @@ function showPage(data) {
   const only = h("input", { type: "checkbox", id: "only-left-out", onchange: () => search(box.value) });
   const counter = h("p", { class: "counter", role: "status" });
   const detail = h("div", { class: "detail", role: "region", "aria-label": "Chosen node", "aria-live": "polite" });
-  const graph = new GraphView(data, (index) => {
-    if (!list.point(index)) {
-      only.checked = false;
-      box.value = "";
-      search("");
-      list.point(index);
-    }
-    explain(index);
+  const graph = new GraphView({
+    describe: (index) => {
+      const node = data.nodes[index];
+      return [`${node.name}  ${node.label === node.name ? "" : node.label}`, groupName(data, node), node.type, node.place, node.reason].filter(Boolean);
+    },
+    picked: (index) => {
+      if (!list.point(index)) {
+        only.checked = false;
+        box.value = "";
+        search("");
+        list.point(index);
+      }
+      explain(index);
+    },
   });
+  graph.show(data.nodes.map((node) => ({ label: node.label, needs: node.needs, tone: groupClass(node), round: node.kind !== "op" })));
   const list = new VirtualList({
     label: "Nodes in order",
     className: "graph-nodes",

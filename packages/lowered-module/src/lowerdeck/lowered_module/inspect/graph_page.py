@@ -50,8 +50,8 @@ def graph_html(
         )
     picture = GraphPicture(dict(reasons))
     picture.add_program(program)
-    style, view, page = (
-        files(__package__).joinpath(name).read_text(encoding="utf-8")
-        for name in ("graph_page.css", "graph_view.js", "graph_page.js")
+    style, script = (
+        files(__package__).joinpath(f"graph_page.{kind}").read_text(encoding="utf-8")
+        for kind in ("css", "js")
     )
-    return html_page(picture.data(title), title, script=f"{view}\n{page}", style=style)
+    return html_page(picture.data(title), title, script=script, style=style)

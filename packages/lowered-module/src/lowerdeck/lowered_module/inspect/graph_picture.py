@@ -1,4 +1,4 @@
-"""A program's graph as data for a picture: nodes, where they are, partitions, and reasons."""
+"""A program's graph as data for a picture: nodes, what they need, partitions, and reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
-from lowerdeck.lowered_module.inspect.graph_layout import coordinates_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
 from lowerdeck.torch_base import (
     attribute_of,
@@ -76,7 +75,6 @@ class GraphPicture:
         Args:
             title: What to call the program.
         """
-        coordinates = coordinates_of([node.needs for node in self._nodes])
         return {
             "title": title,
             "groups": [
@@ -99,10 +97,8 @@ class GraphPicture:
                     "type": node.type,
                     "place": node.location,
                     "reason": node.reason,
-                    "x": x,
-                    "y": y,
                 }
-                for node, (x, y) in zip(self._nodes, coordinates, strict=True)
+                for node in self._nodes
             ],
         }
 

@@ -40,14 +40,18 @@ class Write:
 
 def join_views(
     plan: ExecutionPlan, first: MutableMapping[int, int], last: MutableMapping[int, int]
-) -> None:
+) -> dict[int, tuple[int, ...]]:
     """Lengthen lifetimes by the time that bytes wait for a view to be read, in place.
 
     Args:
         plan: The method.
         first: First touch of each value.
         last: Last touch of each value.
+
+    Returns:
+        For each value that is read and that nothing wrote the values that wrote its bytes.
     """
+    sources: dict[int, tuple[int, ...]] = {}
     memories: dict[int, Memory] = {}
     written: set[int] = set()
     unfolded = _Unfolded(plan)
@@ -70,13 +74,16 @@ def join_views(
             if planned is None or planned[0] not in memories:
                 continue
             _, start, end = planned
-            for source in unfolded.first_of(memories[planned[0]].inside(start, end)):
+            found = list(unfolded.first_of(memories[planned[0]].inside(start, end)))
+            sources[value] = tuple(dict.fromkeys(source.value for source in found))
+            for source in found:
                 if source.start <= start and end <= source.end:
                     first[value] = min(first[value], source.time)
                 else:
                     last[source.value] = max(last[source.value], time)
         for value in made:
             write(value, time)
+    return sources
 
 
 class Memory:

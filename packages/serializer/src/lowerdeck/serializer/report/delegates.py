@@ -40,8 +40,8 @@ class DelegateEntries:
 
         Returns:
             Backend, size, calls, compile specs, the operators inside where the blob tells them
-            (how often each, and the number of a text that lists them), and the beginning of the
-            blob as text or as a hex dump.
+            (how often each, the number of a text that lists them, and how they are linked), and
+            the beginning of the blob as text or as a hex dump.
         """
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index
@@ -69,6 +69,8 @@ class DelegateEntries:
         return {
             "ops": [] if found is None else [[*pair] for pair in found.operators.items()],
             "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
+            "links": [] if found is None else [[*links] for links in found.links],
+            "results": [] if found is None else [[*pair] for pair in found.results.items()],
             "preview": blob_preview(view),
         }
 

@@ -33,6 +33,7 @@ class Block:
         born: First instruction that touches it, or that wrote the bytes of a view; 0 for inputs
             and state.
         dies: Last instruction that touches it; the last of all for outputs and state.
+        sources: The tensors that wrote the bytes of a view, which no instruction makes.
     """
 
     value: int
@@ -41,6 +42,7 @@ class Block:
     nbytes: int
     born: int
     dies: int
+    sources: tuple[int, ...] = ()
 
 
 def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
@@ -77,6 +79,7 @@ def planned_blocks(plan: ExecutionPlan) -> list[Block]:
             tensor.nbytes,
             born,
             max(born, dies),
+            uses.sources.get(index, ()),
         )
         for index, tensor, (born, dies) in uses.spans()
         if tensor.allocation_info is not None
@@ -96,7 +99,11 @@ def is_state(tensor: Tensor) -> bool:
 
 
 class _Uses:
-    """First and last touch of each value, gathered in one pass over the instructions."""
+    """First and last touch of each value, gathered in one pass over the instructions.
+
+    Attributes:
+        sources: For each view the values that wrote its bytes.
+    """
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self._plan = plan
@@ -124,7 +131,7 @@ class _Uses:
         for source, target in reversed(moves):
             self._touch(source, self._last[target])
         self._spread_lists()
-        join_views(plan, self._first, self._last)
+        self.sources = join_views(plan, self._first, self._last)
         self._spread_loops(_merged(loops))
 
     def spans(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:

@@ -151,11 +151,12 @@ def _delegates(plan: ExecutionPlan, entries: DelegateEntries) -> list[dict[str, 
 
 
 def _arenas(plan: ExecutionPlan) -> list[dict[str, Any]]:
-    """Each planned memory with its rectangles: value, offset, bytes, born, dies."""
-    blocks: dict[int, list[list[int | float]]] = {}
+    """Each planned memory with its rectangles: value, offset, bytes, born, dies, sources."""
+    blocks: dict[int, list[list[Any]]] = {}
     for block in planned_blocks(plan):
+        place = [block.value, number(block.offset), number(block.nbytes), block.born, block.dies]
         blocks.setdefault(block.memory_id, []).append(
-            [block.value, number(block.offset), number(block.nbytes), block.born, block.dies]
+            [*place, *([block.sources] * bool(block.sources))]
         )
     devices = {
         device.buffer_idx: f"{device.device_type.name} {device.device_index}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lowerdeck.serializer.errors import FormatError
@@ -24,12 +24,17 @@ class Contents:
         constant_bytes: Bytes of its constants, wherever they lie, each once.
         lines: The first nodes in order, each with what it takes and makes: types, sizes, scales,
             bytes of constants.
+        links: For each line where it takes from: the number of an earlier line, or -1 - n for
+            argument n of the delegate.
+        results: For numbers of arguments the line that makes them.
         left_out: How many nodes have no line.
     """
 
     operators: dict[str, int]
     constant_bytes: int
     lines: tuple[str, ...]
+    links: tuple[tuple[int, ...], ...]
+    results: dict[int, int]
     left_out: int
 
 
@@ -54,12 +59,34 @@ def contents_of(blob: memoryview) -> Contents | None:
     wanted = {one for node in shown for one in (*node.inputs, *node.outputs)}
     # Each once: a value with a million scales may be read by every node.
     texts = {value.id: _described(value) for value in graph.values if value.id in wanted}
+    links, results = _flow(graph, shown)
     return Contents(
         dict(counts.most_common()),
         _constant_bytes(graph),
         tuple(_line(node, texts) for node in shown),
+        links,
+        results,
         len(graph.nodes) - len(shown),
     )
+
+
+def _flow(
+    graph: XnnGraph, shown: Sequence[XnnNode]
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
+    """Return the links between nodes, and which node makes which argument of the delegate."""
+    arguments = {
+        value.id: value.external_id for value in graph.values if value.external_id is not None
+    }
+    # Where a value is from so far; of a broken payload a node may read what comes after it.
+    source = {one: -1 - position for one, position in arguments.items()}
+    links, results = [], {}
+    for number, node in enumerate(shown):
+        links.append(tuple(dict.fromkeys(source[one] for one in node.inputs if one in source)))
+        for one in node.outputs:
+            source[one] = number
+            if one in arguments:
+                results[arguments[one]] = number
+    return tuple(links), results
 
 
 def _constant_bytes(graph: XnnGraph) -> int:

@@ -12,7 +12,15 @@ from typing import Any
 from lowerdeck.serializer.escaping import printable
 from lowerdeck.serializer.report.embed import json_for_page
 
-_BEFORE = ("elements.js", "format.js", "search.js", "virtual_list.js", "tables.js")
+_BEFORE = (
+    "elements.js",
+    "format.js",
+    "search.js",
+    "virtual_list.js",
+    "tables.js",
+    "graph_layout.js",
+    "graph_view.js",
+)
 _AFTER = ("start.js",)
 _OWN = (
     "model.js",
@@ -20,6 +28,7 @@ _OWN = (
     "memory.js",
     "outline.js",
     "instructions.js",
+    "instruction_graph.js",
     "file_map.js",
     "report.js",
     "diff.js",
@@ -31,8 +40,8 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
     """Return an HTML page that shows ``data`` and asks nothing of the network.
 
     The page has a base that all our pictures share: elements that take names as text only, lists
-    that hold only the rows one can see, tables that sort, a search, and a style in light and
-    dark. Other packages draw theirs on it.
+    that hold only the rows one can see, tables that sort, graphs that one can move in, a search,
+    and a style in light and dark. Other packages draw theirs on it.
 
     Args:
         data: What to draw; anything that JSON can say, except infinite numbers.
@@ -55,7 +64,8 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
         2
     """
     styles = "\n".join([_asset("report.css"), style])
-    parts = [*map(_asset, _BEFORE), script, *map(_asset, _AFTER)]
+    # In a block of its own a script may call what it likes as the base does.
+    parts = [*map(_asset, _BEFORE), "{", script, *map(_asset, _AFTER), "}"]
     whole = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     policy = "; ".join(
         [

@@ -33,6 +33,7 @@ from lowerdeck.serializer.report.lifetimes import is_state
 from lowerdeck.serializer.report.texts import Interned
 
 _LONGEST_LIST = 16
+_MOST_MEMBERS = 1024
 _DTYPES = {
     ScalarType.BYTE: "uint8",
     ScalarType.CHAR: "int8",
@@ -115,10 +116,11 @@ def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
         ``text``; ``name`` (-1 for none); ``role``, one letter: ``i`` input, ``o`` output,
         ``b`` both, ``c`` constant, ``x`` external constant, ``s`` state, ``t`` intermediate
         tensor, ``l`` list of tensors, ``-`` anything else; ``nbytes`` of tensors, 0 for others;
-        ``note`` (-1 for none).
+        ``note`` (-1 for none); ``members``, the values in each list of tensors.
     """
     inputs, outputs = frozenset(plan.inputs), frozenset(plan.outputs)
     text, name, role, nbytes, note = [], [], [], [], []
+    members = {}
     for index, evalue in enumerate(plan.values):
         value = evalue.val
         text.append(texts.number_of(value_text(value, plan.values)))
@@ -128,7 +130,16 @@ def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
         nbytes.append(number(value.nbytes) if isinstance(value, Tensor) else 0)
         remark = _note(value)
         note.append(texts.number_of(remark) if remark else -1)
-    return {"text": text, "name": name, "role": "".join(role), "nbytes": nbytes, "note": note}
+        if isinstance(value, TensorList | OptionalTensorList):
+            members[str(index)] = [one for one in value.items if one >= 0][:_MOST_MEMBERS]
+    return {
+        "text": text,
+        "name": name,
+        "role": "".join(role),
+        "nbytes": nbytes,
+        "note": note,
+        "members": members,
+    }
 
 
 def _list(shown: list[str], length: int) -> str:

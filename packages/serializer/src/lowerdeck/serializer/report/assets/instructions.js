@@ -1,8 +1,8 @@
 // The instructions of a method: an outline, and all about the chosen one beside it.
 
 class InstructionsView {
-  constructor(method, picked) {
-    Object.assign(this, { method, picked, query: "" });
+  constructor(method, picked, toggled = () => {}) {
+    Object.assign(this, { method, picked, toggled, query: "", hits: null });
     this.outline = new Outline(method);
     this.detail = h("div", { class: "detail", role: "region", "aria-label": "Chosen instruction", "aria-live": "polite" });
     this.counter = h("p", { class: "counter", role: "status" });
@@ -16,17 +16,21 @@ class InstructionsView {
       numbers: method.length,
     });
     this.list.element.addEventListener("keydown", (event) => this.key(event));
-    const holders = this.outline.entries.some((entry) => this.outline.holds(entry));
-    const button = (text, open) => h("button", { type: "button", onclick: () => this.toggleAll(open) }, text);
     this.element = section(
       "instructions",
       "Instructions",
       method.hasSources ? null : "This file carries no stack traces, so instructions are shown without source lines.",
-      h("div", { class: "tools" }, this.counter, holders ? h("span", { class: "zoom" }, button("open all", true), button("close all", false)) : null),
+      h("div", { class: "tools" }, this.counter, h("span", { class: "zoom" }, this.tools())),
       h("div", { class: "split" }, this.list.element, this.detail),
     );
     this.filter("");
     this.detail.append(h("p", { class: "none" }, "Choose an instruction to see its values and where it comes from."));
+  }
+
+  /** Buttons that open and close all, where there is something to open. */
+  tools() {
+    const button = (text, open) => h("button", { type: "button", onclick: () => this.toggleAll(open) }, text);
+    return this.outline.hasHolders ? [button("open all", true), button("close all", false)] : [];
   }
 
   row(entry) {
@@ -51,14 +55,20 @@ class InstructionsView {
   }
 
   toggle(entry, open) {
-    if (this.query) return;
+    if (!this.query) this.set(entry, open);
+  }
+
+  /** Open or close an entry; the hits of a search stay as they are. */
+  set(entry, open) {
     this.outline.toggle(entry, open);
-    this.list.show(this.outline.visible());
+    this.list.show(this.query ? this.list.items : this.outline.visible());
+    this.toggled();
   }
 
   toggleAll(open) {
     this.outline.toggleAll(open);
     this.list.show(this.query ? this.list.items : this.outline.visible());
+    this.toggled();
   }
 
   /** To the right opens what holds others, to the left closes it, or goes to what holds this one. */
@@ -87,7 +97,7 @@ class InstructionsView {
     if (entry.kind === "part") {
       const [operator, about] = partTexts(entry.text);
       this.detail.replaceChildren(h("h3", {}, named(operator)), h("p", {}, `in ${count(index)} `, named(method.label(index))), h("p", {}, named(about, { class: "args" })));
-      if (tell) this.picked(index);
+      if (tell) this.picked(index, entry);
       return;
     }
     const { made, read } = method.split(index);
@@ -106,7 +116,7 @@ class InstructionsView {
         ? [h("h4", {}, "from"), h("ol", { class: "frames" }, [...frames].reverse().map((frame) => this.frame(frame)))]
         : []),
     );
-    if (tell) this.picked(index);
+    if (tell) this.picked(index, entry);
   }
 
   value(value) {
@@ -129,6 +139,15 @@ class InstructionsView {
     return h("li", {}, named(`${file}:${line}`, { class: "file" }), name ? named(` in ${name}`) : null, context ? h("code", {}, context) : null);
   }
 
+  /** Choose an entry that is to be seen where somebody looks now; gives up the search if it hides it. */
+  choose(entry) {
+    if (!this.list.point(entry)) {
+      this.filter("");
+      this.list.point(entry);
+    }
+    this.pick(entry);
+  }
+
   /** Choose an instruction from elsewhere on the page; gives up the search if it hides it. */
   open(index, focus = true) {
     const entry = this.outline.steps.get(index);
@@ -149,11 +168,13 @@ class InstructionsView {
     const all = plural(this.method.length, "instruction");
     if (!words.length) {
       this.list.show(this.outline.visible());
+      this.hits = null;
       this.counter.textContent = all;
       return Array.from({ length: this.method.length }, (_, index) => index);
     }
-    const { shown, steps } = this.outline.found(words);
+    const { shown, hits, steps } = this.outline.found(words);
     this.list.show(shown);
+    this.hits = hits;
     const parts = shown.filter((entry) => entry.kind === "part").length;
     const inside = parts ? `, ${plural(parts, "operator")} inside delegates` : "";
     this.counter.textContent = shown.length ? `${count(steps.length)} of ${all}${inside}` : `no hits in ${all}`;

@@ -55,6 +55,17 @@ class Outline {
     return entry.kind === "group" || Boolean(entry.parts);
   }
 
+  get hasHolders() {
+    return this.entries.some((entry) => this.holds(entry));
+  }
+
+  /** The entry that holds another, the innermost; null if none does. */
+  holderOf(entry) {
+    let at = this.entries.indexOf(entry);
+    while (at >= 0 && this.entries[at].depth >= (entry?.depth ?? 0)) at -= 1;
+    return this.entries[at] ?? null;
+  }
+
   toggle(entry, open = this.closed.has(entry)) {
     if (!this.holds(entry)) return;
     if (open) this.closed.delete(entry);
@@ -95,16 +106,18 @@ class Outline {
     const kept = new Set();
     const above = [];
     const steps = [];
+    const hits = [];
     for (const entry of this.entries) {
       above.length = entry.depth;
       above[entry.depth] = entry;
       const isStep = entry.kind === "step" && has(this.method.haystack(entry.index));
       if (isStep) steps.push(entry.index);
       if (isStep || (entry.kind === "part" && has(entry.text.toLowerCase()))) {
+        hits.push(entry);
         for (const one of above) if (one) kept.add(one);
       }
     }
-    return { shown: this.entries.filter((entry) => kept.has(entry)), steps };
+    return { shown: this.entries.filter((entry) => kept.has(entry)), hits, steps };
   }
 }
 

@@ -83,6 +83,7 @@ const OPERATORS_ABOUT = "How often each kernel is called, and how many bytes its
 const OPERATORS_TIMED = `${OPERATORS_ABOUT} Times are of one call in lowerdeck.runner, which emulates the runtime: no speed of a device.`;
 const SEARCHED = "Search instructions, values, operators, delegates, stored names and source lines";
 const PARTS = [
+  ["graph", "Graph"],
   ["memory", "Memory"],
   ["instructions", "Instructions"],
   ["operators", "Operators"],
@@ -116,13 +117,22 @@ function showReport(data) {
       place.replaceChildren(h("p", { class: "none" }, "This file has no method."), map.element);
       return;
     }
-    const instructions = new InstructionsView(method, (chosen) => memory.views.forEach((view) => view.markTime(chosen)));
+    const instructions = new InstructionsView(
+      method,
+      (chosen, entry) => {
+        memory.views.forEach((view) => view.markTime(chosen));
+        graph.point(entry);
+      },
+      oncePerFrame(() => graph.show()),
+    );
+    const graph = new InstructionGraph(method, instructions);
     const memory = memoryViews(method, (chosen) => instructions.open(chosen));
     const operators = operatorsSection(method);
     const delegates = delegatesSection(method);
-    parts = { method, instructions, memory, operators, delegates };
+    parts = { method, instructions, graph, memory, operators, delegates };
     place.replaceChildren(
       signature(method),
+      graph.element,
       section("memory", "Memory over time", MEMORY_ABOUT, ...memory.elements),
       instructions.element,
       operators.element,
@@ -136,6 +146,7 @@ function showReport(data) {
     map.filter(query);
     if (!parts) return;
     const kept = parts.instructions.filter(query);
+    parts.graph.highlight(parts.instructions.hits);
     const words = wordsOf(query);
     parts.operators.filter((row) => words.every((word) => row.name.toLowerCase().includes(word)));
     parts.delegates.filter(query);

@@ -1,40 +1,30 @@
-// The graph of a program as a picture: partitions in colour, what was left out dashed.
+// A graph as a picture that one can move in: boxes in rows below what they need.
 
 const BOX = { width: 150, height: 26, columnGap: 168, rowGap: 52 };
 const READABLE = 0.6;
+const OUTLINES = { left: "left-out", edge: "muted", kernel: "accent", module: "muted" };
 
-function groupClass(node) {
-  if (node.group >= 0) return `p${node.group % 8}`;
-  return node.kind === "op" ? "left" : "edge";
-}
-
-function groupName(data, node) {
-  if (node.group < 0) return node.kind === "op" ? "left out" : node.kind;
-  const group = data.groups[node.group];
-  return `${group.name}, ${group.backend}`;
-}
-
+/**
+ * Nodes are {label, needs, tone, round}: the numbers of earlier nodes, and what a box looks like. Tones are p0 to p7,
+ * "left" (dashed), "edge", "kernel" and "module". `describe` tells lines about a node by its number, `picked` is told
+ * of the chosen one, `opened` of one that is to be opened (Enter, two clicks), `closed` of one whose holder is to be closed.
+ */
 class GraphView {
-  constructor(data, picked) {
-    Object.assign(this, { data, picked, selected: -1, matches: null });
-    this.nodes = data.nodes;
-    this.readers = this.nodes.map(() => []);
-    this.nodes.forEach((node, index) => node.needs.forEach((other) => this.readers[other].push(index)));
-    this.columns = this.nodes.reduce((most, node) => Math.max(most, node.x), 0) + 1;
-    this.rows = this.nodes.reduce((most, node) => Math.max(most, node.y), 0) + 1;
-    this.status = h("p", { class: "picked", role: "status" }, "Drag to move, turn the wheel with Ctrl to zoom; arrow keys walk along the edges.");
+  constructor({ describe, picked, opened = null, closed = null, hint = "", tools = [] }) {
+    Object.assign(this, { describe, picked, opened, closed, nodes: [], readers: [] });
+    this.status = h("p", { class: "picked", role: "status" }, `Drag to move, turn the wheel with Ctrl to zoom; arrow keys walk along the edges.${hint}`);
     const { canvas, redraw } = sharpCanvas(
       560,
       {
         class: "graph",
         tabindex: "0",
         role: "application",
-        "aria-label": `Graph of ${plural(this.nodes.length, "node")}. Arrow up and down walk along edges, left and right along a row, plus and minus zoom, 0 shows all.`,
         onmousemove: oncePerFrame((event) => this.hover(event)),
         onmouseleave: () => tooltip.hide(),
         onpointerdown: (event) => this.press(event),
         onwheel: (event) => this.wheel(event),
         onkeydown: (event) => this.key(event),
+        ondblclick: (event) => this.at(event) >= 0 && this.opened?.(this.at(event)),
       },
       (context, width, height) => this.draw(context, width, height),
     );
@@ -44,11 +34,26 @@ class GraphView {
     const zoom = h(
       "span",
       { class: "zoom" },
+      ...tools,
       button("Zoom in", "+", () => this.zoom(1.5)),
       button("Zoom out", "−", () => this.zoom(1 / 1.5)),
       button("Show all", "all", () => this.fit(true)),
     );
     this.element = h("figure", {}, h("figcaption", {}, h("span", {}, "inputs above, results below"), zoom), canvas, this.status);
+  }
+
+  /** Show other nodes, from the beginning. */
+  show(nodes) {
+    const places = layoutOf(nodes.map((node) => node.needs));
+    this.nodes = nodes.map((node, index) => ({ ...node, ...places[index] }));
+    this.readers = nodes.map(() => []);
+    nodes.forEach((node, index) => node.needs.forEach((other) => this.readers[other].push(index)));
+    this.columns = this.nodes.reduce((most, node) => Math.max(most, node.x), 0) + 1;
+    this.rows = this.nodes.reduce((most, node) => Math.max(most, node.y), 0) + 1;
+    Object.assign(this, { selected: -1, matches: null, scale: undefined });
+    const label = `Graph of ${plural(nodes.length, "node")}. Arrow up and down walk along edges, left and right along a row, plus and minus zoom, 0 shows all.`;
+    this.canvas.setAttribute("aria-label", label);
+    this.redraw();
   }
 
   x(node) {
@@ -115,21 +120,20 @@ class GraphView {
   }
 
   drawNode(context, node, x, y, shade) {
-    const inPartition = node.group >= 0;
+    const full = /^p\d$/.test(node.tone);
     context.beginPath();
-    context.roundRect(x - BOX.width / 2, y - BOX.height / 2, BOX.width, BOX.height, node.kind === "op" ? 4 : BOX.height / 2);
-    context.fillStyle = inPartition ? shade(`p${node.group % 8}`) : shade("surface");
+    context.roundRect(x - BOX.width / 2, y - BOX.height / 2, BOX.width, BOX.height, node.round ? BOX.height / 2 : 4);
+    context.fillStyle = shade(full ? node.tone : node.tone === "module" ? "line" : "surface");
     context.fill();
-    if (!inPartition) {
-      const left = node.kind === "op";
-      context.setLineDash(left ? [4, 3] : []);
-      context.strokeStyle = shade(left ? "left-out" : "muted");
+    if (!full) {
+      context.setLineDash(node.tone === "left" ? [4, 3] : []);
+      context.strokeStyle = shade(OUTLINES[node.tone]);
       context.lineWidth = 1.5;
       context.stroke();
       context.setLineDash([]);
     }
     if (this.scale < 0.35) return;
-    context.fillStyle = inPartition ? "#fff" : shade("text");
+    context.fillStyle = full ? "#fff" : shade("text");
     const label = node.label.replace(/^aten::/, "");
     context.fillText(label.length > 23 ? `${label.slice(0, 22)}…` : label, x, y + 0.5);
   }
@@ -187,11 +191,6 @@ class GraphView {
     if (event.buttons) return tooltip.hide();
     const index = this.at(event);
     return index < 0 ? tooltip.hide() : tooltip.show(event.clientX, event.clientY, this.describe(index));
-  }
-
-  describe(index) {
-    const node = this.nodes[index];
-    return [`${node.name}  ${node.label === node.name ? "" : node.label}`, groupName(this.data, node), node.type, node.place, node.reason].filter(Boolean);
   }
 
   press(event) {
@@ -270,6 +269,8 @@ class GraphView {
     else if (event.key === "+" || event.key === "=") this.zoom(1.5);
     else if (event.key === "-") this.zoom(1 / 1.5);
     else if (event.key === "0") this.fit(true);
+    else if (event.key === "Enter" && this.opened && this.selected >= 0) this.opened(this.selected);
+    else if (event.key === "Backspace" && this.closed && this.selected >= 0) this.closed(this.selected);
     else return;
     event.preventDefault();
   }
