@@ -82,6 +82,38 @@ def test_the_fastest_is_kept_and_all_that_was_tried_is_told(
     torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), atol=1e-4, rtol=1e-4)
 
 
+def test_a_program_is_cut_between_backends_that_are_near_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+
+    def in_turn(files: list[Path], inputs: list[Any], rounds: int) -> list[list[float]]:
+        # Really run; all are near each other, and the last cut is the fastest.
+        assert all(official_runtime.seconds_in_turn(files, inputs, 1))
+        return [[1.0 - 0.02 * place] for place in range(len(files))]
+
+    monkeypatch.setattr(fastest, "seconds_in_turn", in_turn)
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.ReLU(inplace=True)) for _ in range(4)]
+    model, inputs = nn.Sequential(*layers).eval().requires_grad_(False), (torch.randn(2, 32),)
+    exported = torch.export.export(model, inputs)
+    names = ["XnnpackBackend", "OpenvinoBackend"]
+    lowered, trials = lower_fastest(exported, [model(*inputs)], backends=names, cuts=2)
+    cut = [(trial.backends, trial.after) for trial in trials if trial.after]
+    assert {backends for backends, _ in cut} == {tuple(names), tuple(reversed(names))}
+    assert len(set(cut)) == 4
+    (chosen,) = [trial for trial in trials if trial.chosen]
+    assert chosen.after
+    assert (chosen.delegates, chosen.left) == (2, 0)
+    lowered.save(tmp_path / "model.pte")
+    outcome = official.run(tmp_path / "model.pte", [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), atol=1e-4, rtol=1e-4)
+    plain, trials = lower_fastest(exported, [model(*inputs)], backends=names, cuts=0)
+    assert not any(trial.after for trial in trials)
+    assert plain.delegation().delegates
+
+
 def test_a_model_begins_with_its_own_state_whatever_was_tried(tmp_path: Path) -> None:
     output = tmp_path / "model.pte"
     figures = lower_model(f"{__name__}:counted", [], output, auto=1e-4, check=False)

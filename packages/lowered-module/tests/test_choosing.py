@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lowerdeck.lowered_module import LoweringError, Trial, lower_fastest
+from lowerdeck.lowered_module import (
+    LoweringError,
+    Trial,
+    delegation_summary,
+    lower_fastest,
+    to_backend,
+)
+from lowerdeck.lowered_module.authoring.module_partitioner import Everything
 from lowerdeck.lowered_module.choosing import fastest, official_runtime, trial_lines
+from lowerdeck.lowered_module.choosing.halves import Halves, narrow_places
 from lowerdeck.lowered_module.commands import lower_model
+from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import CommandError
 
 
@@ -72,6 +82,90 @@ def test_the_table_is_sorted_by_time_and_says_why_not() -> None:
         ["A", "then"],
     ]
     assert lines[3].endswith("the runtime has no A")
+
+
+def test_the_table_gives_long_names_the_room_they_need() -> None:
+    trials = [
+        Trial(("XnnpackBackend", "OpenvinoBackend"), "stages.1.blocks.1", milliseconds=1.0),
+        Trial(("OpenvinoBackend",), milliseconds=20.0),
+    ]
+    first, second = list(trial_lines([replace(one, difference=0.0) for one in trials]))[1:]
+    assert "XnnpackBackend then OpenvinoBackend after stages.1.blocks.1 " in first
+    assert first.index(" ms") == second.index(" ms")
+
+
+class Steps(torch.nn.Module):
+    """Three steps that hand one tensor on, and one whose input is needed once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            x = step(x).relu()
+        return x + x.sin().cos()
+
+
+def test_a_place_to_cut_hands_on_one_tensor_and_nothing_else() -> None:
+    exported = torch.export.export(Steps(), (torch.ones(2, 4),))
+    names = [node.name for node in narrow_places(exported)]
+    assert names == ["linear", "relu", "linear_1", "relu_1", "linear_2", "relu_2"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_each_backend_takes_its_side_of_the_cut(number: int) -> None:
+    exported = torch.export.export(Steps(), (torch.ones(2, 4),))
+    halves = Halves(RunPartitioner(lambda _: True), RunPartitioner(lambda _: True), number, 3)
+    lowered = to_backend(exported, halves)
+    assert sum(delegation_summary(lowered).delegates.values()) == 2
+    assert not delegation_summary(lowered).left
+    assert halves.after
+    wanted = exported.module()(torch.ones(2, 4))
+    assert torch.equal(lowered.module()(torch.ones(2, 4)), wanted)
+
+
+def test_the_weights_of_a_half_go_with_it() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    exported = torch.export.export(model, (torch.ones(2, 64),))
+    halves = Halves(Everything("ExecutorBackend"), Everything("ExecutorBackend"), 1, 1)
+    result = halves(exported)
+    tags = {node.name: node.meta.get("delegation_tag") for node in exported.graph.nodes}
+    assert {tags["p_0_weight"], tags["p_3_weight"]} == set(result.partition_tags)
+    assert tags["linear"] == tags["p_0_weight"]
+    assert tags["linear_3"] == tags["p_3_weight"]
+
+
+def test_a_program_of_one_call_is_not_cut() -> None:
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    assert narrow_places(exported) == []
+    halves = Halves(RunPartitioner(lambda _: True), RunPartitioner(lambda _: True), 1, 1)
+    with pytest.raises(LoweringError, match="one tensor alone"):
+        to_backend(exported, halves)
+
+
+def test_either_half_keeps_whole_what_it_wants_whole() -> None:
+    class Keeps(RunPartitioner):
+        def ops_to_not_decompose(self, ep: Any) -> Any:
+            return [torch.ops.aten.linear.default], lambda node: node.name == "linear_1"
+
+    exported = torch.export.export(Steps(), (torch.ones(2, 4),))
+    halves = Halves(Keeps(lambda _: True), RunPartitioner(lambda _: True), 1, 1)
+    operators, wanted = halves.ops_to_not_decompose(exported)
+    assert operators == [torch.ops.aten.linear.default]
+    assert wanted is not None
+    assert [node.name for node in exported.graph.nodes if wanted(node)] == ["linear_1"]
+
+
+def test_near_backends_are_tried_together_and_far_ones_are_not() -> None:
+    def trials(*times: float) -> list[Trial]:
+        return [Trial((), milliseconds=9.0)] + [
+            Trial((name,), milliseconds=time) for name, time in zip("ABC", times, strict=False)
+        ]
+
+    assert fastest._near_each_other(trials(2.0, 3.0, 2.5)) == ("A", "C")
+    assert fastest._near_each_other(trials(2.0, 5.0)) == ()
+    assert fastest._near_each_other(trials(2.0)) == ()
 
 
 def test_quantising_and_choosing_are_not_asked_for_together(tmp_path: Path) -> None:

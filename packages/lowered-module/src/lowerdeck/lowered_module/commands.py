@@ -71,8 +71,9 @@ class LowerCommand:
             "--auto",
             action="store_true",
             help="try no backend, each one named by --backend (each that the official runtime "
-            "has, without it) and pairs of them in that runtime, on the example inputs, and keep "
-            "the fastest that is right; prints all",
+            "has, without it), pairs of them, and the model cut between two that are near each "
+            "other, in that runtime, on the example inputs, and keep the fastest that is right; "
+            "prints all",
         )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(

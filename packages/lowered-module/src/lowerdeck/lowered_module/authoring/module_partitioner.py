@@ -100,7 +100,7 @@ class ModulePartitioner(Partitioner):
                         chosen[node] = run
         for node, tag in chosen.items():
             node.meta[DELEGATION_TAG] = tag
-        _tag_owned(exported_program, owned)
+        tag_owned(exported_program, owned)
         self.refused = refused
         return PartitionResult(exported_program, specs)
 
@@ -201,8 +201,13 @@ def _paths(node: Node) -> Iterator[str]:
             yield _CALL.sub("", path)
 
 
-def _tag_owned(program: ExportedProgram, owned: set[Node]) -> None:
-    """Give data that a partitioner took to the partitions that read it now."""
+def tag_owned(program: ExportedProgram, owned: set[Node]) -> None:
+    """Give data that a partitioner took to the partitions that read it now.
+
+    Args:
+        program: The program, with the tags of the parts.
+        owned: Placeholders that were tagged with what was parted.
+    """
     changing = changing_inputs(program)
     for node in program.graph.find_nodes(op="placeholder"):
         tags = {user.meta.get(DELEGATION_TAG) for user in node.users}

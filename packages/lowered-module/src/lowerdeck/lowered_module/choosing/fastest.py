@@ -6,14 +6,15 @@ import importlib.metadata
 import itertools
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
+from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, find_partitioner
+from lowerdeck.lowered_module.choosing.halves import Halves
 from lowerdeck.lowered_module.choosing.official_runtime import (
     first_outputs,
     runtime_backends,
@@ -29,6 +30,9 @@ _SLOW = 4
 _QUICK = 20.0
 """A plan has no turn that is so many times slower than the fastest, and takes more milliseconds:
 one call tells enough, and many would take minutes on a large model."""
+_NEAR = 2.0
+"""Of two backends of which one takes more than so many times as long, the slower one is hardly
+better at any part."""
 _AS_FAST = 1.01
 """What is within a hundredth of the fastest is as fast: the plan with fewer backends is taken."""
 
@@ -39,6 +43,8 @@ class Trial:
 
     Attributes:
         backends: Who was asked, the first choosing first; nobody for the runtime's own kernels.
+        after: Where the program was cut for two backends: the module, or else the node, behind
+            which the second one begins. Empty where each may take nodes anywhere.
         delegates: How many partitions went to backends.
         left: How many computing nodes stayed with other kernels.
         file_bytes: Size of the file.
@@ -50,6 +56,7 @@ class Trial:
     """
 
     backends: tuple[str, ...]
+    after: str = ""
     delegates: int = 0
     left: int = 0
     file_bytes: int = 0
@@ -58,17 +65,30 @@ class Trial:
     why_not: str = ""
     chosen: bool = False
 
-    def __str__(self) -> str:
-        """Return a line of the table of ``lowerdeck lower --auto``."""
-        name = _name(self.backends)
+    @property
+    def name(self) -> str:
+        """Return who was asked, in words."""
+        return _name(self.backends) + (f" after {self.after}" if self.after else "")
+
+    def line(self, width: int = 34) -> str:
+        """Return a line of the table of ``lowerdeck lower --auto``.
+
+        Args:
+            width: Of the column of names, in characters.
+        """
+        name = self.name
         if self.milliseconds is None:
-            return f"  {name:<34} {'':>12}  {self.why_not}"
+            return f"  {name:<{width}} {'':>12}  {self.why_not}"
         mark = "*" if self.chosen else " "
         told = (
             f"{self.delegates} delegates, {self.left} nodes left, {self.file_bytes / 1e6:.4g} MB, "
             f"differs by {self.difference:.3g}"
         )
-        return f"{mark} {name:<34} {self.milliseconds:>9.3f} ms  {told}"
+        return f"{mark} {name:<{width}} {self.milliseconds:>9.3f} ms  {told}"
+
+    def __str__(self) -> str:
+        """Return the line of the table."""
+        return self.line()
 
 
 def lower_fastest(
@@ -77,6 +97,7 @@ def lower_fastest(
     *,
     backends: Sequence[str] | None = None,
     tolerance: float = 1e-4,
+    cuts: int = 5,
 ) -> tuple[LoweredProgram, list[Trial]]:
     """Return the lowering of a program that is fastest in the official runtime, and all trials.
 
@@ -85,11 +106,15 @@ def lower_fastest(
     processes of their own; what runs, is right and is not far slower than another is then timed
     in turn, with as many threads as the runtime takes. ``executorch`` must be installed.
 
+    Where two backends are near each other, each may be better at other parts of the program: then
+    it is cut in two at some places, in either order, and these plans are timed beside the others.
+
     Args:
         program: The program; its example inputs are what is measured.
         wanted: What eager gives for them, flat.
         backends: Names of installed partitioners; None for all that the runtime has a backend of.
         tolerance: How far outputs may be from eager's.
+        cuts: At how many places to cut; 0 for none.
 
     Raises:
         LoweringError: The runtime is not installed, the program has no example inputs, or nothing
@@ -114,24 +139,27 @@ def lower_fastest(
     kept: dict[int, LoweredProgram] = {}
     with tempfile.TemporaryDirectory() as folder:
         files: dict[int, Path] = {}
-        for plan in _plans(names, trials):
-            place = len(trials)
-            trial, lowered = _lowered(program, plan, known)
+
+        def add(trial: Trial, lowered: LoweredProgram | None) -> None:
             if lowered is not None:
+                place = len(trials)
                 files[place] = Path(folder, f"{place}.pte")
                 lowered.save(files[place])
                 trial = _tried(trial, files[place], inputs, expected, tolerance)
                 kept[place] = lowered
             trials.append(trial)
-        right = [place for place in kept if not trials[place].why_not]
-        if not right:
+
+        for plan in _plans(names, trials):
+            add(*_lowered(program, plan, known))
+        if not (right := _worth_timing(trials)):
             raise LoweringError(f"nothing that was tried is right: {_reasons(trials)}")
-        once = {place: trials[place].milliseconds or 0.0 for place in right}
-        slow = max(_SLOW * min(once.values()), _QUICK)
-        right = [place for place in right if once[place] <= slow]
-        times = seconds_in_turn([files[place] for place in right], inputs, _ROUNDS)
-    for place, samples in zip(right, times, strict=True):
-        trials[place] = replace(trials[place], milliseconds=1e3 * statistics.median(samples))
+        _time(trials, right, files, inputs)
+        if near := _near_each_other(trials) if cuts else ():
+            for one, other in itertools.permutations(near):
+                for made in _cut(program, one, other, known, cuts):
+                    add(*made)
+            right = _worth_timing(trials)
+            _time(trials, right, files, inputs)
     best = _best([trials[place] for place in right])
     chosen = next(place for place in right if trials[place] is best)
     trials[chosen] = replace(best, chosen=True)
@@ -145,11 +173,11 @@ def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
         trials: What was tried.
     """
     yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
-    last = float("inf")
-    yield from map(
-        str,
-        sorted(trials, key=lambda one: last if one.milliseconds is None else one.milliseconds),
-    )
+    last, width = float("inf"), max((len(trial.name) for trial in trials), default=0)
+    for trial in sorted(
+        trials, key=lambda one: last if one.milliseconds is None else one.milliseconds
+    ):
+        yield trial.line(width)
 
 
 def _installed(known: Sequence[str]) -> list[str]:
@@ -169,17 +197,69 @@ def _plans(names: Sequence[str], trials: Sequence[Trial]) -> Iterator[tuple[str,
             yield one, other
 
 
+def _worth_timing(trials: Sequence[Trial]) -> list[int]:
+    """Return the places of trials that are right and not far slower than another."""
+    once = {
+        place: trial.milliseconds
+        for place, trial in enumerate(trials)
+        if trial.milliseconds is not None and not trial.why_not
+    }
+    slow = max(_SLOW * min(once.values(), default=0.0), _QUICK)
+    return [place for place, milliseconds in once.items() if milliseconds <= slow]
+
+
+def _time(
+    trials: list[Trial], right: Sequence[int], files: Mapping[int, Path], inputs: Sequence[Any]
+) -> None:
+    """Give some trials the median of what their calls take, in turn."""
+    times = seconds_in_turn([files[place] for place in right], inputs, _ROUNDS)
+    for place, samples in zip(right, times, strict=True):
+        trials[place] = replace(trials[place], milliseconds=1e3 * statistics.median(samples))
+
+
+def _near_each_other(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the two fastest backends if cutting the program between them may be faster."""
+    times = sorted(
+        (trial.milliseconds, trial.backends[0])
+        for trial in trials
+        if len(trial.backends) == 1 and trial.milliseconds is not None and not trial.why_not
+    )[:2]
+    if len(times) < 2 or times[1][0] > _NEAR * times[0][0]:
+        return ()
+    return tuple(name for _, name in times)
+
+
+def _cut(
+    program: ExportedProgram, one: str, other: str, known: Sequence[str], cuts: int
+) -> Iterator[tuple[Trial, LoweredProgram | None]]:
+    """Yield what comes of cutting the program for two backends at some places."""
+    before = ""
+    for number in range(1, cuts + 1):
+        halves = Halves(find_partitioner(one), find_partitioner(other), number, cuts)
+        trial, lowered = _lowered(program, (one, other), known, halves)
+        # A short program has fewer places than were asked for, or none.
+        if halves.after != before:
+            yield trial, lowered
+        before = halves.after
+
+
 def _lowered(
-    program: ExportedProgram, plan: tuple[str, ...], known: Sequence[str]
+    program: ExportedProgram,
+    plan: tuple[str, ...],
+    known: Sequence[str],
+    halves: Halves | None = None,
 ) -> tuple[Trial, LoweredProgram | None]:
     trial = Trial(plan)
     if missing := [name for name in plan if name not in known]:
         return replace(trial, why_not=f"the runtime has no {' and no '.join(missing)}"), None
     try:
-        lowered = lower(program, list(plan), progress=_silent)
+        chosen = list(plan) if halves is None else [halves]
+        lowered = lower(program, chosen, progress=_silent)
     except Exception as error:
         # Whatever an installed backend raises is a reason against it, none against the others.
         return replace(trial, why_not=f"cannot be lowered: {in_a_line(error)}"), None
+    if halves is not None:
+        trial = replace(trial, after=halves.after)
     summary = lowered.delegation()
     if plan and any(not summary.delegates.get(name) for name in plan):
         return replace(trial, why_not="takes nothing that is not in a simpler plan"), None
