@@ -98,10 +98,10 @@ def test_a_program_is_cut_between_backends_that_are_near_each_other(
     model, inputs = nn.Sequential(*layers).eval().requires_grad_(False), (torch.randn(2, 32),)
     exported = torch.export.export(model, inputs)
     names = ["XnnpackBackend", "OpenvinoBackend"]
-    lowered, trials = lower_fastest(exported, [model(*inputs)], backends=names, cuts=2)
+    lowered, trials = lower_fastest(exported, [model(*inputs)], backends=names, cuts=1)
     cut = [(trial.backends, trial.after) for trial in trials if trial.after]
     assert {backends for backends, _ in cut} == {tuple(names), tuple(reversed(names))}
-    assert len(set(cut)) == 4
+    assert len(cut) == 2
     (chosen,) = [trial for trial in trials if trial.chosen]
     assert chosen.after
     assert (chosen.delegates, chosen.left) == (2, 0)
@@ -109,9 +109,6 @@ def test_a_program_is_cut_between_backends_that_are_near_each_other(
     outcome = official.run(tmp_path / "model.pte", [official.Call(inputs)])
     assert isinstance(outcome, official.Ran), outcome
     torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), atol=1e-4, rtol=1e-4)
-    plain, trials = lower_fastest(exported, [model(*inputs)], backends=names, cuts=0)
-    assert not any(trial.after for trial in trials)
-    assert plain.delegation().delegates
 
 
 def test_a_model_begins_with_its_own_state_whatever_was_tried(tmp_path: Path) -> None:
