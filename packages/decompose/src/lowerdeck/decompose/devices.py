@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from lowerdeck.decompose._torch_private import fake_mode_of
-from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.decomposing import decompose
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.torch_base import (
     FakeTensor,
     FakeTensorMode,
+    arguments_of,
     copy_graph_module,
     describe_node,
     graphs_of,
@@ -26,7 +28,30 @@ from lowerdeck.torch_base import (
     with_graph_module,
 )
 
+_ATEN = torch.ops.aten
 _CPU = torch.device("cpu")
+
+_NORMS = frozenset(
+    {
+        _ATEN.native_batch_norm.default,
+        _ATEN._native_batch_norm_legit.default,
+        _ATEN._native_batch_norm_legit.no_stats,
+        _ATEN._native_batch_norm_legit_functional.default,
+        _ATEN._native_batch_norm_legit_no_training.default,
+        _ATEN.native_layer_norm.default,
+        _ATEN.native_group_norm.default,
+    }
+)
+"""Their statistics are of other dtypes or sizes on the CPU."""
+
+_GPU_ATTENTION = frozenset(
+    {
+        _ATEN._scaled_dot_product_cudnn_attention.default,
+        _ATEN._scaled_dot_product_efficient_attention.default,
+        _ATEN._scaled_dot_product_flash_attention.default,
+    }
+)
+"""What attention is taken apart into on a GPU; the CPU has none of them."""
 
 
 def on_cpu(exported_program: ExportedProgram) -> ExportedProgram:
@@ -69,6 +94,9 @@ def _moved(program: ExportedProgram, held: _Moved) -> ExportedProgram:
     for gm in graphs_of(module):
         for node in gm.graph.nodes:
             _move(node, mode)
+        for node in list(gm.graph.nodes):
+            if node.target in _GPU_ATTENTION:
+                _say_attention(node)
         gm.recompile()
     made = with_graph_module(program, module)
     example = program.example_inputs
@@ -119,6 +147,43 @@ def _move(node: Node, mode: FakeTensorMode) -> None:
     node.kwargs = pytree.tree_map(moved, dict(node.kwargs))
     if "val" in node.meta:
         node.meta["val"] = pytree.tree_map(moved, node.meta["val"])
+    if node.target in _NORMS:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda arg: arg.meta["val"])
+        # What it computes lies as before.
+        node.meta["val"] = (node.meta["val"][0], *node.target(*args, **kwargs)[1:])
+    elif node.target is operator.getitem:
+        node.meta["val"] = node.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr]  # a node
+
+
+def _heads(given: Node) -> Any:
+    return number_key(given.meta["val"].shape[-3])
+
+
+def _say_attention(node: Node) -> None:
+    """Replace a call of a GPU's attention whose statistics nobody reads."""
+    given = arguments_of(node)
+    if given["dropout_p"] or any(user.args[1:] != (0,) for user in node.users):
+        return
+    query, key = given["query"], given["key"]
+    graph = node.graph
+    with graph.inserting_before(node):
+        made = graph.call_function(
+            _ATEN.scaled_dot_product_attention.default,
+            (query, key, given["value"], given.get("attn_bias"), 0.0, given["is_causal"]),
+            {
+                "scale": given["scale"],
+                "enable_gqa": _heads(query) != _heads(key),
+            },
+        )
+    made.meta = {**node.meta, "val": node.meta["val"][0]}
+    name = made.name
+    for user in list(node.users):
+        user.replace_all_uses_with(made)
+        graph.erase_node(user)
+        # An output may be known by it.
+        name = user.name
+    graph.erase_node(node)
+    made.name = name
 
 
 class _Moved:
