@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.decompose import DecomposeError, on_cpu
+from lowerdeck.decompose import DecomposeError
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import lower, to_backend
-from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.runner import load
+from lowerdeck.torch_base import pytree
+from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
 from tests.interop.zoo import MODELS, Model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
@@ -34,19 +37,27 @@ def _file(program: ExportedProgram) -> bytes:
     return emit(program).to_bytes()
 
 
-def _for_xnnpack(program: ExportedProgram) -> bytes:
-    return _file(to_backend(on_cpu(program), XnnpackPartitioner()))
-
-
 def _lowered(program: ExportedProgram) -> bytes:
     return lower(program, XnnpackPartitioner()).buffer
 
 
-@pytest.mark.parametrize("written", [_file, _for_xnnpack, _lowered])
+@pytest.mark.parametrize("written", [_file, _lowered])
 @pytest.mark.parametrize("model", CHOSEN, ids=lambda model: model.name)
 def test_the_file_is_that_of_the_cpu(model: Model, written: Callable[[Any], bytes]) -> None:
     program = model.export()[1]
     assert written(on_cuda(program)) == written(program)
+
+
+@pytest.mark.parametrize("model", CHOSEN, ids=lambda model: model.name)
+def test_partitions_are_those_of_the_cpu(model: Model) -> None:
+    _, program, calls = model.export()
+    inputs = [each for each in pytree.tree_leaves(calls[0]) if each is not None]
+    found = []
+    for given in (program, on_cuda(program)):
+        data = _file(to_backend(given, XnnpackPartitioner()))
+        method = load(data, backends={"XnnpackBackend": XnnpackRuntime()}).method("forward")
+        found.append([each.clone() for each in method.run_flat(copy.deepcopy(inputs))])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns autocast off without a GPU")
