@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.decomposing import decompose, explain, take_apart
+from lowerdeck.decompose.devices import methods_on_cpu, on_cpu
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.keeping import can_keep
 from lowerdeck.decompose.results import Explanation, Parts
@@ -18,6 +19,8 @@ __all__ = [
     "can_keep",
     "decompose",
     "explain",
+    "methods_on_cpu",
+    "on_cpu",
     "stay",
     "take_apart",
 ]

@@ -13,9 +13,9 @@ from lowerdeck.decompose._torch_private import insert_assertions
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import facts_of
-from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.decompose.walk import State, Walk
-from lowerdeck.torch_base import SYMBOLS, attribute_of
+from lowerdeck.torch_base import SYMBOLS, attribute_of, describe_node, pytree
 
 _BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
 _DELEGATE = "executorch_call_delegate"
@@ -66,7 +66,9 @@ class Regions:
             return _inlined(walk, body, given, _grad(enabled))
         if name == "wrap_with_autocast":
             *mode, body = args[:5]
-            return _inlined(walk, body, args[5:], _autocast(*mode))
+            made = _inlined(walk, body, args[5:], _autocast(*mode))
+            _check_autocast(walk, node, body, made, mode[0])
+            return made
         if name == _DELEGATE:
             return walk.as_it_is(
                 node, self._registered(walk, node, args, lambda held: held), kwargs
@@ -103,6 +105,25 @@ def _inlined(walk: Walk, body: GraphModule, given: Any, state: State) -> Any:
     placeholders = body.graph.find_nodes(op="placeholder")
     inner = Walk(walk.writer, walk.templates, walk.regions, (*walk.state, *state))
     return inner.run(body, dict(zip(placeholders, given, strict=True)))
+
+
+def _check_autocast(walk: Walk, node: Node, body: GraphModule, made: Any, device: str) -> None:
+    """Refuse what autocast of a device gives where there is none: torch turns it off, unsaid."""
+    if device == "cpu":
+        return
+    expected = pytree.tree_leaves(body.graph.output_node().args[0])
+    for value, source in zip(_leaves(made), expected, strict=False):
+        said = source.meta.get("val") if isinstance(source, Node) else None
+        if not isinstance(value, Value) or not isinstance(said, torch.Tensor):
+            continue
+        found = walk.writer.facts(value.node)
+        if isinstance(found, TensorFacts) and found.dtype is not said.dtype:
+            raise DecomposeError(
+                f"{describe_node(node)} is a region of autocast on {device} that gave "
+                f"{said.dtype} where the program was exported, and gives {found.dtype} here: "
+                f"torch turns autocast off where it finds no {device}; take the program apart "
+                "where it was exported"
+            )
 
 
 def _grad(enabled: bool) -> State:

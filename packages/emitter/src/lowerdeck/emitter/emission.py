@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch.export import ExportedProgram
 
+from lowerdeck.decompose import methods_on_cpu
 from lowerdeck.emitter.backend import (
     ChosenFiles,
     DebugTrace,
@@ -75,6 +76,8 @@ def emit(
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
     by_name = {name: mended(program) for name, program in by_name.items()}
+    # A file has no device, and what is computed ahead is computed here.
+    by_name = methods_on_cpu(by_name)
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
         with collector_held():

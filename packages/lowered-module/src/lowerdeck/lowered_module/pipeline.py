@@ -13,7 +13,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.decompose import DecomposeError, DecompositionCache, can_keep, decompose
+from lowerdeck.decompose import (
+    DecomposeError,
+    DecompositionCache,
+    can_keep,
+    decompose,
+    methods_on_cpu,
+)
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
@@ -148,6 +154,8 @@ def lower(
     with Stages(STAGES) as stages:
         with stages.stage("export"):
             exported = {name: _exported(name, one) for name, one in methods.items()}
+            # A file has no device, and on a GPU attention is taken apart into its own kernels.
+            exported = methods_on_cpu(exported)
         with stages.stage("decompose"):
             decomposed = decomposed_for(chosen, exported)
         return lower_decomposed(

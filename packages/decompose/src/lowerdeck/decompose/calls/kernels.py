@@ -64,7 +64,7 @@ def as_run(target: Any, value: FakeTensor, args: Sequence[Any]) -> FakeTensor:
         args: What it was given.
     """
     laid = _LAID.get(target)
-    if laid is None or value.device.type != "cpu":
+    if laid is None:
         return value
     strides = laid(value, args)
     if strides is None or [*map(number_key, strides)] == [*map(number_key, value.stride())]:
@@ -80,12 +80,39 @@ def _one_by_one(value: FakeTensor, _: Sequence[Any]) -> Sequence[Any]:
 
 def _normed(value: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
     """Norms of batches keep channels last, and no other order of dimensions, on processors."""
+    if value.device.type != "cpu":
+        return None
     order = dense_order(value)
     if order is None:
         return None
     long = [dim for dim in order if number_key(value.shape[dim]) != 1]
     last = [dim for dim in _CHANNELS_LAST.get(value.dim(), ()) if dim in long]
     return None if long in (sorted(long), last) else _one_by_one(value, args)
+
+
+def _convolved(value: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
+    """What cuDNN gives, which torch does not ask while it traces."""
+    order = _CHANNELS_LAST.get(value.dim())
+    if value.device.type != "cuda" or order is None or not any(map(_lies_last, args[:2])):
+        return None
+    steps: dict[int, Any] = {}
+    for dim in reversed(order):
+        steps[dim] = math.prod([value.shape[other] for other in steps])
+    return [steps[dim] for dim in range(value.dim())]
+
+
+def _lies_last(given: torch.Tensor) -> bool:
+    """Return whether cuDNN takes a tensor for one whose channels are last."""
+    step: Any = 0
+    for dim in (1, *reversed(_CHANNELS_LAST[given.dim()][1:-1]), 0):
+        size, stride = given.shape[dim], given.stride(dim)
+        if isinstance(size, SYMBOLS) or isinstance(stride, SYMBOLS):
+            # Of what is static, at least the channels and what lies within a row.
+            return dim != 1 and given.stride(1) == 1
+        if size == 0 or stride < step or (dim == 0 and step == given.stride(1)):
+            return False
+        step = stride * max(size, 1)
+    return True
 
 
 def _iterated(_: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
@@ -101,6 +128,7 @@ def _iterated(_: FakeTensor, args: Sequence[Any]) -> Sequence[Any] | None:
 _LAID: Mapping[Any, Callable[[FakeTensor, Sequence[Any]], Sequence[Any] | None]]
 _LAID = MappingProxyType(
     {
+        _ATEN.convolution.default: _convolved,
         _ATEN.native_batch_norm.default: _normed,
         _ATEN._native_batch_norm_legit.no_stats: _normed,
         _ATEN._native_batch_norm_legit_functional.default: _normed,

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from lowerdeck.decompose import on_cpu
 from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
@@ -93,6 +94,8 @@ class XnnpackBackend(BackendDetails):
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
             QuantizationError: Scales of a weight make no sense.
         """
+        # What is computed ahead is computed here.
+        edge_program = on_cpu(edge_program)
         whole = _with_whole_calls(edge_program)
         emission = emit_partition(edge_program, whole.graph, precision_of(compile_specs))
         for name, reason in emission.in_float.items():

@@ -1,0 +1,320 @@
+"""Programs whose tensors lie on a GPU; none is needed but for the last test."""
+
+from __future__ import annotations
+
+import copy
+import operator as operators
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from on_another_device import on_cuda  # type: ignore[import-not-found]
+from program_likeness import differences  # type: ignore[import-not-found]
+from torch import nn
+from torch.export import ExportedProgram
+
+from lowerdeck.decompose import (
+    DecomposeError,
+    DecompositionCache,
+    decompose,
+    devices,
+    explain,
+    methods_on_cpu,
+    on_cpu,
+)
+from lowerdeck.decompose._torch_private import fake_mode_of
+from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.torch_base import graphs_of, pytree, storage_identity
+
+F = nn.functional
+
+
+class Calls(nn.Module):
+    def __init__(self, called: Callable[..., Any]) -> None:
+        super().__init__()
+        self.called = called
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.called(self, x)
+
+
+def _makes_constants(module: Any, x: torch.Tensor) -> Any:
+    mask = torch.full((4, 4), -1e9).triu(1)
+    return x[torch.arange(4)] + mask, torch.tensor([1.0, 2.0, 3.0, 4.0]) * x, torch.ones_like(x)
+
+
+def _converts(module: Any, x: torch.Tensor) -> Any:
+    return x.to(torch.device("cpu"), torch.float64), x.cpu() + 1, x.to(x.device)
+
+
+def _writes(module: Any, x: torch.Tensor) -> Any:
+    module.total.add_(module.linear(x))
+    y = x.clone()
+    y[0] = 1.0
+    return module.total + y
+
+
+def _attends(module: Any, x: torch.Tensor) -> Any:
+    y = module.linear(x)[None]
+    return F.scaled_dot_product_attention(y, y, y, is_causal=True), F.layer_norm(y, (4,))
+
+
+def _branches(module: Any, x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: F.gelu(x) + 1, lambda x: x.softmax(-1), (x,))
+
+
+BODIES = [_makes_constants, _converts, _writes, _attends, _branches]
+
+
+def _exported(body: Callable[..., Any]) -> ExportedProgram:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return torch.export.export(Calls(body).eval(), (torch.randn(4, 4),))
+
+
+def _devices(program: ExportedProgram) -> set[str]:
+    """Return the devices of what is computed, and of what operators are given."""
+    found = set()
+    for gm in graphs_of(program.graph_module):
+        for node in gm.graph.nodes:
+            for leaf in pytree.tree_leaves((node.args, dict(node.kwargs), node.meta.get("val"))):
+                if isinstance(leaf, torch.Tensor):
+                    found.add(leaf.device.type)
+                if isinstance(leaf, torch.device):
+                    found.add(leaf.type)
+    return found
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_what_is_computed_stays_on_the_device(body: Callable[..., Any]) -> None:
+    program = on_cuda(_exported(body))
+    assert explain(program).reason is None
+    found = decompose(program)
+    assert _devices(found) == {"cuda"}
+    # All else is as on the CPU.
+    assert not differences(on_cpu(found), decompose(_exported(body)))
+
+
+def test_a_cache_tells_devices_apart() -> None:
+    cache = DecompositionCache()
+    decompose(_exported(_attends), cache=cache)
+    assert _devices(decompose(on_cuda(_exported(_attends)), cache=cache)) == {"cuda"}
+    assert _devices(decompose(_exported(_attends), cache=cache)) == {"cpu"}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_program_of_the_cpu_again(body: Callable[..., Any]) -> None:
+    program = _exported(body)
+    given = on_cuda(program)
+    found = on_cpu(given)
+    assert _devices(given) == {"cuda"}
+    assert _devices(found) == {"cpu"}
+    assert not differences(found, program)
+    inputs = torch.randn(4, 4)
+    torch.testing.assert_close(found.module()(inputs), program.module()(inputs))
+
+
+def test_what_is_on_the_cpu_is_returned_itself() -> None:
+    program = _exported(_attends)
+    assert on_cpu(program) is program
+
+
+def test_sizes_and_what_is_conjugated_are_kept() -> None:
+    class Conjugates(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.conj(), x.mT[1:]
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    args = (torch.randn(4, 3, dtype=torch.complex64),)
+    program = torch.export.export(Conjugates(), args, dynamic_shapes=({0: rows},))
+    given = copy.deepcopy(program)
+    for node in given.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            plain = value.conj() if value.is_conj() else value
+            made = replace(TensorFacts.of(plain), device=torch.device("cuda:0"))
+            moved = made.input_fake(fake_mode_of(given.graph_module), with_offset=True)
+            node.meta["val"] = moved.conj() if value.is_conj() else moved
+    found = on_cpu(given)
+    assert not differences(found, program)
+    values = [
+        (n.meta["val"], o.meta["val"])
+        for n, o in zip(found.graph.nodes, program.graph.nodes, strict=True)
+        if isinstance(n.meta.get("val"), torch.Tensor)
+    ]
+    assert all(one.is_conj() is other.is_conj() for one, other in values)
+    assert all(one.storage_offset() == other.storage_offset() for one, other in values)
+
+
+def test_methods_share_what_they_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(nn.Module):
+        def __init__(self, cache: torch.Tensor, first: bool) -> None:
+            super().__init__()
+            self.register_buffer("cache", cache)
+            self.register_buffer("part", cache[int(not first) :])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.get_buffer("cache")[:1] + self.get_buffer("part")[:1] + x
+
+    whole = torch.randn(3, 4)
+    programs = {
+        name: torch.export.export(Half(whole, first), (torch.ones(4),))
+        for name, first in (("one", True), ("two", False))
+    }
+    # Where there is no GPU, all is taken for elsewhere.
+    monkeypatch.setattr(devices, "_is_on_cpu", lambda value: not isinstance(value, torch.Tensor))
+    found = methods_on_cpu(programs)
+    held = [each for one in found.values() for each in one.state_dict.values()]
+    assert len(held) == 4
+    assert len({*map(storage_identity, held)}) == 1
+    for name, program in programs.items():
+        assert found[name] is not program
+        torch.testing.assert_close(found[name].state_dict, program.state_dict)
+
+
+class Convolves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.again = nn.Sequential(nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4), nn.MaxPool2d(2))
+        self.linear = nn.Linear(9, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.again(self.body(x))
+        return self.linear(y.flatten(2)), y
+
+
+def _channels_last(made: Any) -> Any:
+    return made.to(memory_format=torch.channels_last)
+
+
+def _convolving(rows: torch.export.Dim | None = None) -> ExportedProgram:
+    module, x = _channels_last(Convolves().eval()), _channels_last(torch.randn(2, 4, 6, 6))
+    shapes = None if rows is None else ({0: rows},)
+    with torch.no_grad():
+        return torch.export.export(module, (x,), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("rows", [None, torch.export.Dim("rows", min=2, max=64)])
+def test_channels_stay_last_on_a_gpu(rows: torch.export.Dim | None) -> None:
+    program = on_cuda(_convolving(rows))
+    core = decompose(program).graph
+    found = core.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    values = [node.meta["val"] for node in found]
+    assert [[value.stride(dim) for dim in (1, 3)] for value in values] == [[1, 8], [1, 4]]
+
+
+@pytest.mark.parametrize("name", ["copysign", "div", "pow"])
+def test_what_lies_alike_on_all_devices(name: str) -> None:
+    bodies: dict[str, Callable[..., Any]] = {
+        "copysign": lambda module, x: torch.copysign(x, x.t()).reshape(-1),
+        "div": lambda module, x: torch.div(x.t(), x, rounding_mode="floor").reshape(-1),
+        "pow": lambda module, x: torch.pow(2.0, x.t()).reshape(-1),
+    }
+    program = _exported(bodies[name])
+    assert not differences(on_cpu(decompose(on_cuda(program))), decompose(program))
+
+
+def _run(program: ExportedProgram, *inputs: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return program.module()(*inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_statistics_of_norms_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    norms = nn.ModuleList([nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
+
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = norms
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return [norm(x) for norm in self.norms]
+
+    module = Norms().eval().to(dtype)
+    with torch.no_grad():
+        program = torch.export.export(module, (torch.randn(3, 4).to(dtype),))
+    core = decompose(program)
+    given = decompose(on_cuda(program))
+    # On a GPU they are of other sizes or dtypes, also where torch takes the program apart.
+    assert differences(given, on_cuda(core))
+    assert not differences(on_cpu(given), core)
+
+
+@pytest.mark.parametrize(
+    ("operator", "extra"),
+    [
+        (torch.ops.aten._scaled_dot_product_flash_attention.default, ()),
+        (torch.ops.aten._scaled_dot_product_efficient_attention.default, (None, False)),
+        (torch.ops.aten._scaled_dot_product_cudnn_attention.default, (None, False)),
+    ],
+)
+def test_attention_of_a_gpu_is_attention(operator: Any, extra: tuple[Any, ...]) -> None:
+    class Attends(nn.Module):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            y = F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3)
+            return y.transpose(1, 2).flatten(2)
+
+    inputs = torch.randn(1, 2, 4, 8)
+    program = torch.export.export(Attends(), (inputs,))
+    given = on_cuda(program)
+    graph = given.graph
+    (node,) = graph.find_nodes(
+        op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
+    )
+    value = node.meta["val"]
+    with graph.inserting_before(node):
+        made = graph.call_function(operator, (*node.args[:3], *extra, 0.0, True), {"scale": 0.3})
+        first = graph.call_function(operators.getitem, (made, 0))
+    made.meta = {**node.meta, "val": (value, value)}
+    first.meta = dict(node.meta)
+    node.replace_all_uses_with(first)
+    graph.erase_node(node)
+    torch.testing.assert_close(_run(on_cpu(given), inputs), _run(program, inputs))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns autocast off without a GPU")
+@pytest.mark.parametrize("taken_apart", [decompose, on_cpu])
+def test_autocast_of_a_device_that_is_not_here(taken_apart: Callable[..., Any]) -> None:
+    def cast(module: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module.linear(x) @ x
+
+    program = on_cuda(_exported(cast))
+    with (
+        pytest.warns(UserWarning, match="CUDA is not available"),
+        pytest.raises(
+            DecomposeError, match=r"autocast on cuda that gave torch\.bfloat16.*float32"
+        ),
+    ):
+        taken_apart(program)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("body", BODIES)
+def test_numbers_on_a_gpu(body: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    with torch.device("cuda"), torch.no_grad():
+        module, x = Calls(body).eval(), torch.randn(4, 4)
+        program = torch.export.export(copy.deepcopy(module), (x.clone(),))
+        found = decompose(program)
+        assert not differences(found, program.run_decompositions())
+        expected = copy.deepcopy(module)(x.clone())
+        torch.testing.assert_close(found.module()(x.clone()), expected)
+        again = on_cpu(program).module()
+    with torch.no_grad():
+        torch.testing.assert_close(again(x.cpu()), copy.deepcopy(module).cpu()(x.cpu()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_convolutions_of_channels_that_are_last_run_on_a_gpu() -> None:
+    module = _channels_last(Convolves().eval().cuda())
+    x = _channels_last(torch.randn(2, 4, 6, 6, device="cuda"))
+    with torch.no_grad():
+        found = decompose(torch.export.export(module, (x,)))
+        torch.testing.assert_close(found.module()(x), module(x))
