@@ -113,7 +113,9 @@ def _with_whole_calls(program: ExportedProgram) -> Recognised:
     """Return the partition's graph with those operators in one piece that the partitioner saw."""
     constants = constant_tensors(program)
     ahead = {*constants, *(node.name for node in known_nodes(program.graph.nodes, constants))}
-    return recognised(program.graph_module, lambda node: refusal(node, ahead) is None)
+    return recognised(
+        program.graph_module, constants, lambda node: refusal(node, ahead) is None
+    )
 
 
 def emit_partition(
