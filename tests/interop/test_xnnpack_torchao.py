@@ -31,6 +31,7 @@ pytestmark = [
 ]
 ASYMMETRIC = {"act_mapping_type": torchao.MappingType.ASYMMETRIC}
 PER_TENSOR = {"granularity": torchao.PerTensor()}
+SEVEN_BITS = {"reduce_range": True}
 
 
 def rounded_model(model: nn.Module, **options: Any) -> nn.Module:
@@ -68,7 +69,7 @@ def bound(layer: nn.Module, x: Tensor, options: dict[str, Any]) -> Tensor:
     low, high = rows.amin(-1, keepdim=True).clamp(max=0), rows.amax(-1, keepdim=True).clamp(min=0)
     ours = theirs = (high - low) / 255
     if options != ASYMMETRIC:
-        theirs = 2 * torch.maximum(-low, high) / 255
+        theirs = 2 * torch.maximum(-low, high) / (127 if options == SEVEN_BITS else 255)
     if options == PER_TENSOR:
         theirs = theirs.max()
     weights = layer.weight.dequantize().double().abs()
@@ -77,7 +78,11 @@ def bound(layer: nn.Module, x: Tensor, options: dict[str, Any]) -> Tensor:
     return steps * weights.sum(-1) + 1e-5 * (rows.abs() @ weights.T) + 1e-6
 
 
-@pytest.mark.parametrize("options", [{}, ASYMMETRIC, PER_TENSOR], ids=["", "asymmetric", "tensor"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, ASYMMETRIC, PER_TENSOR, SEVEN_BITS],
+    ids=["symmetric", "asymmetric", "tensor", "seven bits"],
+)
 @pytest.mark.parametrize("form", ["raw", "unwrapped", "functional", "without VNNI"])
 @pytest.mark.parametrize(
     ("shape", "outputs", "bias"),

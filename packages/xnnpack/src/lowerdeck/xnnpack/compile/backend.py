@@ -36,10 +36,14 @@ from lowerdeck.xnnpack.emit import (
 )
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
-from lowerdeck.xnnpack.operators.known import ASSERTION, SIZES_ONLY, known_nodes
+from lowerdeck.xnnpack.operators.known import (
+    ASSERTION,
+    INNER_TENSOR,
+    SIZES_ONLY,
+    known_nodes,
+)
 from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,
-    INNER_TENSOR,
     QUANTIZATION,
     name_of,
     static_encoding,

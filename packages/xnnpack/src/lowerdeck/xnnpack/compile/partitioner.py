@@ -23,9 +23,8 @@ from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen
 from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
-from lowerdeck.xnnpack.operators.known import ASSERTION, known_nodes
+from lowerdeck.xnnpack.operators.known import ASSERTION, INNER_TENSOR, known_nodes
 from lowerdeck.xnnpack.operators.quantization import (
-    INNER_TENSOR,
     QUANTIZATION,
     chosen_by,
     is_dynamic,
@@ -330,7 +329,8 @@ def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[
                 _join(groups, source, node)
         elif _serves(node, constants):
             for user in node.users:
-                _join(groups, node, user)
+                if user.target is not ASSERTION:
+                    _join(groups, node, user)
     return {id(group): group for group in groups.values()}.values()
 
 

@@ -18,6 +18,8 @@ _MODES = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 """Calls of a graph under a mode of torch, which changes nothing that is computed ahead of time."""
 ASSERTION = _aten._assert_tensor_metadata.default
 """What the export saw of a tensor's dtype and device."""
+INNER_TENSOR = "export.access_subclass_inner_tensor.default"
+"""What reads a tensor of those that a subclass of tensors, torchao's for one, is made of."""
 SIZES_ONLY = frozenset(
     {
         *(_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default),
@@ -64,7 +66,7 @@ def known_nodes(nodes: Iterable[Node], constants: Collection[str]) -> list[Node]
 
 def _is_computable(node: Node) -> bool:
     target = node.target
-    if target is operator.getitem:
+    if target is operator.getitem or str(target) == INNER_TENSOR:
         return True
     if getattr(target, "__name__", "") in _MODES:
         inner = _inner_calls(node)

@@ -35,6 +35,7 @@ _TURNS = frozenset({_aten.t.default, _aten.permute.default, _aten.transpose.int}
 _ROUNDED = "torchao.quantize_affine.default"
 _CHOSEN = "torchao.choose_qparams_affine.default"
 _INT8 = (-128, 127)
+_SEVEN_BITS = (-64, 63)
 PRODUCTS = frozenset({_aten._int_mm.default, _aten.mm.default})
 """Where such a layer is looked for."""
 
@@ -335,10 +336,10 @@ def _is_turned(node: Node) -> bool:
 
 
 def _is_by_row(rows: Node) -> bool:
-    """Return whether whole rows of floats are quantised to all integers of 8 bits."""
+    """Return whether whole rows of floats are quantised to integers of 8 bits, or of 7 (``reduce_range``)."""
     args, scale = arguments_of(rows), rows.args[2]
     given, block = args["input"], args["block_size"]
     if not isinstance(scale, Node) or name_of(chosen_by(scale)) != _CHOSEN:
         return False
     low, high = args["quant_min"], args["quant_max"]
-    return (low, high) == _INT8 and same_sizes(block[-1:], shape_of(given)[-1:])
+    return (low, high) in (_INT8, _SEVEN_BITS) and same_sizes(block[-1:], shape_of(given)[-1:])
