@@ -144,7 +144,9 @@ class DeclarativeBackend(BackendDetails):
         backend.begin_partition(part)
         for node in edge_program.graph.nodes:
             visitor = visitors.get(operator_name(node))
-            if node.op != "call_function" or (visitor is None and is_getitem(node)):
+            if node.op != "call_function" or node in part.ahead:
+                continue
+            if visitor is None and is_getitem(node):
                 continue
             if visitor is None:
                 raise _unsupported(backend_name(cls), node, visitors)

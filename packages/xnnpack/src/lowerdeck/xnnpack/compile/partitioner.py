@@ -15,6 +15,8 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     constant_names,
+    known_nodes,
+    read_by_one,
     tag_constant_data,
 )
 from lowerdeck.torch_base import OpOverload, schema_of
@@ -23,7 +25,7 @@ from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen
 from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
-from lowerdeck.xnnpack.operators.known import ASSERTION, INNER_TENSOR, known_nodes
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR
 from lowerdeck.xnnpack.operators.quantization import (
     QUANTIZATION,
     chosen_by,
@@ -90,7 +92,7 @@ class XnnpackPartitioner(Partitioner):
             )
             reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            within = _within_one(known, partitions)
+            within = read_by_one(known, partitions, ignored=[ASSERTION])
             if len(within) == len(known):
                 break
             kept = {node.name for node in within}
@@ -201,24 +203,6 @@ def _proposed(
         groups=list(_inseparable(taken, constants)),
     )
     return reasons, proposal.partitions, weights
-
-
-def _within_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:
-    """Return what is known and read by no more than one partition, nor by anybody else."""
-    part_of = {node: number for number, part in enumerate(partitions) for node in part}
-    ahead = set(known)
-    readers: dict[Node, int] = {}
-    kept = []
-    for node in reversed(known):
-        found = {
-            readers.get(user, -1) if user in ahead else part_of.get(user, -1)
-            for user in node.users
-            if user.target is not ASSERTION
-        }
-        readers[node] = found.pop() if len(found) == 1 else -1
-        if readers[node] != -1:
-            kept.append(node)
-    return kept[::-1]
 
 
 def _take_known(known: Sequence[Node]) -> None:

@@ -11,8 +11,7 @@ from torch.fx import Node
 from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
-from lowerdeck.xnnpack.operators.contract import Operator
-from lowerdeck.xnnpack.operators.known import ASSERTION, INNER_TENSOR
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 

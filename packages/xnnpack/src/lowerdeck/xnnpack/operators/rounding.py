@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import shape_of
-from lowerdeck.xnnpack.operators.known import ASSERTION
+from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 CONVOLUTIONS = (

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import fake, is_one, shape_of
-from lowerdeck.xnnpack.operators.known import ASSERTION
+from lowerdeck.xnnpack.operators.contract import ASSERTION
 from lowerdeck.xnnpack.operators.quantization import chosen_by, is_constant_source, name_of
 from lowerdeck.xnnpack.recognise.matching import same_sizes
 

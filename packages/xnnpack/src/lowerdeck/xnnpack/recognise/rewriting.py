@@ -44,9 +44,7 @@ class Recognised:
         return self.sources.get(node, (node,))
 
 
-def recognised(
-    module: GraphModule, constants: Collection[str], accepts: Accepts
-) -> Recognised:
+def recognised(module: GraphModule, constants: Collection[str], accepts: Accepts) -> Recognised:
     """Return a program's graph with whole operators in place of their pieces.
 
     Args:
