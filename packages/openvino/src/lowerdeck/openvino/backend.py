@@ -82,6 +82,7 @@ class OpenvinoPartitioner(TablePartitioner):
             ],
             min_nodes=min_nodes,
             owns_state=OpenvinoBackend.owns_state,
+            computes_ahead=True,
         )
         self.dynamic_sizes = dynamic_sizes
 

@@ -56,6 +56,8 @@ class DeclarativeBackend(BackendDetails):
 
     A new object is made for each partition, so that visitors may keep what they like in ``self``:
     ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
+    What no input of the program changes and no entry of the table takes, such as a mask that is
+    made of sizes alone, has been computed before and is one of the partition's constants.
 
     Attributes:
         supported: The operators, with what they must satisfy. An operator that is listed and has
@@ -118,6 +120,7 @@ class DeclarativeBackend(BackendDetails):
             compile_specs=compile_specs,
             min_nodes=cls.min_nodes,
             owns_state=cls.owns_state,
+            computes_ahead=True,
         )
 
     @classmethod

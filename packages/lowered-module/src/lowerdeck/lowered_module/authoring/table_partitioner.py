@@ -19,7 +19,7 @@ from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.constants import constant_names
-from lowerdeck.lowered_module.program.known import known_nodes, read_by_one
+from lowerdeck.lowered_module.program.known import ASSERTION, known_nodes, read_by_one
 from lowerdeck.lowered_module.program.tags import AHEAD, DELEGATION_TAG
 from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, is_getitem, writes_in_place
 
@@ -29,8 +29,9 @@ class TablePartitioner(Partitioner):
 
     Where a table cannot say what the backend takes, derive from it and override ``objection``.
 
-    What it would leave, but no input of the program changes (masks, positions), is computed ahead
-    of time where one partition reads it: a ``DeclarativeBackend`` finds it among the constants.
+    What a table would leave, but no input of the program changes (masks, positions), can be
+    computed ahead of time where one partition reads it: a ``DeclarativeBackend`` finds it among
+    the constants.
 
     A visitor may take a write in place for its functional form, ``relu_`` for ``relu``: writes
     that show through another name are left, and ``to_backend`` then asks for them in that form.
@@ -41,6 +42,8 @@ class TablePartitioner(Partitioner):
         compile_specs: What the backend is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change.
+        computes_ahead: Whether partitions take what no input changes; for backends that compile
+            what a ``PartitionView`` shows them.
 
     Raises:
         PartitionError: The table holds something else than ``SupportedOp``.
@@ -59,6 +62,7 @@ class TablePartitioner(Partitioner):
         compile_specs: Sequence[CompileSpec] = (),
         min_nodes: int = 1,
         owns_state: bool = True,
+        computes_ahead: bool = False,
     ) -> None:
         super().__init__()
         for entry in table:
@@ -71,6 +75,7 @@ class TablePartitioner(Partitioner):
         self.compile_specs = compile_specs
         self.min_nodes = min_nodes
         self.owns_state = owns_state
+        self.computes_ahead = computes_ahead
         self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
         self.known: Collection[str] = frozenset()
         self._shown: Mapping[Node, str] = {}
@@ -86,9 +91,10 @@ class TablePartitioner(Partitioner):
         constants = constant_names(exported_program)
         for gm in graphs_of(exported_program.graph_module):
             self._shown = dict(_writes_shown_elsewhere(gm))
-            own = constants if gm is exported_program.graph_module else ()
+            # Graphs within others are given all that they read.
+            own = constants if gm is exported_program.graph_module else {}
             proposal, ahead = self._proposal(gm, own)
-            for node in ahead:
+            for node in (*ahead, *_asserted(ahead, ahead)):
                 node.meta[AHEAD] = True
             for nodes in proposal.partitions:
                 if sum(node not in ahead for node in nodes) < min(self.min_nodes, len(nodes)):
@@ -96,7 +102,7 @@ class TablePartitioner(Partitioner):
                     continue
                 tag = f"{self.backend_id} {len(tags)}"
                 tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
-                for node in nodes:
+                for node in (*nodes, *_asserted(nodes, ahead)):
                     node.meta[DELEGATION_TAG] = tag
             self._leave(
                 node for node, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL
@@ -136,13 +142,15 @@ class TablePartitioner(Partitioner):
         calls = [
             node
             for node in gm.graph.nodes
-            if isinstance(node.target, OpOverload) or is_getitem(node)
+            if self.computes_ahead and (isinstance(node.target, OpOverload) or is_getitem(node))
         ]
         while True:
             ahead = self._ahead(calls, constants)
             self.known = {*constants, *(node.name for node in ahead)}
+            asserted = set(_asserted(ahead, ahead))
             reasons = {
-                node: None if node in ahead else self._reason(node) for node in gm.graph.nodes
+                node: None if node in ahead else "" if node in asserted else self._reason(node)
+                for node in gm.graph.nodes
             }
             proposal = propose_partitions(
                 gm,
@@ -183,6 +191,13 @@ class TablePartitioner(Partitioner):
                 self.report.report_reject(
                     node, f"its partition would have fewer than {self.min_nodes} nodes"
                 )
+
+
+def _asserted(nodes: Iterable[Node], ahead: Collection[Node]) -> Iterator[Node]:
+    """Yield what asserts of calls that are computed ahead of time what export saw of them."""
+    for node in nodes:
+        if node in ahead:
+            yield from (user for user in node.users if user.target is ASSERTION)
 
 
 def _writes_shown_elsewhere(gm: GraphModule) -> Iterator[tuple[Node, str]]:

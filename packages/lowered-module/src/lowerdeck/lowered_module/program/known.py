@@ -20,7 +20,7 @@ _ALL_BYTES = 8 * _MOST_BYTES
 _aten = torch.ops.aten
 _MODES = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
 """Calls of a graph under a mode of torch, which changes nothing that is computed ahead of time."""
-_ASSERTION = _aten._assert_tensor_metadata.default
+ASSERTION = _aten._assert_tensor_metadata.default
 """What the export saw of a tensor's dtype and device."""
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
 _MAY_COPY = frozenset({_aten.reshape.default, _aten.flatten.using_ints, _aten.contiguous.default})
@@ -79,17 +79,14 @@ def known_nodes(
     return list(found)
 
 
-def read_by_one(
-    known: Sequence[Node],
-    partitions: Sequence[Sequence[Node]],
-    ignored: Collection[object] = (),
-) -> list[Node]:
+def read_by_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:
     """Return what is known and read by one partition alone, nor by anybody else.
+
+    What asserts of a tensor what was seen when the program was exported does not count.
 
     Args:
         known: Calls whose results no input changes, in order.
         partitions: The nodes of each partition, ``known`` or not.
-        ignored: Operators that may read all the same.
     """
     part_of = {node: number for number, part in enumerate(partitions) for node in part}
     ahead = set(known)
@@ -99,7 +96,7 @@ def read_by_one(
         found = {
             readers.get(user, -1) if user in ahead else part_of.get(user, -1)
             for user in node.users
-            if user.target not in ignored
+            if user.target is not ASSERTION
         }
         readers[node] = found.pop() if len(found) == 1 else -1
         if readers[node] != -1:
@@ -161,7 +158,7 @@ def _is_computable(node: Node) -> bool:
         return True
     if getattr(target, "__name__", "") in _MODES:
         inner = _inner_calls(node)
-        return all(one.target is _ASSERTION or _is_computable(one) for one in inner)
+        return all(one.target is ASSERTION or _is_computable(one) for one in inner)
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not _tensors(node):
         return False
     drawn = torch.Tag.nondeterministic_seeded in target.tags

@@ -92,7 +92,7 @@ class XnnpackPartitioner(Partitioner):
             )
             reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            within = read_by_one(known, partitions, ignored=[ASSERTION])
+            within = read_by_one(known, partitions)
             if len(within) == len(known):
                 break
             kept = {node.name for node in within}
