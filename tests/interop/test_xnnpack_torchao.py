@@ -149,7 +149,8 @@ def test_models_of_every_precision_and_size(
         x = torch.randn(batch, 6, 48, dtype=dtype)
         (found,) = ran(lowered, (x,), tmp_path)
         exact, eager = floats(x.float()), model(x).float()
-        assert found.dtype == dtype and found.shape == eager.shape
+        assert found.dtype == dtype
+        assert found.shape == eager.shape
         # As far from the floats as eager is, or nearer.
         error, theirs = ((one.float() - exact).abs().max() for one in (found, eager))
         assert error <= 1.5 * theirs + 1e-4, (error, theirs)
@@ -171,7 +172,8 @@ def test_what_is_not_recognised_runs_on_other_kernels(
     lowered = to_backend(program, partitioner) if delegated else program
     if torn and delegated:
         reasons = [why for name, why in partitioner.refused.items() if "_int_mm" in name]
-        assert len(reasons) == 3 and all("rows" in one for one in reasons)
+        assert len(reasons) == 3
+        assert all("rows" in one for one in reasons)
     (found,) = ran(lowered, inputs, tmp_path)
     # In steps of a symmetric rule the largest number of a row is a tie.
     assert (found - model(*inputs)).abs().max() <= 0.02

@@ -58,6 +58,10 @@ def backend() -> Any:
 
 
 class Of(nn.Module):
+    weight: Tensor
+    wide: Tensor
+    count: Tensor
+
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function

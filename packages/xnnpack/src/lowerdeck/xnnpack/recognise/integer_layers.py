@@ -71,7 +71,8 @@ class IntegerLayer:
         given = rows.args[0] if self.is_rounded else rows
         value = fake(given)  # type: ignore[arg-type]  # a node, as who finds layers has seen
         weight = fake(self.weight)
-        assert value is not None and weight is not None
+        assert value is not None
+        assert weight is not None
         with graph.inserting_before(self.last):
             if self.is_rounded:
                 args = arguments_of(rows)
@@ -145,7 +146,8 @@ class _Search:
     def layer(self) -> IntegerLayer | None:
         """Return the layer, None where the product is none of one."""
         left, right = self._product.args[:2]
-        assert isinstance(left, Node) and isinstance(right, Node)
+        assert isinstance(left, Node)
+        assert isinstance(right, Node)
         turned = self._source(right)
         weight = self._source(turned.args[0]) if turned.target in _TURNS else None
         if (
@@ -191,7 +193,7 @@ class _Search:
         after, moved = self._taken_off(at)
         if moved is None:
             # Without zero points: what is chosen must have none.
-            symmetric = str(chosen_by(scale).args[1]) == "SYMMETRIC"  # type: ignore[arg-type]
+            symmetric = str(chosen_by(scale).args[1]) == "SYMMETRIC"
             return (rows if symmetric else None), at
         sums = self._factors(moved)
         points = self._factors(sums[0])
@@ -332,11 +334,11 @@ def _is_turned(node: Node) -> bool:
     args = arguments_of(node)
     if "dims" in args:
         return [one % 2 for one in args["dims"]] == [1, 0]
-    return args.get("dim0", 0) % 2 != args.get("dim1", 1) % 2
+    return bool(args.get("dim0", 0) % 2 != args.get("dim1", 1) % 2)
 
 
 def _is_by_row(rows: Node) -> bool:
-    """Return whether whole rows of floats are quantised to integers of 8 bits, or of 7 (``reduce_range``)."""
+    """Return whether whole rows of floats are quantised to integers of 8 bits, or of 7."""
     args, scale = arguments_of(rows), rows.args[2]
     given, block = args["input"], args["block_size"]
     if not isinstance(scale, Node) or name_of(chosen_by(scale)) != _CHOSEN:
