@@ -178,7 +178,9 @@ class Causal(nn.Module):
 
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize(
-    ("model", "sizes"), [(Windows, (2, 8, 12, 16)), (Causal, (2, 9, 16))], ids=["windows", "causal"]
+    ("model", "sizes"),
+    [(Windows, (2, 8, 12, 16)), (Causal, (2, 9, 16))],
+    ids=["windows", "causal"],
 )
 def test_masks_of_sizes_alone_cut_nothing(
     model: type[nn.Module], sizes: tuple[int, ...], decomposed: bool, tmp_path: Path
