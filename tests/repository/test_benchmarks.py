@@ -77,7 +77,7 @@ def test_a_model_whose_results_say_nothing_of_its_inputs_is_refused():
     torch.nn.init.zeros_(silent.weight)
     torch.nn.init.normal_(faint.weight, std=1e-4)
     for model in (silent, faint):
-        with pytest.raises(RuntimeError, match="result 0 of it changes by .* draw its weights"):
+        with pytest.raises(RuntimeError, match=r"result 0 of it changes by .* draw its weights"):
             xnnpack_models.check_dependence("it", model, inputs)
     xnnpack_models.check_dependence("it", torch.nn.Linear(8, 4), inputs)
 

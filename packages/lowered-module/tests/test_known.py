@@ -176,3 +176,11 @@ def test_partitions_of_nothing_else_are_none() -> None:
     partitioner = TablePartitioner("Held", Held.supported, min_nodes=2, computes_ahead=True)
     assert blobs(exported(alone), partitioner) == []
     assert "fewer than 2" in " ".join(partitioner.refused.values())
+
+
+def test_marks_of_an_earlier_choice_are_forgotten() -> None:
+    program = exported(masked).run_decompositions()
+    Held.partitioner().partition(program)
+    assert any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)
+    TablePartitioner("Held", Held.supported).partition(program)
+    assert not any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)

@@ -94,16 +94,19 @@ class TablePartitioner(Partitioner):
             # Graphs within others are given all that they read.
             own = constants if gm is exported_program.graph_module else {}
             proposal, ahead = self._proposal(gm, own)
-            for node in (*ahead, *_asserted(ahead, ahead)):
-                node.meta[AHEAD] = True
+            for node in gm.graph.nodes:
+                node.meta.pop(AHEAD, None)
             for nodes in proposal.partitions:
-                if sum(node not in ahead for node in nodes) < min(self.min_nodes, len(nodes)):
-                    self._leave([node for node in nodes if node not in ahead])
+                visited = [node for node in nodes if node not in ahead]
+                if len(visited) < max(self.min_nodes, 1):
+                    self._leave(visited)
                     continue
                 tag = f"{self.backend_id} {len(tags)}"
                 tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
-                for node in (*nodes, *_asserted(nodes, ahead)):
+                for node in visited:
                     node.meta[DELEGATION_TAG] = tag
+                for node in _with_assertions(one for one in nodes if one in ahead):
+                    node.meta |= {DELEGATION_TAG: tag, AHEAD: True}
             self._leave(
                 node for node, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL
             )
@@ -147,9 +150,10 @@ class TablePartitioner(Partitioner):
         while True:
             ahead = self._ahead(calls, constants)
             self.known = {*constants, *(node.name for node in ahead)}
-            asserted = set(_asserted(ahead, ahead))
+            taken: dict[Node, str | None] = dict.fromkeys(_with_assertions(ahead), "")
+            taken.update(dict.fromkeys(ahead))
             reasons = {
-                node: None if node in ahead else "" if node in asserted else self._reason(node)
+                node: taken[node] if node in taken else self._reason(node)
                 for node in gm.graph.nodes
             }
             proposal = propose_partitions(
@@ -193,11 +197,11 @@ class TablePartitioner(Partitioner):
                 )
 
 
-def _asserted(nodes: Iterable[Node], ahead: Collection[Node]) -> Iterator[Node]:
-    """Yield what asserts of calls that are computed ahead of time what export saw of them."""
-    for node in nodes:
-        if node in ahead:
-            yield from (user for user in node.users if user.target is ASSERTION)
+def _with_assertions(ahead: Iterable[Node]) -> Iterator[Node]:
+    """Yield calls that are computed ahead of time, and what asserts what export saw of them."""
+    for node in ahead:
+        yield node
+        yield from (user for user in node.users if user.target is ASSERTION)
 
 
 def _writes_shown_elsewhere(gm: GraphModule) -> Iterator[tuple[Node, str]]:
