@@ -41,18 +41,17 @@ def rounded_model(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
-def whole(program: ExportedProgram) -> tuple[ExportedProgram, str]:
-    """Return a lowered program, and what its one delegate stores filters as."""
+def whole(program: ExportedProgram) -> tuple[ExportedProgram, list[XnnDatatype]]:
+    """Return a lowered program, and what the values of its one delegate are stored as."""
     partitioner = XnnpackPartitioner()
     lowered = to_backend(program, partitioner)
     (delegate,) = get_lowered_backend_modules(lowered.graph_module)
     # What is read off at run time, and what was seen when the program was exported.
     assert all(one.startswith(("sym_size", "_assert_tensor")) for one in partitioner.refused)
     assert not partitioner.in_float
-    values = decode_payload(delegate.processed_bytes).values
-    kinds = {XnnDatatype.QCINT8, XnnDatatype.QINT8}
-    assert kinds & {value.dtype for value in values}, "no integers"
-    return lowered, " ".join(sorted({value.dtype.name for value in values}))
+    kinds = [value.dtype for value in decode_payload(delegate.processed_bytes).values]
+    assert XnnDatatype.QCINT8 in kinds
+    return lowered, kinds
 
 
 def ran(program: ExportedProgram, inputs: tuple[Tensor, ...], tmp_path: Path) -> list[Any]:
@@ -110,7 +109,7 @@ def test_layers_run_on_integers(
     if form == "functional":
         program = program.run_decompositions({})
     lowered, kinds = whole(program)
-    assert "QDINT8" in kinds
+    assert kinds.count(XnnDatatype.QDINT8) == 1
     (found,) = ran(lowered, inputs, tmp_path)
     assert bool(((found - wanted).abs() <= allowed).all()), (found - wanted).abs().max()
 
@@ -144,7 +143,8 @@ def test_models_of_every_precision_and_size(
         model, (torch.randn(4, 6, 48, dtype=dtype),), dynamic_shapes=sizes
     )
     lowered, kinds = whole(program)
-    assert "QDINT8" in kinds
+    # Layers on one input share its conversion.
+    assert kinds.count(XnnDatatype.QDINT8) == 2
     for batch in (1, 7):
         x = torch.randn(batch, 6, 48, dtype=dtype)
         (found,) = ran(lowered, (x,), tmp_path)
@@ -157,20 +157,19 @@ def test_models_of_every_precision_and_size(
 
 
 @pytest.mark.parametrize("options", [{}, ASYMMETRIC], ids=["symmetric", "asymmetric"])
-@pytest.mark.parametrize("delegated", [True, False])
-@pytest.mark.parametrize("torn", [True, False])
+@pytest.mark.parametrize("form", ["torn", "torn, no delegate", "no delegate"])
 def test_what_is_not_recognised_runs_on_other_kernels(
-    torn: bool, delegated: bool, options: dict[str, Any], tmp_path: Path
+    form: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     # torch's default decompositions leave nothing of the rounding but arithmetic.
     torch.manual_seed(0)
     model, inputs = rounded_model(Shared(), **options), (torch.randn(3, 48),)
     program = torch.export.export(model, inputs)
-    if torn:
+    if "torn" in form:
         program = program.run_decompositions()
     partitioner = XnnpackPartitioner()
-    lowered = to_backend(program, partitioner) if delegated else program
-    if torn and delegated:
+    lowered = program if "no delegate" in form else to_backend(program, partitioner)
+    if form == "torn":
         reasons = [why for name, why in partitioner.refused.items() if "_int_mm" in name]
         assert len(reasons) == 3
         assert all("rows" in one for one in reasons)
@@ -180,7 +179,7 @@ def test_what_is_not_recognised_runs_on_other_kernels(
 
 
 class Twice(nn.Module):
-    """What rounds a layer's rows is read by another, too."""
+    """One layer, called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,3 +219,68 @@ def test_weights_alone_stay_integers(form: str, dtype: torch.dtype, tmp_path: Pa
     (found,) = ran(lowered, inputs, tmp_path)
     wanted, most = model(*inputs).float(), {torch.float32: 1e-5}.get(dtype, 2e-2)
     assert (found.float() - wanted).abs().max() <= most * wanted.abs().max()
+
+
+class Written(nn.Module):
+    """A layer as torchao writes it, but for one thing."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("weight", torch.randint(-127, 128, (16, 16), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(16, 1) / 100 + 0.001)
+
+    def forward(self, x: Tensor, given: Tensor) -> Any:
+        """Return the layer's result, and what else is read."""
+        ops, way = torch.ops.torchao, self.way
+        rule = "ASYMMETRIC" if way == "zero points are forgotten" else "SYMMETRIC"
+        scale, zero = ops.choose_qparams_affine.default(
+            x, rule, [1, 16], torch.int8, -128, 127, 1e-7, torch.float32, torch.int8, True
+        )
+        rows = ops.quantize_affine.default(x, [1, 16], scale, zero, torch.int8, -128, 127)
+        weight = (given if way == "weights are given" else self.weight).contiguous().t()
+        moved = 127 if way == "moved by another number" else 128
+        product = torch._int_mm((rows.to(torch.int32) + moved).to(torch.uint8), weight)
+        axis = 1 if way == "sums of inputs" else 0
+        sums = weight.sum(dim=axis, keepdim=True, dtype=torch.int32) * 128
+        product = product - (sums.t() if axis else sums)
+        factor = scale * 2 if way == "scales of others" else scale
+        result = product.to(torch.float32) * factor
+        if way == "products are read":
+            return result * self.scale.flatten(), product
+        result = result * self.scale.flatten()
+        if way == "rows are read":
+            return result, rows.to(torch.float32)
+        return (result, scale) if way == "scales are read" else result
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("zero points are forgotten", "weights are given", "moved by another number"),
+        *("sums of inputs", "scales of others", "products are read", "scales are read"),
+        "rows are read",
+    ],
+)
+def test_what_only_looks_like_a_layer_is_none(way: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Written(way)
+    inputs = torch.randn(3, 16), torch.randint(-127, 128, (16, 16), dtype=torch.int8)
+    partitioner = XnnpackPartitioner()
+    lowered = to_backend(torch.export.export(model, inputs), partitioner)
+    assert any("_int_mm" in name for name in partitioner.refused)
+    wanted = model(*inputs)
+    for found, one in zip(
+        ran(lowered, inputs, tmp_path),
+        wanted if isinstance(wanted, tuple) else [wanted],
+        strict=True,
+    ):
+        # One step of a row, where its largest number is a tie.
+        step = inputs[0].abs().max() / 127 * 127 * model.scale.max() * 1.01  # type: ignore[operator]
+        assert (found - one).abs().max() <= max(step, 1 if one.dtype != torch.float32 else 0)
+
+
+def test_a_layer_as_written_is_one() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 16), torch.zeros(16, 16, dtype=torch.int8)
+    whole(torch.export.export(Written(""), inputs))
