@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lowerdeck.emitter import emit
+from lowerdeck.emitter import MissingKernelError, emit
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
@@ -284,3 +284,82 @@ def test_a_layer_as_written_is_one() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(3, 16), torch.zeros(16, 16, dtype=torch.int8)
     whole(torch.export.export(Written(""), inputs))
+
+
+def intx(config: str, dtype: torch.dtype, granularity: Any) -> Any:
+    named = "granularity" if config == "IntxWeightOnlyConfig" else "weight_granularity"
+    return getattr(torchao, config)(**{"weight_dtype": dtype, named: granularity})
+
+
+def static() -> Any:
+    return torchao.Int8StaticActivationInt8WeightConfig(
+        act_quant_scale=torch.tensor([[0.03]]), granularity=torchao.PerTensor()
+    )
+
+
+# What the page "Quantise for XNNPACK" says of each: what is stored, and what is said.
+DYNAMIC, ALONE = "Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig"
+CONFIGURATIONS: dict[str, tuple[Callable[[], Any], set[str], str]] = {
+    "dynamic, rows of int8": (
+        lambda: intx(DYNAMIC, torch.int8, torchao.PerAxis(0)),
+        *({"QDINT8", "QCINT8"}, ""),
+    ),
+    "dynamic, rows of int3": (
+        lambda: intx(DYNAMIC, torch.int3, torchao.PerAxis(0)),
+        *({"QDINT8", "QCINT4"}, ""),
+    ),
+    "dynamic, groups of int4": (
+        lambda: intx(DYNAMIC, torch.int4, torchao.PerGroup(32)),
+        *({"QDINT8", "QBINT4"}, ""),
+    ),
+    "dynamic, groups of int8": (
+        lambda: intx(DYNAMIC, torch.int8, torchao.PerGroup(32)),
+        *(set(), "its weight has groups of 32 of 8 bits"),
+    ),
+    "alone, rows of int5": (
+        lambda: intx(ALONE, torch.int5, torchao.PerAxis(0)),
+        *({"QCINT8"}, ""),
+    ),
+    "alone, groups of int4": (
+        lambda: intx(ALONE, torch.int4, torchao.PerGroup(32)),
+        *(set(), "its weight has groups, which the runtime multiplies only with inputs"),
+    ),
+    "alone, groups of Int8Tensor": (
+        lambda: torchao.Int8WeightOnlyConfig(granularity=torchao.PerGroup(32)),
+        *(set(), "its weight has groups, which the runtime multiplies only with inputs"),
+    ),
+    "static": (static, set(), "XNNPACK multiplies integers in layers alone"),
+    "float8": (torchao.Float8WeightOnlyConfig, set(), ""),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_each_configuration_is_what_the_page_says(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, stored, said = CONFIGURATIONS[name]
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10, bias=False)).eval()
+    torchao.quantize_(model, make())
+    inputs = (torch.randn(3, 64),)
+    partitioner = XnnpackPartitioner()
+    lowered = to_backend(torch.export.export(model, inputs), partitioner)
+    kinds = {
+        value.dtype.name
+        for delegate in get_lowered_backend_modules(lowered.graph_module)
+        for value in decode_payload(delegate.processed_bytes).values
+    }
+    assert kinds - {"FP32"} == stored
+    reasons = [*partitioner.in_float.values(), *partitioner.refused.values()]
+    assert not said or any(one.startswith(said) for one in reasons)
+    (found,) = ran(lowered, inputs, tmp_path)
+    wanted = model(*inputs)
+    # Scales of groups are stored as bfloat16.
+    most = 2e-2 if "QBINT4" in stored else 1e-5
+    assert (found - wanted).abs().max() <= most * wanted.abs().max() + 1e-6
+
+
+def test_float8_without_a_delegate_is_one_error() -> None:
+    # Smaller weights are widened ahead of time.
+    model = nn.Sequential(nn.Linear(256, 256)).eval()
+    torchao.quantize_(model, torchao.Float8WeightOnlyConfig())
+    with pytest.raises(MissingKernelError, match="no floats of 8 bits"):
+        emit(torch.export.export(model, (torch.randn(1, 256),)))
