@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 Example = tuple[nn.Module, tuple[Any, ...]]
 
@@ -358,6 +359,7 @@ def build(name: str) -> Example:
 
     Raises:
         ImportError: The package that the model is from is not installed.
+        RuntimeError: Its results are the same for other inputs, so that no error would show.
     """
     torch.manual_seed(0)
     origin, _, own = name.partition("/")
@@ -367,17 +369,87 @@ def build(name: str) -> Example:
         "transformers": _of_transformers,
         "own": _own,
     }[origin](own)
-    _give_statistics(model)
-    return model.eval(), inputs
+    _draw_zeros(model.eval())
+    _give_statistics(model, inputs)
+    check_dependence(name, model, inputs)
+    return model, inputs
 
 
-def _give_statistics(model: nn.Module) -> None:
-    """Give batch norms statistics as training would, so that none of them is the identity."""
-    for part in model.modules():
-        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)) and part.running_mean is not None:
-            assert part.running_var is not None
-            nn.init.normal_(part.running_mean, std=0.1)
-            nn.init.uniform_(part.running_var, 0.5, 1.5)
+def _draw_zeros(model: nn.Module) -> None:
+    """Draw heads and scales that begin at 0, or close to it: they hide all that is before them."""
+    for name, part in model.named_parameters():
+        if not name.endswith("bias") and float(part.detach().abs().max()) <= _HIDING:
+            if part.numel() == max(part.shape):
+                nn.init.uniform_(part, 0.1, 0.5)
+            else:
+                nn.init.normal_(part, std=0.05)
+
+
+_HIDING = 1e-4
+_SAMPLES = 4
+
+
+def _give_statistics(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Give batch norms the statistics of what they see, as training would.
+
+    With others what an input says is lost on the way, and results are those of biases alone.
+    """
+    norms = [
+        part
+        for part in model.modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None
+    ]
+    kept = [part.momentum for part in norms]
+    for part in norms:
+        part.train()
+        part.momentum = None
+        part.reset_running_stats()
+    if norms:
+        with torch.no_grad():
+            drawn = [other_inputs(inputs) for _ in range(_SAMPLES)]
+            model(*(torch.cat(same) for same in zip(*drawn, strict=True)))
+    for part, momentum in zip(norms, kept, strict=True):
+        part.eval()
+        part.momentum = momentum
+
+
+def other_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return inputs of the same sizes, drawn anew."""
+    return tuple(
+        torch.randn(one.shape) if one.is_floating_point() else torch.randint(0, 1000, one.shape)
+        for one in inputs
+    )
+
+
+def check_dependence(name: str, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Refuse a model of which a result says nothing of its inputs.
+
+    Args:
+        name: What to call it.
+        model: The model, in evaluation mode.
+        inputs: Its inputs.
+
+    Raises:
+        RuntimeError: A result changes by less than a hundredth of its largest number, or half of
+            its numbers do not change.
+    """
+    with torch.no_grad():
+        results = [pytree.tree_leaves(model(*given)) for given in (inputs, other_inputs(inputs))]
+    for number, (first, second) in enumerate(zip(*results, strict=True)):
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            continue
+        change = float((first - second).abs().max() / first.abs().max())
+        same = float((first == second).float().mean())
+        if not change >= _LEAST_CHANGE or same > _MOST_SAME:
+            raise RuntimeError(
+                f"result {number} of {name} changes by {change:.1e} of its largest number, and "
+                f"{same:.0%} of it not at all, with other inputs: no error of what comes first "
+                "would show; draw its weights otherwise"
+            )
+
+
+_LEAST_CHANGE = 0.01
+_MOST_SAME = 0.5
 
 
 def _own(name: str) -> Example:

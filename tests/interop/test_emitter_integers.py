@@ -279,3 +279,25 @@ def test_images_of_bytes_shrink_as_in_eager(asked: dict[str, Any]) -> None:
         # torch weighs bytes with 15 bits.
         assert int(apart.abs().max()) <= 1
         assert float((apart != 0).float().mean()) < 0.1
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.randint(-128, 128, (19, 3), dtype=torch.int8)
+        self.register_buffer("weight", weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch._int_mm(rows, self.weight)  # type: ignore[arg-type]  # a buffer
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_products_of_bytes_are_exact(dtype: torch.dtype, tmp_path: Path) -> None:
+    ends, path = torch.iinfo(dtype), tmp_path / "model.pte"
+    rows = torch.randint(ends.min, ends.max + 1, (5, 19), dtype=dtype)
+    rows[0], rows[1] = ends.min, ends.max
+    model = Product()
+    path.write_bytes(emit(torch.export.export(model, (rows,))).to_bytes())
+    outcome = official.run(path, [official.Call((rows,))])
+    assert isinstance(outcome, official.Ran), outcome
+    assert torch.equal(outcome.outputs[0][0].long(), rows.long() @ model.weight.long())  # type: ignore[operator]

@@ -127,3 +127,69 @@ def test_a_quantised_model_is_near_its_program() -> None:
     outcome = official.run(emit(program).to_bytes(), [official.Call((x,))])
     # A step of the last layer's scale, twice: roundings may fall to either side in each layer.
     assert_ran(outcome, converted(x), rtol=0, atol=0.1)
+
+
+class Windows(nn.Module):
+    """Attention in shifted windows as Swin writes it: its mask is made of sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return an image of the same sizes."""
+        batch, height, width, channels = x.shape
+        x = torch.roll(x, (-2, -2), (1, 2))
+        mask = x.new_zeros((height, width))
+        slices, count = ((0, -4), (-4, -2), (-2, None)), 0
+        for rows in slices:
+            for columns in slices:
+                mask[rows[0] : rows[1], columns[0] : columns[1]] = count
+                count += 1
+        mask = mask.view(height // 4, 4, width // 4, 4).permute(0, 2, 1, 3).reshape(-1, 16)
+        mask = mask.unsqueeze(1) - mask.unsqueeze(2)
+        mask = mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
+        x = x.view(batch, height // 4, 4, width // 4, 4, channels).permute(0, 1, 3, 2, 4, 5)
+        query, key, value = self.qkv(x.reshape(-1, 16, channels)).chunk(3, -1)
+        scores = (query @ key.transpose(1, 2)) * 0.25 + mask.repeat(batch, 1, 1)
+        x = self.out(scores.softmax(-1) @ value)
+        x = x.view(batch, height // 4, width // 4, 4, 4, channels).permute(0, 1, 3, 2, 4, 5)
+        return torch.roll(x.reshape(batch, height, width, channels), (2, 2), (1, 2))
+
+
+class Causal(nn.Module):
+    """A mask of positions, on tokens of which some may be padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tokens, mixed."""
+        places = torch.arange(x.shape[1])
+        mask = places.unsqueeze(0) <= places.unsqueeze(1)
+        mask = mask & (places >= 1).unsqueeze(0) | torch.eye(x.shape[1]).to(torch.bool)
+        query, key, value = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return mixed.squeeze(1)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [(Windows, (2, 8, 12, 16)), (Causal, (2, 9, 16))],
+    ids=["windows", "causal"],
+)
+def test_masks_of_sizes_alone_cut_nothing(
+    model: type[nn.Module], sizes: tuple[int, ...], decomposed: bool, tmp_path: Path
+) -> None:
+    inputs = (torch.randn(sizes),)
+    program = torch.export.export(model(), inputs)
+    program = program.run_decompositions() if decomposed else program
+    lowered = to_backend(program, OpenvinoPartitioner())
+    assert len(get_lowered_backend_modules(lowered.graph_module)) == 1
+    path = tmp_path / "model.pte"
+    path.write_bytes(emit(lowered).to_bytes())
+    assert_ran(official.run(path, [official.Call(inputs)]), model()(*inputs), rtol=1e-5, atol=2e-5)

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import xnnpack_models
 from benchmarks.harness import Row, count_calls, growth_exponent, in_rounds
 from benchmarks.page import page, plot_name
 from benchmarks.readme import with_table
@@ -66,6 +68,28 @@ def test_figures_that_load_cannot_change():
     assert in_rounds([lambda: next(numbers)] * 2) == [2.0, 1.0]
     calls = [(n, count_calls(lambda n=n: [repr(i) for i in range(n)])) for n in (100, 1000)]
     assert growth_exponent(calls) == pytest.approx(1, abs=0.02)
+
+
+def test_a_model_whose_results_say_nothing_of_its_inputs_is_refused():
+    torch.manual_seed(0)
+    inputs = (torch.randn(1, 8),)
+    silent, faint = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+    torch.nn.init.zeros_(silent.weight)
+    torch.nn.init.normal_(faint.weight, std=1e-4)
+    for model in (silent, faint):
+        with pytest.raises(RuntimeError, match=r"result 0 of it changes by .* draw its weights"):
+            xnnpack_models.check_dependence("it", model, inputs)
+    xnnpack_models.check_dependence("it", torch.nn.Linear(8, 4), inputs)
+
+
+@pytest.mark.parametrize("name", ["own/yolo", "own/unet_bilinear"])
+def test_batch_norms_let_through_what_inputs_say(name):
+    model, inputs = xnnpack_models.build(name)  # raises if they do not
+    again, _ = xnnpack_models.build(name)
+    assert not model.training
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert inputs[0].shape[0] == 1
 
 
 @pytest.mark.skipif(not RECORDS, reason="benchmarks/records is empty: run nox -s bench")

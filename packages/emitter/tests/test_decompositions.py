@@ -18,6 +18,7 @@ from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.indexing import INDEXING
+from lowerdeck.emitter.decompositions.integers import product
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
@@ -419,3 +420,16 @@ def test_truths_are_sorted_as_numbers() -> None:
     for dtype in (torch.int32, torch.uint8):
         x, a, b = (torch.randint(0, 3, s).to(dtype) for s in ((2, 4), (5, 2, 3), (5, 3, 4)))
         check(ATEN.addbmm.default, x, a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_products_of_bytes_are_exact(dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    rows = torch.randint(ends.min, ends.max + 1, (5, 33), dtype=dtype)
+    rows[0], rows[1] = ends.min, ends.max
+    columns = torch.randint(-128, 128, (33, 7), dtype=torch.int8)
+    columns[:, 0] = -128
+    found = product(rows, columns)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.long(), rows.long() @ columns.long())
+    assert torch.equal(found, ATEN._int_mm(rows, columns))

@@ -72,6 +72,23 @@ def test_every_missing_kernel_is_named_with_its_line() -> None:
     assert "test_emission.py" in caught.value.missing[0].sources[0]
 
 
+def test_floats_of_8_bits_are_refused_where_a_kernel_would_take_them() -> None:
+    class Widened(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.float32)
+
+    with pytest.raises(MissingKernelError, match="no floats of 8 bits") as caught:
+        emit(export(Widened(), (torch.ones(2).to(torch.float8_e4m3fn),)))
+    assert "test_emission.py" in caught.value.missing[0].sources[0]
+    halved = (torch.ones(4, 2).to(torch.float8_e5m2),)
+    assert not kernels(emit(export(_First(), halved)))  # what needs none is as before
+
+
+class _First(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:2].view(-1)
+
+
 def test_an_unbounded_size_asks_for_a_max() -> None:
     exported = export(
         nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim("rows")},)

@@ -33,7 +33,7 @@ def kinds(program: ExportedProgram) -> list[str]:
 
 def calls(program: ExportedProgram) -> list[str]:
     """Return the calls of the program, as they are compiled."""
-    graph = recognised(program.graph_module, lambda _: True).graph
+    graph = recognised(program.graph_module, (), lambda _: True).graph
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
@@ -83,7 +83,7 @@ def test_what_only_looks_like_an_operator_is_none(op: str, function: Any, shapes
     for decomposed in (False, True):
         exported = torch.export.export(model, inputs)
         program = exported.run_decompositions() if decomposed else exported
-        graph = recognised(program.graph_module, lambda _: True).graph
+        graph = recognised(program.graph_module, (), lambda _: True).graph
         if op == "enable_gqa":
             nodes = [node for node in graph.nodes if "scaled_dot" in str(node.target)]
             assert all(True not in node.args for node in nodes)
@@ -95,20 +95,20 @@ def test_what_only_looks_like_an_operator_is_none(op: str, function: Any, shapes
 
 def test_a_graph_without_pieces_is_the_programs_own() -> None:
     program = torch.export.export(torch.nn.Linear(3, 4), (torch.randn(2, 3),))
-    assert recognised(program.graph_module, lambda _: True).graph is program.graph
+    assert recognised(program.graph_module, (), lambda _: True).graph is program.graph
 
 
 def test_what_is_not_accepted_stays_in_pieces() -> None:
     model, inputs = model_of(*WHOLE["attention"])
     program = torch.export.export(model, inputs).run_decompositions()
-    found = recognised(program.graph_module, lambda _: False)
+    found = recognised(program.graph_module, (), lambda _: False)
     assert [node.name for node in found.graph.nodes] == [node.name for node in program.graph.nodes]
 
 
 def test_each_node_of_the_program_has_one_that_stands_for_it() -> None:
     model, inputs = model_of(*WHOLE["attention_between_layers"])
     program = torch.export.export(model, inputs).run_decompositions()
-    found = recognised(program.graph_module, lambda _: True)
+    found = recognised(program.graph_module, (), lambda _: True)
     sources = [one for node in found.graph.nodes for one in found.sources_of(node)]
     assert sorted(one.name for one in sources) == sorted(one.name for one in program.graph.nodes)
     found.graph.lint()

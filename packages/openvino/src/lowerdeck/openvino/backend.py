@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     CompileSpec,
-    PartitionResult,
     SupportedOp,
     TablePartitioner,
-    constant_names,
 )
 from lowerdeck.openvino.device import DEVICE, PRECISION
 from lowerdeck.openvino.operators import (
@@ -85,18 +82,9 @@ class OpenvinoPartitioner(TablePartitioner):
             ],
             min_nodes=min_nodes,
             owns_state=OpenvinoBackend.owns_state,
+            computes_ahead=True,
         )
         self.dynamic_sizes = dynamic_sizes
-        self._constants: set[str] = set()
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with tags.
-
-        Args:
-            exported_program: The program.
-        """
-        self._constants = set(constant_names(exported_program))
-        return super().partition(exported_program)
 
     def objection(self, node: Node) -> str | None:
         """Return why ``node`` is left to the program, or None if OpenVINO takes it.
@@ -108,7 +96,7 @@ class OpenvinoPartitioner(TablePartitioner):
         if reason is not None:
             return reason
         for one in (*node.all_input_nodes, node):
-            if one.name not in self._constants:
+            if one.name not in self.known:
                 reason = self._refused_value(one)
                 if reason is not None:
                     return reason

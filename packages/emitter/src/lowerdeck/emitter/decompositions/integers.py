@@ -173,6 +173,16 @@ def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
     return torch.remainder(torch.full((), self, dtype=torch.result_type(self, other)), other)
 
 
+def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    """Return the product of matrices of 8-bit integers, whose sums are of 32 bits.
+
+    Args:
+        self: The rows, signed or not.
+        mat2: The columns.
+    """
+    return torch.mm(self.to(torch.int32), mat2.to(torch.int32))
+
+
 def _floored(
     self: torch.Tensor, other: Any, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -234,5 +244,6 @@ INTEGERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.arange.start_step: numbers_from,
     _ATEN.sum.dim_IntList: total,
     _ATEN.remainder.Scalar_Tensor: remainder_of_number,
+    _ATEN._int_mm.default: product,
     **dict.fromkeys(_ROUNDED, rounded),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import fx
 
@@ -61,6 +63,8 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
     if official and not takes_complex and _complex(call):
         return "the kernel knows no complex types"
+    if official and _bytes_of_floats(call):
+        return "the kernel knows no floats of 8 bits"
     if call.op_name in ("as_strided", "as_strided_copy") and (why := _not_as_eager(call)):
         return why
     if call.op_name in ("unfold", "unfold_copy") and call.args[0].rank == 0:
@@ -90,10 +94,17 @@ def _not_as_eager(call: Call) -> str:
 
 
 def _complex(call: Call) -> bool:
-    return any(
-        isinstance(value, TensorValue) and value.dtype.is_complex
-        for value in (*values_in(call.args), *call.outs)
-    )
+    return any(dtype.is_complex for dtype in _dtypes(call))
+
+
+def _bytes_of_floats(call: Call) -> bool:
+    return any(dtype.is_floating_point and dtype.itemsize == 1 for dtype in _dtypes(call))
+
+
+def _dtypes(call: Call) -> Iterator[torch.dtype]:
+    for value in (*values_in(call.args), *call.outs):
+        if isinstance(value, TensorValue):
+            yield value.dtype
 
 
 def needs_no_kernel(call: Call) -> bool:

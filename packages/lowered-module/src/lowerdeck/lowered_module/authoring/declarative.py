@@ -56,6 +56,8 @@ class DeclarativeBackend(BackendDetails):
 
     A new object is made for each partition, so that visitors may keep what they like in ``self``:
     ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
+    What no input of the program changes and no entry of the table takes, such as a mask that is
+    made of sizes alone, has been computed before and is one of the partition's constants.
 
     Attributes:
         supported: The operators, with what they must satisfy. An operator that is listed and has
@@ -118,6 +120,7 @@ class DeclarativeBackend(BackendDetails):
             compile_specs=compile_specs,
             min_nodes=cls.min_nodes,
             owns_state=cls.owns_state,
+            computes_ahead=True,
         )
 
     @classmethod
@@ -144,7 +147,9 @@ class DeclarativeBackend(BackendDetails):
         backend.begin_partition(part)
         for node in edge_program.graph.nodes:
             visitor = visitors.get(operator_name(node))
-            if node.op != "call_function" or (visitor is None and is_getitem(node)):
+            if node.op != "call_function" or node in part.ahead:
+                continue
+            if visitor is None and is_getitem(node):
                 continue
             if visitor is None:
                 raise _unsupported(backend_name(cls), node, visitors)

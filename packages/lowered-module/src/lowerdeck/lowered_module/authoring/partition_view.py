@@ -14,7 +14,9 @@ from torch.fx import Node
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.known import computed
 from lowerdeck.lowered_module.program.signature import MUTATIONS
+from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
 from lowerdeck.torch_base import bytes_of, describe_node
 
@@ -30,7 +32,9 @@ class PartitionView:
         program: The partition as a program.
         compile_specs: What the partitioner wanted the backend to know, by key.
         inputs: The placeholders of what the delegate is called with, in order.
-        constants: The tensor of each placeholder that the partition owns and reads or changes.
+        constants: The tensor of each placeholder that the partition owns and reads or changes, and
+            of each call that is computed ahead of time and read.
+        ahead: Those calls, and what they alone read; no visitor is called for them.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each owned placeholder that changes, the node of its new value.
         instructions: What visitors emitted.
@@ -63,15 +67,23 @@ class PartitionView:
         self.outputs: list[Node] = []
         mutations: dict[Node, Node] = {}
         returned = program.graph.output_node().args[0]
-        for value, found in zip(returned, signature.output_specs, strict=True):
-            if found.kind in MUTATIONS:
-                mutations[owned[found.target]] = value
+        for value, output in zip(returned, signature.output_specs, strict=True):
+            if output.kind in MUTATIONS:
+                mutations[owned[output.target]] = value
             else:
                 self.outputs.append(value)
         self.mutations: Mapping[Node, Node] = mutations
-        for node in [n for n in self.constants if not n.users and n not in mutations]:
+        self.ahead: dict[Node, None] = {
+            node: None for node in program.graph.nodes if AHEAD in node.meta
+        }
+        found = {node.name: tensor for node, tensor in self.constants.items()}
+        self.constants.update(computed(self.ahead, found))
+        for node in [n for n in self.constants if n not in mutations and self._is_unread(n)]:
             # What nobody in the program reads was given to some partition all the same.
             del self.constants[node]
+
+    def _is_unread(self, node: Node) -> bool:
+        return all(user in self.ahead for user in node.users)
 
     def index(self, value: Node) -> int:
         """Return the number of a node's value: 0, 1, ... in the order of asking.

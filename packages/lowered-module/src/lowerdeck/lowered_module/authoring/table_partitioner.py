@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser import Reason, propose_partitions
+from lowerdeck.graph_fuser import Proposal, Reason, propose_partitions
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
@@ -18,7 +18,9 @@ from lowerdeck.lowered_module.authoring.rejects import WhyNoPartitionReporter
 from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_of, overload_of
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.program.constants import constant_names
+from lowerdeck.lowered_module.program.known import ASSERTION, known_nodes, read_by_one
+from lowerdeck.lowered_module.program.tags import AHEAD, DELEGATION_TAG
 from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, is_getitem, writes_in_place
 
 
@@ -26,6 +28,10 @@ class TablePartitioner(Partitioner):
     """Delegates what a table supports, in as few partitions as can be, nested graphs included.
 
     Where a table cannot say what the backend takes, derive from it and override ``objection``.
+
+    What a table would leave, but no input of the program changes (masks, positions), can be
+    computed ahead of time where one partition reads it: a ``DeclarativeBackend`` finds it among
+    the constants.
 
     A visitor may take a write in place for its functional form, ``relu_`` for ``relu``: writes
     that show through another name are left, and ``to_backend`` then asks for them in that form.
@@ -36,12 +42,16 @@ class TablePartitioner(Partitioner):
         compile_specs: What the backend is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change.
+        computes_ahead: Whether partitions take what no input changes; for backends that compile
+            what a ``PartitionView`` shows them.
 
     Raises:
         PartitionError: The table holds something else than ``SupportedOp``.
 
     Attributes:
         report: Why nodes of the last program were left to it.
+        known: Names of the placeholders of the program that no run changes, and of the calls that
+            are computed ahead of time, for ``objection``.
     """
 
     def __init__(
@@ -52,6 +62,7 @@ class TablePartitioner(Partitioner):
         compile_specs: Sequence[CompileSpec] = (),
         min_nodes: int = 1,
         owns_state: bool = True,
+        computes_ahead: bool = False,
     ) -> None:
         super().__init__()
         for entry in table:
@@ -64,7 +75,9 @@ class TablePartitioner(Partitioner):
         self.compile_specs = compile_specs
         self.min_nodes = min_nodes
         self.owns_state = owns_state
+        self.computes_ahead = computes_ahead
         self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
+        self.known: Collection[str] = frozenset()
         self._shown: Mapping[Node, str] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -75,20 +88,28 @@ class TablePartitioner(Partitioner):
         """
         self.report = WhyNoPartitionReporter()
         tags: dict[str, DelegationSpec] = {}
+        constants = constant_names(exported_program)
         for gm in graphs_of(exported_program.graph_module):
             self._shown = dict(_writes_shown_elsewhere(gm))
-            proposal = propose_partitions(gm, self._takes, min_nodes=self.min_nodes)
+            # Graphs within others are given all that they read.
+            own = constants if gm is exported_program.graph_module else {}
+            proposal, ahead = self._proposal(gm, own)
+            for node in gm.graph.nodes:
+                node.meta.pop(AHEAD, None)
             for nodes in proposal.partitions:
+                visited = [node for node in nodes if node not in ahead]
+                if len(visited) < max(self.min_nodes, 1):
+                    self._leave(visited)
+                    continue
                 tag = f"{self.backend_id} {len(tags)}"
                 tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
-                for node in nodes:
+                for node in visited:
                     node.meta[DELEGATION_TAG] = tag
-            for node, why in proposal.left_out.items():
-                # What reads one of several values follows its producer, whose reason is enough.
-                if why.reason is Reason.TOO_SMALL and not is_getitem(node):
-                    self.report.report_reject(
-                        node, f"its partition would have fewer than {self.min_nodes} nodes"
-                    )
+                for node in _with_assertions(one for one in nodes if one in ahead):
+                    node.meta |= {DELEGATION_TAG: tag, AHEAD: True}
+            self._leave(
+                node for node, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL
+            )
         tag_constant_data(exported_program)
         if self.owns_state:
             tag_mutated_buffer(exported_program)
@@ -117,13 +138,70 @@ class TablePartitioner(Partitioner):
         """
         return objection_of(self.table, node)
 
-    def _takes(self, node: Node) -> bool:
-        if node.op != "call_function":
-            return False
-        reason = self._shown.get(node) or self.objection(node)
-        if reason is not None:
-            self.report.report_reject(node, reason)
-        return reason is None
+    def _proposal(
+        self, gm: GraphModule, constants: Collection[str]
+    ) -> tuple[Proposal, Collection[Node]]:
+        """Return the partitions of a graph, and which of its calls are computed ahead of time."""
+        calls = [
+            node
+            for node in gm.graph.nodes
+            if self.computes_ahead and (isinstance(node.target, OpOverload) or is_getitem(node))
+        ]
+        while True:
+            ahead = self._ahead(calls, constants)
+            self.known = {*constants, *(node.name for node in ahead)}
+            taken: dict[Node, str | None] = dict.fromkeys(_with_assertions(ahead), "")
+            taken.update(dict.fromkeys(ahead))
+            reasons = {
+                node: taken[node] if node in taken else self._reason(node)
+                for node in gm.graph.nodes
+            }
+            proposal = propose_partitions(
+                gm,
+                lambda node, found=reasons: found[node] is None,  # type: ignore[misc]
+                min_nodes=self.min_nodes,
+            )
+            # What others read, too, is computed where all can read it: everything is asked again.
+            kept = read_by_one(list(ahead), proposal.partitions)
+            if len(kept) == len(ahead):
+                break
+            lost = {*ahead} - {*kept}
+            calls = [node for node in calls if node not in lost]
+        for node, reason in reasons.items():
+            if reason:
+                self.report.report_reject(node, reason)
+        return proposal, ahead
+
+    def _ahead(self, calls: Sequence[Node], constants: Collection[str]) -> dict[Node, None]:
+        """Return what is left otherwise and no input changes, and what that is computed of."""
+        self.known = constants
+        known = known_nodes(calls, constants, in_memory=True)
+        needed: set[Node] = set()
+        for node in reversed(known):
+            if node in needed or self._reason(node):
+                needed.update((node, *node.all_input_nodes))
+        return {node: None for node in known if node in needed}
+
+    def _reason(self, node: Node) -> str | None:
+        """Return why a node is left, "" where that needs no report."""
+        if node.op != "call_function" or is_getitem(node):
+            return ""
+        return self._shown.get(node) or self.objection(node)
+
+    def _leave(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            # What reads one of several values follows its producer, whose reason is enough.
+            if not is_getitem(node):
+                self.report.report_reject(
+                    node, f"its partition would have fewer than {self.min_nodes} nodes"
+                )
+
+
+def _with_assertions(ahead: Iterable[Node]) -> Iterator[Node]:
+    """Yield calls that are computed ahead of time, and what asserts what export saw of them."""
+    for node in ahead:
+        yield node
+        yield from (user for user in node.users if user.target is ASSERTION)
 
 
 def _writes_shown_elsewhere(gm: GraphModule) -> Iterator[tuple[Node, str]]:

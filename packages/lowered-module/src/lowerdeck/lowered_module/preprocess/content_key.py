@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.authoring.rejects import operator_name
+from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.torch_base import attribute_of, bytes_of, pytree
 
 FORMAT = b"lowerdeck result 2"
@@ -57,6 +58,8 @@ def _graph(digest: Any, graph_module: GraphModule) -> bool:
         target = operator_name(node) if node.op == "call_function" else str(node.target)
         _say(digest, node.op, node.name, target, str(node.args), str(node.kwargs))
         _say(digest, str(node.meta.get("debug_handle")))
+        if AHEAD in node.meta:
+            _say(digest, AHEAD)
         if node.meta.get("custom"):  # such as which file a weight is to go to
             _say(digest, str(node.meta["custom"]))
         for leaf in pytree.tree_leaves(node.meta.get("val")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,12 +19,14 @@ from lowerdeck.lowered_module.authoring.backend import PreprocessResult, with_pl
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.preprocess.weights import SentWeight, put_back, taken_out
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.torch_base import graphs_of, is_getitem, reserve_name
 
 # torch.export.save and load keep what they are doing in globals.
 _one_at_a_time = threading.Lock()
 
 _RESULT = "_operator.getitem"
+_KEPT = (AHEAD, HANDLE, "custom")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,7 @@ class _SentNode:
     target: str
     name: str
     argument: str
-    handle: int | None
-    custom: Any
+    meta: Mapping[str, Any]
     args: Any
     kwargs: Any
 
@@ -129,8 +130,7 @@ def _nodes_of(graph_module: GraphModule) -> tuple[_SentNode, ...]:
             _target_name(node),
             node.name,
             str(node.target) if node.op == "placeholder" else "",
-            node.meta.get(HANDLE),
-            node.meta.get("custom"),
+            {key: node.meta[key] for key in _KEPT if node.meta.get(key) is not None},
             *map_aggregate((node.args, node.kwargs), named),  # type: ignore[arg-type]
         )
         for node in graph_module.graph.nodes
@@ -165,10 +165,7 @@ def _make_as_sent(graph_module: GraphModule, sent: Sequence[_SentNode]) -> None:
         node.args, node.kwargs = map_aggregate((was.args, was.kwargs), arrived)  # type: ignore[arg-type]
         if was.argument:
             node.target = was.argument  # loading takes the node's name for it
-        if was.handle is not None:
-            node.meta[HANDLE] = was.handle
-        if was.custom is not None:
-            node.meta["custom"] = was.custom
+        node.meta.update(was.meta)
     kept = set(found)
     for node in reversed(graph.nodes):
         if node not in kept:

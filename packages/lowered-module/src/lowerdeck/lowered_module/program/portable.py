@@ -11,11 +11,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
+from lowerdeck.lowered_module.program.tags import AHEAD, REJECT, REMARKS
 from lowerdeck.torch_base import OpOverload, executorch_call_delegate, reserve_name
 
 _GRAPH = "_graph_module"
-_KEPT = (HANDLE, REJECT, REMARKS)
+_KEPT = (AHEAD, HANDLE, REJECT, REMARKS)
 
 
 @dataclass(frozen=True, slots=True)

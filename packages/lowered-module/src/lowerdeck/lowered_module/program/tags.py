@@ -14,5 +14,8 @@ USED_ELSEWHERE = "lowerdeck_used_elsewhere"
 REJECT = "lowerdeck.reject"
 """Under it a partitioner leaves the reason for leaving a node alone."""
 
+AHEAD = "lowerdeck.ahead"
+"""Of a call that no input changes: its backend is given what it computes as a constant."""
+
 REMARKS = "lowerdeck.remarks"
 """Under it stands what a partitioner says of a node it took: reasons by heading."""

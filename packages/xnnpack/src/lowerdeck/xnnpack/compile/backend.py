@@ -18,7 +18,9 @@ from lowerdeck.lowered_module import (
     CompileSpec,
     DelegateMappingBuilder,
     PreprocessResult,
+    compute_known,
     constant_tensors,
+    known_nodes,
 )
 from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
@@ -36,11 +38,9 @@ from lowerdeck.xnnpack.emit import (
     tidy,
 )
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.operators.contract import FloatNeededError
-from lowerdeck.xnnpack.operators.known import ASSERTION, SIZES_ONLY, known_nodes
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, FloatNeededError
 from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,
-    INNER_TENSOR,
     QUANTIZATION,
     name_of,
     static_encoding,
@@ -55,8 +55,10 @@ from lowerdeck.xnnpack.payload.schema import NodeKind
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
-_VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}
-_FUNCTIONS = {_ATEN.cos.default: NodeKind.COS, _ATEN.sin.default: NodeKind.SIN}
+_FUNCTIONS: dict[object, NodeKind] = {
+    _ATEN.cos.default: NodeKind.COS,
+    _ATEN.sin.default: NodeKind.SIN,
+}
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
 _LOG = logging.getLogger("lowerdeck.xnnpack")
@@ -116,7 +118,7 @@ def _with_whole_calls(program: ExportedProgram) -> Recognised:
     """Return the partition's graph with those operators in one piece that the partitioner saw."""
     constants = constant_tensors(program)
     ahead = {*constants, *(node.name for node in known_nodes(program.graph.nodes, constants))}
-    return recognised(program.graph_module, lambda node: refusal(node, ahead) is None)
+    return recognised(program.graph_module, constants, lambda node: refusal(node, ahead) is None)
 
 
 def emit_partition(
@@ -256,11 +258,6 @@ def _fold(emission: Emission, node: fx.Node) -> None:
     """Compute ahead of time what depends on constants alone."""
 
     def data(one: fx.Node) -> Any:
-        if one.op == "get_attr":
-            return getattr(node.graph.owning_module, str(one.target))
-        if node.target in SIZES_ONLY and not emission.of(one).is_constant:
-            value = one.meta["val"]
-            return torch.zeros((), dtype=value.dtype).expand(value.shape)
         stored = emission.of(one).data
         # What only moves numbers needs no copy of them in float32.
         if moves and isinstance(stored, torch.Tensor):
@@ -279,16 +276,11 @@ def _fold(emission: Emission, node: fx.Node) -> None:
     if quantized is not None:
         emission.define(node, _integers(quantized))
         return
-    args: Any
-    args, kwargs = fx.map_arg((node.args, node.kwargs), data)
-    # What was folded before may lie in memory otherwise than in the program, where a view fits.
-    target: Any = _ATEN.reshape.default if node.target in _VIEWS else node.target
-    with torch.no_grad():
-        function = _FUNCTIONS.get(target)
-        if function is None:
-            result = target(*args, **kwargs)
-        else:
-            result = note_function(emission, function, *args)
+    function = _FUNCTIONS.get(node.target)
+    if function is None:
+        result = compute_known(node, data)
+    else:
+        result = note_function(emission, function, data(node.all_input_nodes[0]))
     if isinstance(result, torch.Tensor):
         emission.define(node, Tracked(tuple(result.shape), result))
         return

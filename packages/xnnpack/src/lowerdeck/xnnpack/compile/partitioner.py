@@ -15,6 +15,8 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     constant_names,
+    known_nodes,
+    read_by_one,
     tag_constant_data,
 )
 from lowerdeck.torch_base import OpOverload, schema_of
@@ -23,10 +25,10 @@ from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen
 from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.errors import XnnpackError
-from lowerdeck.xnnpack.operators.known import ASSERTION, known_nodes
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR
 from lowerdeck.xnnpack.operators.quantization import (
-    INNER_TENSOR,
     QUANTIZATION,
+    chosen_by,
     is_dynamic,
     is_weight,
     name_of,
@@ -88,9 +90,9 @@ class XnnpackPartitioner(Partitioner):
             known = known_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, weights = _proposed(exported_program, nodes, constants, known)
+            reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            within = _within_one(known, partitions)
+            within = read_by_one(known, partitions)
             if len(within) == len(known):
                 break
             kept = {node.name for node in within}
@@ -158,7 +160,7 @@ def _with_whole_calls(
     def accepts(node: Node) -> bool:
         return refusal(node, ahead) is None and fatal_size(node, ranges) is None
 
-    return recognised(program.graph_module, accepts)
+    return recognised(program.graph_module, constants, accepts)
 
 
 def _tag_pieces(whole: Recognised) -> None:
@@ -174,11 +176,12 @@ def _tag_pieces(whole: Recognised) -> None:
 
 def _proposed(
     program: ExportedProgram,
-    nodes: Sequence[Node],
+    whole: Recognised,
     constants: Collection[str],
     known: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], IntegerWeights]:
     """Return why nodes are left out, the partitions of the others, and their weights."""
+    nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in known)}
     ranges, kept = program.range_constraints, set(known)
     reasons: Reasons = {
@@ -189,7 +192,7 @@ def _proposed(
         [node for node, reason in reasons.items() if reason is None], constants
     )
     reasons.update(weights.left)
-    _leave_unread(reasons, constants)
+    _leave_unread(reasons, constants, whole)
     taken = [node for node, reason in reasons.items() if not reason]
     graph = nodes[0].graph if nodes else program.graph
     proposal = propose_partitions(
@@ -200,24 +203,6 @@ def _proposed(
         groups=list(_inseparable(taken, constants)),
     )
     return reasons, proposal.partitions, weights
-
-
-def _within_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:
-    """Return what is known and read by no more than one partition, nor by anybody else."""
-    part_of = {node: number for number, part in enumerate(partitions) for node in part}
-    ahead = set(known)
-    readers: dict[Node, int] = {}
-    kept = []
-    for node in reversed(known):
-        found = {
-            readers.get(user, -1) if user in ahead else part_of.get(user, -1)
-            for user in node.users
-            if user.target is not ASSERTION
-        }
-        readers[node] = found.pop() if len(found) == 1 else -1
-        if readers[node] != -1:
-            kept.append(node)
-    return kept[::-1]
 
 
 def _take_known(known: Sequence[Node]) -> None:
@@ -262,7 +247,7 @@ def _serves(node: Node, constants: Collection[str]) -> bool:
     return is_item and isinstance(source, Node) and is_dynamic(source)
 
 
-def _leave_unread(reasons: Reasons, constants: Collection[str]) -> None:
+def _leave_unread(reasons: Reasons, constants: Collection[str], whole: Recognised) -> None:
     """Leave what prepares weights and inputs for a layer that is left, and the other way round."""
     changed = True
     while changed:
@@ -271,6 +256,7 @@ def _leave_unread(reasons: Reasons, constants: Collection[str]) -> None:
             if reasons[node] is not None:
                 continue
             left = _left_reader(node, reasons) if _serves(node, constants) else None
+            part = _left_part(node, reasons, whole)
             weight = _left_weight(node, reasons, constants)
             rounding = _left_rounding(node, reasons)
             if left is not None:
@@ -279,11 +265,14 @@ def _leave_unread(reasons: Reasons, constants: Collection[str]) -> None:
                 reasons[node] = f"its weight {weight.name} is left to other kernels"
             elif rounding is not None:
                 reasons[node] = f"{rounding.name}, which rounds it, is left to other kernels"
+            elif part is not None:
+                reasons[node] = reasons[part]
             changed = changed or reasons[node] is not None
 
 
 def _left_reader(node: Node, reasons: Reasons) -> Node | None:
-    return next((one for one in node.users if reasons.get(one, "not taken") is not None), None)
+    readers = (one for one in node.users if one.target is not ASSERTION)
+    return next((one for one in readers if reasons.get(one, "not taken") is not None), None)
 
 
 def _left_weight(node: Node, reasons: Reasons, constants: Collection[str]) -> Node | None:
@@ -296,9 +285,17 @@ def _left_weight(node: Node, reasons: Reasons, constants: Collection[str]) -> No
 
 def _left_rounding(node: Node, reasons: Reasons) -> Node | None:
     """Return what quantises at run time what a node dequantises, if that is left."""
-    source = node.args[0] if node.args and is_dynamic(node) else None
-    if isinstance(source, Node) and is_dynamic(source) and reasons.get(source) is not None:
-        return source
+    for source in node.all_input_nodes if is_dynamic(node) else ():
+        if reasons.get(source) is not None and is_dynamic(chosen_by(source)):
+            return source
+    return None
+
+
+def _left_part(node: Node, reasons: Reasons, whole: Recognised) -> Node | None:
+    """Return what was made for a recognised layer alone, if it is left after all."""
+    for source in node.all_input_nodes:
+        if source in whole.sources and not whole.sources[source] and reasons[source] is not None:
+            return source
     return None
 
 
@@ -316,7 +313,8 @@ def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[
                 _join(groups, source, node)
         elif _serves(node, constants):
             for user in node.users:
-                _join(groups, node, user)
+                if user.target is not ASSERTION:
+                    _join(groups, node, user)
     return {id(group): group for group in groups.values()}.values()
 
 

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
+import torch
+
 from lowerdeck.xnnpack.emit import Call, Emission
 from lowerdeck.xnnpack.payload.encoding import Encoding
+
+ASSERTION = torch.ops.aten._assert_tensor_metadata.default
+"""What the export saw of a tensor's dtype and device."""
+INNER_TENSOR = "export.access_subclass_inner_tensor.default"
+"""What reads a tensor of those that a subclass of tensors, torchao's for one, is made of."""
 
 
 @dataclass(frozen=True, slots=True)

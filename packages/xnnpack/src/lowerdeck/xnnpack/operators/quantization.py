@@ -11,7 +11,7 @@ from torch.fx import Node
 from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
-from lowerdeck.xnnpack.operators.contract import Operator
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 
@@ -19,7 +19,6 @@ from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 _PT2E = "quantized_decomposed."
 QUANTIZE = f"{_PT2E}quantize_per_tensor.default"
 DEQUANTIZE = f"{_PT2E}dequantize_per_tensor.default"
-INNER_TENSOR = "export.access_subclass_inner_tensor.default"
 _CHOOSE = (
     f"{_PT2E}choose_qparams.tensor",
     f"{_PT2E}choose_qparams_per_token_asymmetric.default",
@@ -152,17 +151,20 @@ def _nothing(emission: Emission, call: Call) -> None:
 def _choose_refusal(call: Call) -> str | None:
     args = call.args
     kind = str(args.get("mapping_type", "ASYMMETRIC"))
-    if not kind.endswith("ASYMMETRIC"):
+    # The runtime's own scales, asymmetric and one for each row, are never coarser than these.
+    if kind not in ("ASYMMETRIC", "SYMMETRIC"):
         return f"its scales are chosen by the rule {kind}; the runtime's are asymmetric"
     block = args.get("block_size")
     shape = call.shape("input")
-    if block is not None and (any(one != 1 for one in block[:-1]) or block[-1] != shape[-1]):
+    if block is not None and str(block[-1]) != str(shape[-1]):
         return f"its blocks are {list(block)}; the runtime finds one scale for each row"
     low, high = args.get("quant_min"), args.get("quant_max")
-    if (low, high) not in ((-128, 127), (None, None)):
+    # Seven bits are asked for where a processor's sums might overflow, not for their own sake.
+    if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
         return f"its integers are {low} to {high}, not -128 to 127"
     for read in call.node.users:
-        if any(name_of(user) not in (*_ROUND, *_UNROUND) for user in read.users):
+        others = (user for user in read.users if user.target is not ASSERTION)
+        if any(name_of(user) not in (*_ROUND, *_UNROUND) for user in others):
             return "its scales are used for more than rounding"
     return _unrounded(call)
 

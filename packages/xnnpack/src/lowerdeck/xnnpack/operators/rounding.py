@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import shape_of
+from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 CONVOLUTIONS = (
@@ -58,7 +59,7 @@ def unrounded_reader(
     while waiting:
         source = waiting.pop()
         for reader in source.users:
-            if reader in seen:
+            if reader in seen or reader.target is ASSERTION:
                 continue
             if _passes_on(reader, source, chain):
                 seen.add(reader)

@@ -58,6 +58,9 @@ _LEFT = dict.fromkeys(
     ],
     "XNNPACK cannot choose, and products with truths are NaN where what is left is infinite",
 )
+_LEFT[_aten._int_mm.default] = (
+    "XNNPACK multiplies integers in layers alone that round whole rows and have constant weights"
+)
 """Operators that are left on purpose, and why."""
 SUPPORTED = tuple(sorted([*(str(op) for op in OPERATORS), *QUANTIZATION]))
 """Their names, for those who list backends."""

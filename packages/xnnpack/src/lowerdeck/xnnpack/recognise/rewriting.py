@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.xnnpack.recognise.integer_layers import PRODUCTS, integer_layers
 from lowerdeck.xnnpack.recognise.matching import Match, matches
 from lowerdeck.xnnpack.recognise.pieces import Arguments, Whole
 from lowerdeck.xnnpack.recognise.stages import STAGES
@@ -31,7 +32,8 @@ class Recognised:
 
     Attributes:
         graph: The program's own graph where nothing was recognised, else a copy.
-        sources: For each node of a copy: the program's nodes that it stands for, in order.
+        sources: For each node of a copy: the program's nodes that it stands for, in order; none
+            for what only prepares what such a node reads.
     """
 
     graph: Graph
@@ -42,11 +44,12 @@ class Recognised:
         return self.sources.get(node, (node,))
 
 
-def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
+def recognised(module: GraphModule, constants: Collection[str], accepts: Accepts) -> Recognised:
     """Return a program's graph with whole operators in place of their pieces.
 
     Args:
         module: The program, which is not changed.
+        constants: Names of the placeholders that no run changes.
         accepts: Whether a whole call is better than its pieces: whether XNNPACK takes it.
 
     Returns:
@@ -56,6 +59,7 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
     if not any(_ends_something(node) for node in module.graph.nodes):
         return Recognised(module.graph, {})
     graph, sources = _copied(module)
+    _recognise_integers(graph, constants, sources, accepts)
     for stage in _BY_LAST:
         _recognise(graph, stage, sources, accepts)
     return Recognised(graph, sources)
@@ -63,10 +67,13 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
 
 def _ends_something(node: Node) -> bool:
     """Return whether a program's node is the last of some operator's pieces."""
-    return node.op == "call_function" and any(
-        _found(whole, node) is not None
-        for stage in _BY_LAST
-        for whole in stage.get(node.target, ())
+    return node.op == "call_function" and (
+        node.target in PRODUCTS
+        or any(
+            _found(whole, node) is not None
+            for stage in _BY_LAST
+            for whole in stage.get(node.target, ())
+        )
     )
 
 
@@ -78,6 +85,35 @@ def _copied(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
         # The namespace of a new graph avoids names that export gives, such as "input".
         copies[node].name = node.name
     return graph, {copy: (node,) for node, copy in copies.items()}
+
+
+def _recognise_integers(
+    graph: Graph,
+    constants: Collection[str],
+    sources: dict[Node, tuple[Node, ...]],
+    accepts: Accepts,
+) -> None:
+    """Replace the pieces of layers of 8-bit integers."""
+    layers = integer_layers(graph, constants)
+    survey = _Survey(graph) if layers else None
+    for layer in layers:
+        assert survey is not None
+        pieces = sorted(layer.pieces, key=survey.place.__getitem__)
+        read = (layer.rows, layer.weight, layer.scale, layer.bias, *layer.rows.args)
+        if not survey.are_as_one(pieces, read):
+            continue
+        made = layer.insert(graph)
+        if not all(map(accepts, made)):
+            for one in reversed(made):
+                graph.erase_node(one)
+            continue
+        layer.last.replace_all_uses_with(made[-1])
+        survey.replace(pieces, made[-1])
+        for piece in reversed(pieces):
+            graph.erase_node(piece)
+        made[-1].name = layer.last.name
+        sources.update(dict.fromkeys(made, ()))
+        sources[made[-1]] = tuple(one for piece in pieces for one in sources.pop(piece))
 
 
 def _recognise(
@@ -145,11 +181,14 @@ class _Survey:
     def __init__(self, graph: Graph) -> None:
         self.place: dict[Node, int] = {}
         self._writes: list[int] = []
+        self._writers: set[Node] = set()
         self._early: set[Node] = set()
         count = 0
         for number, node in enumerate(graph.nodes):
             self.place[node] = number
-            count += _may_write(node)
+            if _may_write(node):
+                count += 1
+                self._writers.add(node)
             self._writes.append(count)
             sources = node.all_input_nodes
             if not isinstance(node.meta.get("val"), torch.Tensor) and all(
@@ -157,13 +196,15 @@ class _Survey:
             ):
                 self._early.add(node)
 
-    def are_as_one(self, pieces: Sequence[Node], arguments: Arguments) -> bool:
+    def are_as_one(self, pieces: Sequence[Node], arguments: Sequence[object]) -> bool:
         """Return whether pieces may be computed where the last of them is, of some arguments.
 
-        They are, if nothing is overwritten between them, and if they read nothing else but sizes
-        of inputs: those of what the same delegate computes would have to be known before it.
+        They are, if nothing is overwritten between them but by themselves, and if they read
+        nothing else but sizes of inputs: those of what the same delegate computes would have to
+        be known before it.
         """
         first, last = (self._writes[self.place[one]] for one in (pieces[0], pieces[-1]))
+        first += sum(one in self._writers for one in pieces[1:])
         known = {*pieces, *(one for one in arguments if isinstance(one, Node))}
         return first == last and all(
             one in known or one in self._early for node in pieces for one in node.all_input_nodes

@@ -1,0 +1,221 @@
+"""What a program computes of its constants alone: masks, positions, tables of sines."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from lowerdeck.torch_base import OpOverload, returns_alias, returns_view, schema_of
+
+_MOST_BYTES = 4 << 20
+"""How large a result may be that takes more bytes than what it is computed of."""
+_ALL_BYTES = 8 * _MOST_BYTES
+"""How large results may be together that are held in memory."""
+_aten = torch.ops.aten
+_MODES = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
+"""Calls of a graph under a mode of torch, which changes nothing that is computed ahead of time."""
+ASSERTION = _aten._assert_tensor_metadata.default
+"""What the export saw of a tensor's dtype and device."""
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
+_MAY_COPY = frozenset({_aten.reshape.default, _aten.flatten.using_ints, _aten.contiguous.default})
+"""What returns a view where it can, and else a copy."""
+_INNER_TENSOR = "export.access_subclass_inner_tensor.default"
+"""What reads a tensor of those that a subclass of tensors, torchao's for one, is made of."""
+_SIZES_ONLY = frozenset(
+    {
+        *(_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default),
+        *(_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default),
+    }
+)
+"""Operators that read no element of their first argument."""
+
+
+def known_nodes(
+    nodes: Iterable[Node], constants: Collection[str], *, in_memory: bool = False
+) -> list[Node]:
+    """Return the calls whose results no input of the program changes.
+
+    A backend may compute them ahead of time. Constants of a program are those that no run
+    changes, so neither do these; what draws random numbers or writes in place is none of them,
+    nor what would make the file much larger.
+
+    Args:
+        nodes: Nodes of a graph, each after those that it reads.
+        constants: Names of the placeholders that no run changes.
+        in_memory: Whether all results are to be held in memory: then none may be large for being
+            computed of something large, such as weights, nor may all of them together.
+
+    Returns:
+        The nodes, in order.
+    """
+    found: dict[Node, None] = {}
+    left = _ALL_BYTES
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        skipped = node.args[0] if node.target in _SIZES_ONLY else None
+        # Asked first: nearly every call reads what an input changes.
+        if (
+            all(
+                one is skipped
+                or one in found
+                or one.op == "get_attr"
+                or (one.op == "placeholder" and one.name in constants)
+                for one in node.all_input_nodes
+            )
+            and _is_computable(node)
+            and _is_small(node, in_memory=in_memory)
+        ):
+            size = _bytes_made(node) if in_memory else 0
+            if size <= left:
+                left -= size
+                found[node] = None
+    return list(found)
+
+
+def read_by_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:
+    """Return what is known and read by one partition alone, nor by anybody else.
+
+    What asserts of a tensor what was seen when the program was exported does not count.
+
+    Args:
+        known: Calls whose results no input changes, in order.
+        partitions: The nodes of each partition, ``known`` or not.
+    """
+    part_of = {node: number for number, part in enumerate(partitions) for node in part}
+    ahead = set(known)
+    readers: dict[Node, int] = {}
+    kept = []
+    for node in reversed(known):
+        found = {
+            readers.get(user, -1) if user in ahead else part_of.get(user, -1)
+            for user in node.users
+            if user.target is not ASSERTION
+        }
+        readers[node] = found.pop() if len(found) == 1 else -1
+        if readers[node] != -1:
+            kept.append(node)
+    return kept[::-1]
+
+
+def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
+    """Return what a call of ``known_nodes`` computes.
+
+    Args:
+        node: The call.
+        read: Returns the value of a constant, or of a call that was computed before.
+    """
+
+    def value(one: Node) -> Any:
+        if one.op == "get_attr":
+            return getattr(node.graph.owning_module, str(one.target))
+        if node.target in _SIZES_ONLY:
+            seen = one.meta["val"]
+            return torch.zeros((), dtype=seen.dtype).expand(seen.shape)
+        return read(one)
+
+    args: Any
+    args, kwargs = map_arg((node.args, node.kwargs), value)
+    # What was computed before may lie in memory otherwise than in the program, where a view fits.
+    target: Any = _aten.reshape.default if node.target in _VIEWS else node.target
+    if isinstance(target, OpOverload) and schema_of(target).is_mutable:
+        # What is written may be a view of a weight here.
+        args = (args[0].clone(), *args[1:])
+    with torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def computed(
+    known: Iterable[Node], constants: Mapping[str, torch.Tensor]
+) -> dict[Node, torch.Tensor]:
+    """Return what calls compute of constants, of those that others than such calls read.
+
+    Args:
+        known: The calls, each after those of them that it reads.
+        constants: The tensors of placeholders, by name.
+    """
+    values: dict[Node, Any] = {}
+    for node in known:
+        values[node] = compute_known(
+            node, lambda one: values[one] if one in values else constants[one.name]
+        )
+    return {
+        node: value
+        for node, value in values.items()
+        if isinstance(value, torch.Tensor) and any(user not in values for user in node.users)
+    }
+
+
+def _is_computable(node: Node) -> bool:
+    target = node.target
+    if target is operator.getitem or str(target) == _INNER_TENSOR:
+        return True
+    if getattr(target, "__name__", "") in _MODES:
+        inner = _inner_calls(node)
+        return all(one.target is ASSERTION or _is_computable(one) for one in inner)
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or not _tensors(node):
+        return False
+    drawn = torch.Tag.nondeterministic_seeded in target.tags
+    return not drawn and not _writes_into_others(node, target)
+
+
+def _inner_calls(node: Node) -> list[Node]:
+    """Return the calls of the graph that a node calls."""
+    (name,) = (str(one.target) for one in node.all_input_nodes if one.op == "get_attr")
+    inner = getattr(node.graph.owning_module, name)
+    return [one for one in inner.graph.nodes if one.op == "call_function"]
+
+
+def _tensors(node: Node) -> Sequence[torch.Tensor]:
+    """Return the example results of a node; none if one is no tensor, or of symbolic sizes."""
+    value = node.meta.get("val")
+    results = value if isinstance(value, (tuple, list)) else (value,)
+    return (
+        [
+            one
+            for one in results
+            if isinstance(one, torch.Tensor) and all(isinstance(size, int) for size in one.shape)
+        ]
+        if all(isinstance(one, torch.Tensor) for one in results)
+        else []
+    )
+
+
+def _writes_into_others(node: Node, target: OpOverload) -> bool:
+    """Return whether a node overwrites what more than itself can see."""
+    if not schema_of(target).is_mutable:
+        return False
+    source = node.args[0] if node.args else None
+    return (
+        not isinstance(source, Node)
+        or not isinstance(source.target, OpOverload)
+        or len(source.users) > 1
+        or returns_alias(source.target)
+    )
+
+
+def _is_small(node: Node, *, in_memory: bool) -> bool:
+    if in_memory:
+        return _bytes_made(node) <= _MOST_BYTES
+    bytes_read = sum(_bytes(one) for one in node.all_input_nodes)
+    return _bytes(node) <= max(_MOST_BYTES, bytes_read)
+
+
+def _bytes_made(node: Node) -> int:
+    """Return how much memory a call takes: none where it gives a view of something."""
+    target = node.target
+    if target is operator.getitem or str(target) == _INNER_TENSOR:
+        return 0
+    dtypes = {one.dtype for each in (node, *node.all_input_nodes) for one in _tensors(each)}
+    is_view = returns_view(target) and target not in _MAY_COPY and len(dtypes) == 1
+    return 0 if is_view else _bytes(node)
+
+
+def _bytes(node: Node) -> int:
+    return sum(math.prod(one.shape) * one.element_size() for one in _tensors(node))
