@@ -143,6 +143,26 @@ def test_layers_on_one_input_share_one_conversion() -> None:
     assert operators(graph).count(XnnOperator.CONVERT) == 1
 
 
+@pytest.mark.filterwarnings("ignore")  # torchao raises dozens against itself
+@pytest.mark.parametrize("rule", ["SYMMETRIC", "ASYMMETRIC"])
+def test_torchaos_layers_of_bytes_are_layers(rule: str) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 20), nn.ReLU(), nn.Linear(20, 5, bias=False)).eval()
+    config = torchao.Int8DynamicActivationInt8WeightConfig(
+        act_mapping_type=torchao.MappingType[rule], set_inductor_config=False
+    )
+    torchao.quantize_(model, config)
+    inputs = (torch.randn(2, 3, 33),)
+    (delegate,) = delegates(lower(model, inputs, XnnpackPartitioner()))
+    graph = decode_payload(delegate.processed_bytes)
+    assert operators(graph).count(XnnOperator.FULLY_CONNECTED) == 2
+    (found,) = run(delegate, inputs)
+    # The runtime's own rule is the asymmetric one; the other's steps are up to twice as wide.
+    most = 0.02 if rule == "SYMMETRIC" else 1e-5
+    assert (found - model(*inputs)).abs().max() <= most
+
+
 def test_a_conversion_far_beyond_the_runtimes_ratio_goes_by_way_of_floats() -> None:
     fine, coarse = Step(0.001), Step(0.2)
     graph = graph_of(Function(lambda x: fine(coarse(x))), torch.randn(3))
