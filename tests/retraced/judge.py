@@ -27,7 +27,9 @@ from lowerdeck.torch_base import explicit
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
 from program_likeness import differences
 
-WELL = frozenset({"same", "lost by torch", "said", "laid", "beyond torch", "torch", "no export"})
+WELL = frozenset(
+    {"same", "lost by torch", "said", "laid", "beyond torch", "untold", "torch", "no export"}
+)
 """Outcomes that are no fault of ours."""
 LEFT_OUT = frozenset({"torch", "no export"})
 """Outcomes that compare nothing."""
@@ -50,6 +52,7 @@ class Finding:
             are then others;
             ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
             apart and torch cannot, as it is or with its aliases said, ``torch`` if neither can,
+            ``untold`` if ours says that no program of values can tell a write of it,
             ``no export`` if there is no program, or eager fails;
             ``refused``, ``differs``, ``wrong`` or ``failed``.
         detail: What differs, or the message.
@@ -108,6 +111,8 @@ def judge(
         return Finding(group, name, "beyond torch" if right else "wrong", theirs, reason)
     if found is None:
         outcome = "refused" if ours.startswith(DecomposeError.__name__) else "failed"
+        if outcome == "refused" and "a program of values cannot tell" in ours:
+            outcome = "untold"
         return Finding(group, name, outcome, ours)
     if told is not None and told.failed:
         # Torch's own way hid an error of a call.
