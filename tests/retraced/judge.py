@@ -134,7 +134,11 @@ def judge(
     ):
         return Finding(group, name, "lost by torch", said, reason)
     try:
-        once_said = unlike if eager is None else differences(found, _said_by_torch(export()))
+        once_said = (
+            unlike
+            if eager is None
+            else differences(found, _said_by_torch(export(), copies=bool(reason)))
+        )
     except RuntimeError as error:
         # Its control flow refuses two names for one memory, as an idle dropout's result has.
         return Finding(group, name, "beyond torch", f"{_told(error)}; {said}", reason)
@@ -248,8 +252,8 @@ def _laid_by_torch(program: ExportedProgram, *, alike: bool = False) -> Exported
     return made
 
 
-def _said_by_torch(program: ExportedProgram) -> ExportedProgram:
-    return explicit(program, copies=False).run_decompositions()
+def _said_by_torch(program: ExportedProgram, *, copies: bool) -> ExportedProgram:
+    return explicit(program, copies=copies).run_decompositions()
 
 
 def _numbers(

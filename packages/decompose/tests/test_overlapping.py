@@ -55,6 +55,8 @@ ONE_AFTER_THE_OTHER: dict[str, Any] = {
     "by one kernel": lambda y, x: grow_both(y, y[1]),
     "read by a custom kernel": lambda y, x: y.copy_(grow_and_read(y, [x, y])),
     "a part is read": lambda y, x: y.add_(grow_and_read(y[0], [y[:, 0]]).sum()),
+    "taken one by one": lambda y, x: y.masked_scatter_(y > 0, y),
+    "taken from a part": lambda y, x: y.masked_scatter_(x > 0, y.t()),
     "as results": lambda y, x: torch.aminmax(x, dim=0, out=(y[0], y[0])),
 }
 THROUGH_WINDOWS: dict[str, Any] = {
@@ -70,6 +72,7 @@ EACH_BY_ITSELF: dict[str, Any] = {
     "read at an earlier step": lambda y, x: torch._foreach_add_([y[0], y[1]], [y[1], x[0]]),
     "by one kernel": lambda y, x: grow_both(y, x + 0),
     "a clone is read": lambda y, x: y.copy_(grow_and_read(y, [y.clone()])),
+    "taken from another": lambda y, x: y.masked_scatter_(y > 0, x),
     "others are read": lambda y, x: y[2].copy_(grow_and_read(y[0], [y[1], y[2]])),
     "by a kernel of torch": lambda y, x: y.addcmul_(y, y).add_(y.t()[0]),
 }

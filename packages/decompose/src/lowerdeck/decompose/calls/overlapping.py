@@ -38,6 +38,7 @@ from lowerdeck.torch_base import (
 )
 
 _ATEN = torch.ops.aten
+_ONE_BY_ONE = _ATEN.masked_scatter_.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +225,20 @@ def _uses(
 ) -> Iterator[_Use]:
     target: Any = node.target
     written = written_arguments(target)
-    # Torch lets a custom operator write copies; it reads what was there before.
-    is_custom = not schema_of(target).name.startswith("aten::")
+    # Torch lets a custom operator write copies; it reads what was there before. So do kernels that
+    # take one element of what they are given for each that they write.
+    early = not schema_of(target).name.startswith("aten::") or target is _ONE_BY_ONE
     for index, argument in enumerate(schema_of(target).arguments):
         source: Any = node.args[index] if index < len(args) else node.kwargs.get(argument.name)
         given = args[index] if index < len(args) else kwargs.get(argument.name)
         writes = argument.name in written
         if memory_of(given) is not None:
-            yield _Use(memory_of(given), source.meta["val"], None, writes, writes and is_custom)
+            yield _Use(memory_of(given), source.meta["val"], None, writes, writes and early)
         elif isinstance(given, (tuple, list)):
             for step, (each, value) in enumerate(zip(source, given, strict=True)):
                 memory = memory_of(value)
                 if memory is not None:
-                    yield _Use(memory, each.meta["val"], step, writes, writes and is_custom)
+                    yield _Use(memory, each.meta["val"], step, writes, writes and early)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
