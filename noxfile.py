@@ -485,7 +485,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(requires=["torch"], default=False)
 def retraced(session: nox.Session) -> None:
-    """Take programs apart as torch does, by the thousand: ``-- raw zoo models operators``.
+    """Take programs apart as torch does, by the thousand: ``-- raw writes zoo models operators``.
 
     What came of each is kept in ``out/retraced.jsonl`` and not run again; ``--shard 1/4`` takes a
     part. torchvision's compiled part may be for another build of torch: nothing calls it.

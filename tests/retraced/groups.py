@@ -11,7 +11,7 @@ import torch
 from tests.interop.zoo import MODELS, Model
 from tests.retraced.judge import Finding, judge
 from tests.retraced.models import NAMED, build
-from tests.soak.raw_programs import raw_program
+from tests.soak.raw_programs import RawProgram, raw_program
 
 SEEDS = 2000
 
@@ -20,10 +20,10 @@ def groups(kind: str) -> list[str]:
     """Return the names of all groups of one kind.
 
     Args:
-        kind: ``raw``, ``zoo``, ``models`` or ``operators``.
+        kind: ``raw``, ``writes``, ``zoo``, ``models`` or ``operators``.
     """
-    if kind == "raw":
-        return [f"raw/{seed}" for seed in range(SEEDS)]
+    if kind in ("raw", "writes"):
+        return [f"{kind}/{seed}" for seed in range(SEEDS)]
     if kind == "zoo":
         return [f"zoo/{model.name}" for model in MODELS]
     if kind == "models":
@@ -38,8 +38,8 @@ def findings(group: str) -> Iterator[Finding]:
         group: Its name.
     """
     kind, _, name = group.partition("/")
-    if kind == "raw":
-        yield from _raw(group, int(name))
+    if kind in ("raw", "writes"):
+        yield from _raw(group, raw_program(int(name), more=kind == "writes"))
     elif kind == "zoo":
         model = next(model for model in MODELS if model.name == name)
         yield judge(group, name, lambda: model.export()[1], partial(_eager, model))
@@ -60,9 +60,7 @@ def _export(name: str) -> torch.export.ExportedProgram:
         return torch.export.export(module, args)
 
 
-def _raw(group: str, seed: int) -> Iterator[Finding]:
-    made = raw_program(seed)
-
+def _raw(group: str, made: RawProgram) -> Iterator[Finding]:
     def export(name: str) -> torch.export.ExportedProgram:
         return torch.export.export(
             made.models()[name], made.example(name), dynamic_shapes=made.dynamic_shapes()

@@ -1,6 +1,6 @@
 """Take programs apart by the thousand beside torch: sharded, resumable, each group in a fork.
 
-    nox -s retraced -- raw zoo models operators [--shard 1/4] [--records FILE] [--seconds N]
+    nox -s retraced -- raw writes zoo models operators [--shard 1/4] [--records FILE] [--seconds N]
 
 What is recorded is not run again; the summary counts all records.
 """

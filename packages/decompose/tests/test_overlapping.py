@@ -55,7 +55,14 @@ ONE_AFTER_THE_OTHER: dict[str, Any] = {
     "by one kernel": lambda y, x: grow_both(y, y[1]),
     "read by a custom kernel": lambda y, x: y.copy_(grow_and_read(y, [x, y])),
     "a part is read": lambda y, x: y.add_(grow_and_read(y[0], [y[:, 0]]).sum()),
+    "taken one by one": lambda y, x: y.masked_scatter_(y > 0, y),
+    "taken from a part": lambda y, x: y.masked_scatter_(x > 0, y.t()),
     "as results": lambda y, x: torch.aminmax(x, dim=0, out=(y[0], y[0])),
+}
+THROUGH_WINDOWS: dict[str, Any] = {
+    "itself": lambda y, x: y.as_strided((2, 2), (1, 1)).mul_(2),
+    "a part": lambda y, x: y.as_strided((2, 2), (1, 1))[:, 1:].mul_(2),
+    "rows": lambda y, x: y.as_strided((3, 6), (4, 1))[0].add_(x[0, 0]),
 }
 EACH_BY_ITSELF: dict[str, Any] = {
     "rows": lambda y, x: torch._foreach_add_(list(y), 1),
@@ -65,6 +72,7 @@ EACH_BY_ITSELF: dict[str, Any] = {
     "read at an earlier step": lambda y, x: torch._foreach_add_([y[0], y[1]], [y[1], x[0]]),
     "by one kernel": lambda y, x: grow_both(y, x + 0),
     "a clone is read": lambda y, x: y.copy_(grow_and_read(y, [y.clone()])),
+    "taken from another": lambda y, x: y.masked_scatter_(y > 0, x),
     "others are read": lambda y, x: y[2].copy_(grow_and_read(y[0], [y[1], y[2]])),
     "by a kernel of torch": lambda y, x: y.addcmul_(y, y).add_(y.t()[0]),
 }
@@ -78,6 +86,44 @@ def test_what_is_written_one_after_the_other_is_refused(line: Any, dynamic: bool
     for ask in (decompose, explain):
         with pytest.raises(DecomposeError, match="one after the other that overlap"):
             ask(program)
+
+
+@pytest.mark.parametrize("line", THROUGH_WINDOWS.values(), ids=THROUGH_WINDOWS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_writes_through_windows_that_overlap_are_refused(line: Any, whole: bool) -> None:
+    def told(y: torch.Tensor, x: torch.Tensor) -> None:
+        if whole:
+            # torch tells this write by the whole of the memory, and takes the program as a whole.
+            grow_and_read((x + 1)[0], [x])
+        line(y, x)
+
+    program = torch.export.export(Told(told), (torch.ones(4, 4),))
+    with pytest.raises(DecomposeError, match="shows an element of its memory more than once"):
+        decompose(program)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_windows_that_overlap_may_be_read(whole: bool) -> None:
+    def told(y: torch.Tensor, x: torch.Tensor) -> None:
+        windows = y.as_strided((3, 6), (4, 1))
+        y[1].mul_(2)
+        y[0].add_(windows[1, :4])
+        if whole:
+            grow_and_read((x + 1)[0], [x])
+
+    x = torch.arange(16.0).view(4, 4)
+    found = decompose(torch.export.export(Told(told), (x,))).module()(x)
+    assert torch.equal(found, Told(told)(x))
+
+
+def test_the_same_by_another_name_is_refused_on_the_way_of_torch() -> None:
+    def told(y: torch.Tensor, x: torch.Tensor) -> None:
+        grow_and_read((x + 1)[0], [x])
+        grow_both(y, y[1])
+
+    program = torch.export.export(Told(told), (torch.ones(4, 4),))
+    with pytest.raises(DecomposeError, match="one after the other that overlap"):
+        decompose(program)
 
 
 @pytest.mark.parametrize("line", EACH_BY_ITSELF.values(), ids=EACH_BY_ITSELF)

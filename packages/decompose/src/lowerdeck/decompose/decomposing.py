@@ -20,12 +20,12 @@ from lowerdeck.decompose._torch_private import (
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.calls.overlapping import check_functional
 from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.keeping import Keep, check_kept
 from lowerdeck.decompose.module_calls import Calls
-from lowerdeck.decompose.overlapping import check_windows
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
@@ -118,7 +118,7 @@ def take_apart(
     try:
         with tracing_lock:
             said = explicit(said)
-            check_windows(said.graph_module)
+            check_functional(said.graph_module)
             return Parts(*retrace(said, rules.others, rules.composites))
     except DecomposeError:
         raise
@@ -291,6 +291,6 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         said = explicit(program)
-        check_windows(said.graph_module)
+        check_functional(said.graph_module)
         whole: ExportedProgram = said.run_decompositions(own)
         return whole

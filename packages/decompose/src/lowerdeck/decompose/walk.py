@@ -21,11 +21,11 @@ from lowerdeck.decompose.calls.agreement import gives_the_same
 from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
+from lowerdeck.decompose.calls.overlapping import check_shown, check_writes
 from lowerdeck.decompose.calls.strides import dense_order, inverse
 from lowerdeck.decompose.calls.template import Passed, Result, Template, facts_of
 from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.overlapping import check_shown, check_writes
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import stay
 from lowerdeck.decompose.templates import Templates, Undoing

@@ -8,8 +8,10 @@ leave what the view does not show as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,9 +22,15 @@ from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.strides import fills
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.torch_base import (
+    MemoryUse,
+    OpOverload,
+    arguments_of,
     describe_node,
+    graphs_of,
     hint_of,
     leaves_gaps,
+    pytree,
+    returns_view,
     schema_of,
     unset_fake_temporarily,
     written_arguments,
@@ -30,6 +38,7 @@ from lowerdeck.torch_base import (
 )
 
 _ATEN = torch.ops.aten
+_ONE_BY_ONE = _ATEN.masked_scatter_.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +46,14 @@ class _Use:
     """One tensor among the arguments of a call.
 
     Attributes:
-        value: What it is.
+        memory: What stands for its memory.
         tensor: What it was in the original program.
         step: Its position in a list; None for what is in none.
         writes: Whether it is written.
         early: Whether it may be written before the call has read what it is given.
     """
 
-    value: Value
+    memory: object
     tensor: torch.Tensor
     step: int | None
     writes: bool
@@ -82,12 +91,19 @@ def check_writes(node: Node, args: Any, kwargs: Any) -> None:
         DecomposeError: It writes what it writes or reads again.
     """
     target: Any = node.target
-    if not schema_of(target).is_mutable:
-        return
+    if schema_of(target).is_mutable:
+        _check_uses(node, _uses(node, args, kwargs, _memory_of))
+
+
+def _memory_of(value: Any) -> object:
+    return value.memory if isinstance(value, Value) else None
+
+
+def _check_uses(node: Node, found: Iterator[_Use]) -> None:
     # Lists have thousands of tensors, nearly all of them alone in their memory.
     by_memory: dict[int, list[_Use]] = {}
-    for use in _uses(node, args, kwargs):
-        by_memory.setdefault(id(use.value.memory), []).append(use)
+    for use in found:
+        by_memory.setdefault(id(use.memory), []).append(use)
     for uses in by_memory.values():
         if len(uses) < 2:
             continue
@@ -116,6 +132,9 @@ def check_shown(target: Any, value: Value) -> None:
             f"{target} writes through an as_strided of a view, which may show elements that the "
             "view does not: call as_strided on the tensor that the view is of"
         )
+    for view in value.views:
+        if _shows_again(view.source):
+            raise _repeated(view.source)
     if any(leaves_gaps(view.source) for view in value.views):
         raise DecomposeError(
             f"{target} writes through an unfold whose windows leave gaps, in which torch's "
@@ -123,15 +142,26 @@ def check_shown(target: Any, value: Value) -> None:
         )
 
 
-def check_windows(graph_module: GraphModule) -> None:
-    """Refuse windows that leave gaps in memory that is written, which torch may write zeros to.
+def check_functional(graph_module: GraphModule) -> None:
+    """Refuse what torch's functionalisation loses of a program without a word.
 
     Args:
         graph_module: Of a program that goes torch's way.
 
     Raises:
-        DecomposeError: It has some. They may be read alone, which only a walk tells.
+        DecomposeError: Windows leave gaps in memory that is written, although they may be read
+            alone, which only a walk tells; something is written through memory that shows again,
+            or that the call is also given by another name.
     """
+    for gm in graphs_of(graph_module):
+        memory = MemoryUse(gm.graph, gm)
+        for node in gm.graph.nodes:
+            if not isinstance(node.target, OpOverload):
+                continue
+            if _shows_again(node) and _is_written_through(node):
+                raise _repeated(node)
+            if schema_of(node.target).is_mutable:
+                _check_uses(node, _uses(node, node.args, node.kwargs, partial(_group, memory)))
     for node in written_windows(graph_module):
         raise DecomposeError(
             f"{describe_node(node)}: its windows leave gaps, in which torch's functionalisation "
@@ -139,21 +169,76 @@ def check_windows(graph_module: GraphModule) -> None:
         )
 
 
-def _uses(node: Node, args: Any, kwargs: Any) -> Iterator[_Use]:
+def _group(memory: MemoryUse, given: Any) -> object:
+    return memory.group(given) if isinstance(given, Node) else None
+
+
+def _shows_again(node: Node) -> bool:
+    """Return whether ``as_strided`` shows an element more than once, or may."""
+    if node.target is not _ATEN.as_strided.default:
+        return False
+    place = _where(node.meta["val"])
+    if place is None:
+        return True
+    first, sizes, strides = place
+    long = sorted((step, size) for size, step in zip(sizes, strides, strict=True) if size > 1)
+    last = 0
+    for step, size in long:
+        if step <= last:
+            break
+        last += step * (size - 1)
+    else:
+        return False
+    with unset_fake_temporarily():
+        places = torch.arange(_end(*place), device="cpu").as_strided(sizes, strides, first)
+        return bool((places.flatten().sort().values.diff() == 0).any())
+
+
+def _is_written_through(node: Node) -> bool:
+    """Return whether a view, or a view of it, is written."""
+    waiting = [node]
+    for shown in waiting:
+        for user in shown.users:
+            target: Any = user.target
+            if target is operator.getitem:
+                waiting.append(user)
+            if not isinstance(target, OpOverload):
+                continue
+            if returns_view(target):
+                waiting.append(user)
+                continue
+            given = arguments_of(user)
+            if any(shown in pytree.tree_leaves(given[name]) for name in written_arguments(target)):
+                return True
+    return False
+
+
+def _repeated(node: Node) -> DecomposeError:
+    return DecomposeError(
+        f"{describe_node(node)} shows an element of its memory more than once, and something is "
+        "written through it, which a program of values cannot tell: clone it before the write"
+    )
+
+
+def _uses(
+    node: Node, args: Any, kwargs: Any, memory_of: Callable[[Any], object]
+) -> Iterator[_Use]:
     target: Any = node.target
     written = written_arguments(target)
-    # Torch lets a custom operator write copies; it reads what was there before.
-    is_custom = not schema_of(target).name.startswith("aten::")
+    # Torch lets a custom operator write copies; it reads what was there before. So do kernels that
+    # take one element of what they are given for each that they write.
+    early = not schema_of(target).name.startswith("aten::") or target is _ONE_BY_ONE
     for index, argument in enumerate(schema_of(target).arguments):
         source: Any = node.args[index] if index < len(args) else node.kwargs.get(argument.name)
         given = args[index] if index < len(args) else kwargs.get(argument.name)
         writes = argument.name in written
-        if isinstance(given, Value):
-            yield _Use(given, source.meta["val"], None, writes, writes and is_custom)
+        if memory_of(given) is not None:
+            yield _Use(memory_of(given), source.meta["val"], None, writes, writes and early)
         elif isinstance(given, (tuple, list)):
             for step, (each, value) in enumerate(zip(source, given, strict=True)):
-                if isinstance(value, Value):
-                    yield _Use(value, each.meta["val"], step, writes, writes and is_custom)
+                memory = memory_of(value)
+                if memory is not None:
+                    yield _Use(memory, each.meta["val"], step, writes, writes and early)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
