@@ -97,7 +97,7 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                 yield enter
                 stack.append((inner, iter(inner.module.graph.nodes), enter))
                 break
-            if unpacks_region(node) or _unpacks_mark(node) or _only_names_a_body(node):
+            if unpacks(node) or _only_names_a_body(node):
                 continue
             if node.target is CHECK:
                 if autocasts is None:
@@ -141,14 +141,10 @@ def _body(node: Node, scope: Scope) -> Scope | None:
     return Scope(held) if isinstance(held, GraphModule) else None
 
 
-def unpacks_region(node: Node) -> bool:
-    """Return whether a node takes one result out of a mode region's operator."""
-    return node.target is operator.getitem and _is_region(node.args[0])
-
-
-def _unpacks_mark(node: Node) -> bool:
+def unpacks(node: Node) -> bool:
+    """Return whether a node takes one value out of a mode region's operator, or of a mark."""
     source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, Node) and source.target is TRACEPOINT
+    return _is_region(source) or (isinstance(source, Node) and source.target is TRACEPOINT)
 
 
 def _only_names_a_body(node: Node) -> bool:
