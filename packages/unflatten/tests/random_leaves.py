@@ -187,7 +187,6 @@ KINDS: dict[str, tuple[float, Callable[[Any, Tensor], Any]]] = {
 """How often each kind of layer occurs, and what it computes."""
 
 
-
 def _doubled(layer: Any, args: Any, result: Tensor) -> Tensor:
     return result * 2
 

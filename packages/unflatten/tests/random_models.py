@@ -308,7 +308,7 @@ ODD_STEPS: dict[str, tuple[float, Step]] = {
     "writes returned": (1.5, _writes_returned),
     "other weights": (1, _other_weights),
 }
-"""Steps that read or write what a child was given or returned, and what it keeps or computes with."""
+"""Steps that read or write what a child is given, returns or keeps, or that give it weights."""
 
 ALL_STEPS = {**STEPS, **ODD_STEPS}
 

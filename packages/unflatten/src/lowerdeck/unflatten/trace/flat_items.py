@@ -143,7 +143,9 @@ def _body(node: Node, scope: Scope) -> Scope | None:
 
 def unpacks(node: Node) -> bool:
     """Return whether a node takes one value out of a mode region's operator, or of a mark."""
-    source = node.args[0] if node.target is operator.getitem else None
+    if node.target is not operator.getitem:
+        return False
+    source = node.args[0]
     return _is_region(source) or (isinstance(source, Node) and source.target is TRACEPOINT)
 
 
