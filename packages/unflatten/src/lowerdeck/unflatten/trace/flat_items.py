@@ -128,7 +128,10 @@ def _around(stack: Sequence[tuple[Scope, Iterator[Node], Item | None]]) -> list[
 
 
 def _is_region(node: Any) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target in MODE_REGIONS
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    # By identity: hashing an operator is a call into Python.
+    return node.target is AUTOCAST_REGION or node.target is GRAD_MODE_REGION
 
 
 def _body(node: Node, scope: Scope) -> Scope | None:
