@@ -24,16 +24,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/unflatten/tests"))
 
 import random_alone
+import random_changes
 import torch
-from random_changes import Outcome, check_seed
+from random_changes import Outcome, check_seed, form_of
 
+from lowerdeck.decompose import decompose
 from tests.interop.forks import run_in_fork
 
 A_NIGHT = 2000
 SECONDS = 180
 _WAITS = 30
-WELL = frozenset({"same", "no export"})
+WELL = frozenset({"same", "no export", "another program", "refused"})
 """Outcomes that are no fault of ours."""
+
+OURS = ("lowerdeck preserving", "lowerdeck strict preserving", "lowerdeck plain all")
+"""Forms of programs that are decomposed by ours."""
+
+random_changes.DECOMPOSED["lowerdeck"] = decompose
 
 Record = Mapping[str, Any]
 
@@ -48,8 +55,10 @@ def of_seed(seed: int) -> Record:
 
 def _findings(seed: int) -> Iterator[Record]:
     try:
-        found = asdict(check_seed(seed))
-        yield {**found, "alone": dict(random_alone.check_seed(seed))}
+        form = form_of(seed, (*random_changes.FORMS, *OURS))
+        found = asdict(check_seed(seed, form=form))
+        alone = form_of(seed, (*random_alone.FORMS, OURS[0]))
+        yield {**found, "alone": dict(random_alone.check_seed(seed, form=alone))}
     except Exception as error:
         told = "".join(traceback.format_exception(error, limit=-3))
         yield asdict(Outcome(seed, "", outcome="wrong", detail=told[-1500:]))
@@ -65,10 +74,13 @@ def summary(records: Iterable[Record]) -> str:
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     alone = sum((Counter(row.get("alone")) for row in rows), Counter())
     odd = Counter(" ".join(row.get("odd") or ("none", "same")) for row in rows)
+    decomposed = [row for row in rows if random_changes.is_decomposed(row["form"])]
+    same = Counter(row["outcome"] for row in decomposed)["same"]
     lines = [
         f"{len(rows)} hierarchies: {told}; {changed} of them changed, in {changes.total()} places",
         ", ".join(f"{count} {kind}" for kind, count in changes.most_common()),
         ", ".join(f"{count} {what}" for what, count in sorted(odd.items()) if "none" not in what),
+        f"{same} of {len(decomposed)} decomposed ones are the same",
         "alone: " + ", ".join(f"{count} {what}" for what, count in sorted(alone.items())),
         f"modules with signatures: {table['allowed']} of {table.total()} replaceable",
         *(f"{count:6} {why}" for why, count in table.most_common() if why != "allowed"),

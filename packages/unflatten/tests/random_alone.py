@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -11,11 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from random_changes import called_in_branches, loose  # type: ignore[import-not-found]
-from random_comparison import dynamic_shapes  # type: ignore[import-not-found]
-from random_models import Case, random_case  # type: ignore[import-not-found]
+from random_changes import (  # type: ignore[import-not-found]
+    called_in_branches,
+    exported,
+    form_of,
+    is_decomposed,
+    loose,
+)
+from random_models import random_case  # type: ignore[import-not-found]
 from torch import Tensor, nn
-from torch.export import ExportedProgram, export
 from torch.utils import _pytree as pytree
 from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
 
@@ -23,16 +26,26 @@ from lowerdeck.unflatten import (
     Swap,
     UnflattenedModule,
     UnflattenError,
-    export_preserving,
     unflatten,
 )
 from lowerdeck.unflatten.calls.carrying import UNCALLED
 
-FORMS = ("plain all", "preserving", "strict preserving", "decomposed preserving", "plain")
+FORMS = (
+    "plain all",
+    "preserving",
+    "strict preserving",
+    "decomposed preserving",
+    "plain",
+    "functional preserving",
+    "decomposed loaded preserving",
+)
 """How a model is exported and unflattened."""
 
 IN_DOUBT = ("of which", "called alone it would not change its argument")
 """Reasons of modules that are not refused in each call: some forms, and what is lost, are told."""
+
+PERHAPS = "may compute or write something without gradients"
+"""The reason of modules that may run otherwise than eager's, where the program does not tell."""
 
 
 @dataclass
@@ -66,29 +79,36 @@ def check_seed(seed: int, cost: int = 20, form: str | None = None) -> Counter[st
     Args:
         seed: What the model is made of.
         cost: How many calls the model may have.
-        form: One of ``FORMS``; by the seed if there is none.
+        form: One of ``FORMS``, and "odd" before it for odd models; by the seed if there is none.
 
     Raises:
         AssertionError: What a call gives, or that it is refused, is not what the table says.
     """
-    case = random_case(seed, cost=cost)
-    form = form or FORMS[seed % len(FORMS)]
-    program = _exported(case, form)
-    if program is None:
+    form = form or form_of(seed, FORMS)
+    case = random_case(seed, cost=cost, odd="odd" in form)
+    try:
+        program = exported(case, form)
+    except Exception:
+        # torch.export fails with errors of many types; nox -s changes counts them.
         return Counter({"no export": 1})
-    module = unflatten(program, preserve="all" if form == "plain all" else None)
+    module = unflatten(program, preserve="all" if "plain all" in form else None)
     numbers = range(2 if case.dynamic else 1)
     calls = [(number, case.arguments(number)) for number in numbers]
     found: Counter[str] = Counter()
     for number, (args, kwargs) in calls:
-        as_eager, flat = (
-            _recorded(subject, number, copy.deepcopy((args, kwargs)))
-            for subject in (case.model, module)
-        )
+        as_eager = _recorded(case.model, number, copy.deepcopy((args, kwargs)))
+        try:
+            flat = _recorded(module, number, copy.deepcopy((args, kwargs)))
+        except UnflattenError as error:
+            # One of several names of a module is called where no hook is allowed.
+            if "A hook waits" not in str(error):
+                raise
+            flat = {}
         told = loose(case.model).keys() - called_in_branches(case.model)
         recorded = {path: made for path, made in as_eager.items() if path in told}
         taken = {row.path: flat.get(row.path, []) for row in module.swappable() if is_flat(row)}
-        found += check_table(module, {**recorded, **taken})
+        # Decomposing drops the write of what nobody reads again.
+        found += check_table(module, {**recorded, **taken}, writes=not is_decomposed(form))
     return found
 
 
@@ -103,48 +123,33 @@ def _recorded(model: nn.Module, seed: int, given: Any) -> dict[str, list[Recorde
     return record_calls(copy.deepcopy(model), args, kwargs)
 
 
-def _exported(case: Case, form: str) -> ExportedProgram | None:
-    args, kwargs = case.arguments()
-    how = export if form.startswith("plain") else export_preserving
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            program: ExportedProgram = how(
-                copy.deepcopy(case.model),
-                args,
-                kwargs,
-                dynamic_shapes=dynamic_shapes(case),
-                strict=form.startswith("strict"),
-            )
-            return program.run_decompositions() if form.startswith("decomposed") else program
-        except Exception:
-            # torch.export fails with errors of many types; nox -s changes counts them.
-            return None
-
-
 def record_calls(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[Recorded]]:
     """Return the calls that each module under ``model`` gets while that runs."""
     found: dict[str, list[Recorded]] = {}
-    open_calls: list[Recorded] = []
+    open_calls: list[tuple[Recorded, Any]] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         state = torch.get_rng_state()
-        open_calls.append(Recorded(_copied((args, kwargs)), _state(module), *modes, state))
+        made = Recorded(_copied((args, kwargs)), _state(module), *modes, state)
+        # Hooks of the model's own may change what the call gets.
+        open_calls.append((made, (args, kwargs)))
 
-    table = model.swappable() if isinstance(model, UnflattenedModule) else ()
-    # A hook there is refused: the program has not all calls of it.
-    without = {row.path for row in table if _is_uncalled(row.reason)}
+    paths = {path for path, _ in model.named_modules() if path}
+    if isinstance(model, UnflattenedModule):
+        # Of others eager's calls are made; and a hook is refused where not all calls are there.
+        rows = model.swappable()
+        paths &= {row.path for row in rows if is_flat(row) and not _lacks_calls(row.reason)}
     with ExitStack() as stack:
         for path, child in model.named_modules():
-            if not path or path in without:
+            if path not in paths:
                 continue
 
             def after(
                 module: nn.Module, args: Any, kwargs: Any, result: Any, path: str = path
             ) -> None:
-                made = open_calls.pop()
-                made.result, made.left = _copied((result, (args, kwargs)))
+                made, given = open_calls.pop()
+                made.result, made.left = _copied((result, given))
                 made.state_left = _state(module)
                 found.setdefault(path, []).append(made)
 
@@ -157,16 +162,24 @@ def record_calls(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[Rec
     return found
 
 
-def _is_uncalled(reason: str) -> bool:
-    return any(why.startswith(UNCALLED) for why in reason.split("; "))
+def _lacks_calls(reason: str) -> bool:
+    return any(why in reason for why in (*UNCALLED, PERHAPS, "has no call in this program"))
 
 
 def check_table(
     module: UnflattenedModule,
     recorded: Mapping[str, list[Recorded]],
     tolerance: float | None = None,
+    *,
+    writes: bool = True,
 ) -> Counter[str]:
     """Make each call of ``recorded`` alone; return how many are right, and how many refused.
+
+    Args:
+        module: What has the table.
+        recorded: The calls of each module.
+        tolerance: How far numbers may be off.
+        writes: Whether the program has each write of an argument.
 
     Raises:
         AssertionError: One is not what the table of ``module`` says.
@@ -183,11 +196,15 @@ def check_table(
                     raise AssertionError(where) from error
                 found["refused"] += 1
                 continue
+            if PERHAPS in row.reason:
+                found["perhaps"] += 1
+                continue
             assert row.callable_alone or any(why in row.reason for why in IN_DOUBT), where
             try:
                 assert_equal(result, call.result, tolerance)
                 if row.callable_alone:
-                    assert_equal(given, call.left, tolerance)
+                    if writes:
+                        assert_equal(given, call.left, tolerance)
                     after = {name: call.state_left[name] for name in _state(child)}
                     assert_equal(_state(child), after, tolerance)
             except AssertionError as error:

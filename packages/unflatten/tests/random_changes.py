@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from random_comparison import compare_calls, dynamic_shapes  # type: ignore[import-not-found]
-from random_leaves import SIZE  # type: ignore[import-not-found]
+from random_leaves import SIZE, Pair  # type: ignore[import-not-found]
 from random_models import Case, Tree, random_case  # type: ignore[import-not-found]
 from random_odd_changes import check_odd_change  # type: ignore[import-not-found]
 from torch import Tensor, nn
@@ -23,12 +24,39 @@ from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import SwapTable, UnflattenedModule, export_preserving, unflatten
 
-FORMS = ("preserving", "preserving", "strict preserving", "plain", "plain all", "copied")
-"""How a model is exported and unflattened: with all signatures, with none, without but for all."""
+FORMS = (
+    "preserving",
+    "decomposed preserving",
+    "strict preserving",
+    "functional preserving",
+    "plain",
+    "decomposed copied",
+    "preserving",
+    "decomposed loaded preserving",
+    "copied",
+    "functional plain all",
+    "decomposed strict preserving",
+    "plain all",
+)
+"""How a model is exported and unflattened: with all signatures, with none, without but for all.
+
+What stands before that is done with the program, and "copied" with its unflattened form.
+"""
+
+DECOMPOSED: dict[str, Callable[[ExportedProgram], ExportedProgram]] = {
+    "functional": lambda program: program.run_decompositions({}),
+    "decomposed": lambda program: program.run_decompositions(),
+}
+"""What is done with an exported program; ``tests/changes`` adds what other packages do."""
+
+REFUSALS = ("returned as", "returned what shares memory")
+"""What a call may be refused with in which a change returns what the module did not."""
 
 REPLACED = ("eager", "eager changed")
 WRAPPED = (*("sequential", "changed", "low rank", "logged", "listed") * 2, "compiled")
 HOOKED = ("hooked", "changed by a hook", "changed before")
+MAY_BE = {"own hook": ("changed by a hook", *REPLACED), "own hook before": REPLACED}
+"""What may be done with modules that have hooks of their own when they are exported."""
 
 Call = tuple[str, Any]
 Step = Callable[..., Any]
@@ -40,12 +68,12 @@ class Outcome:
 
     Attributes:
         seed: The seed.
-        form: How it was exported.
+        form: How it was exported, and "odd" if the model has odd layers and calls.
         changes: What was done, by how often.
         refused: Modules that the table refuses, by reason, and those that it allows.
         odd: A change that may be refused, and what came of it.
-        outcome: "same", or why nothing was compared, or "wrong".
-        detail: What is wrong.
+        outcome: "same", "refused" in a call, why nothing was compared, or "wrong".
+        detail: What is wrong, or refused.
     """
 
     seed: int
@@ -57,34 +85,69 @@ class Outcome:
     detail: str = ""
 
 
-def check_seed(seed: int, cost: int = 20) -> Outcome:
+def check_seed(seed: int, cost: int = 20, form: str | None = None) -> Outcome:
     """Change the model of ``seed``, and compare.
 
     Args:
         seed: What the model and its changes are made of.
         cost: How many calls the model may have.
+        form: One of ``FORMS``, and "odd" before it for odd models; by the seed if there is none.
 
     Raises:
         AssertionError: The two differ.
     """
-    case, rng = random_case(seed, cost=cost), random.Random(seed + 1)
-    made = Outcome(seed, FORMS[seed % len(FORMS)])
+    form = form or form_of(seed)
+    made = Outcome(seed, form)
+    case, rng = random_case(seed, cost=cost, odd="odd" in form), random.Random(seed + 1)
     program = _exported(case, made)
     if program is None:
         return made
-    module = unflatten(program, preserve="all" if made.form == "plain all" else None)
+    try:
+        _check(case, program, made, rng)
+    except Exception as error:
+        made.detail = str(error)
+        if made.changes and any(told in made.detail for told in REFUSALS):
+            made.outcome = "refused"
+        elif _is_eagers(case, program):
+            raise
+        else:
+            made.outcome = "another program"
+    return made
+
+
+def form_of(seed: int, forms: Sequence[str] = FORMS) -> str:
+    """Return what is done with the model of a seed: every other round of forms has odd ones."""
+    round_, number = divmod(seed, len(forms))
+    return ("odd " if round_ % 2 else "") + forms[number]
+
+
+def is_decomposed(form: str) -> bool:
+    """Return whether programs of a form are decomposed."""
+    return not DECOMPOSED.keys().isdisjoint(form.split())
+
+
+def _is_eagers(case: Case, program: ExportedProgram) -> bool:
+    """Return whether a program, unchanged and run by torch, computes what eager does."""
+    try:
+        compare_calls(copy.deepcopy(case.model), program.module(), case, 3)
+    except Exception:
+        return False
+    return True
+
+
+def _check(case: Case, program: ExportedProgram, made: Outcome, rng: random.Random) -> None:
+    module = unflatten(program, preserve="all" if "plain all" in made.form else None)
     table = module.swappable()
     made.refused = dict(Counter(_kind_of(row.reason) for row in table))
     for number in range(2):
-        changed = module if not number or made.form != "copied" else copy.deepcopy(module)
+        changed = module if not number or "copied" not in made.form else copy.deepcopy(module)
         chosen = _chosen(case, module, table, made, rng)
         made.changes = dict(Counter(made.changes) + Counter(chosen.values()))
-        _compare(case, changed, chosen, seed + number, flat="plain" in made.form)
-        module = unflatten(program, preserve="all" if made.form == "plain all" else None)
+        _compare(case, changed, chosen, case.seed + number, made.form)
+        module = unflatten(program, preserve="all" if "plain all" in made.form else None)
     if "plain" not in made.form:
         free = _free(case, table)
         made.odd = check_odd_change(case, module, free, _looked_at(case.model), rng)
-    return made
 
 
 def _free(case: Case, table: SwapTable) -> list[str]:
@@ -102,21 +165,38 @@ def _free(case: Case, table: SwapTable) -> list[str]:
 
 
 def _exported(case: Case, made: Outcome) -> ExportedProgram | None:
+    try:
+        return exported(case, made.form)
+    except Exception as error:
+        # torch.export fails with errors of many types.
+        made.outcome, made.detail = "no export", f"{type(error).__name__}: {error}"[:300]
+        return None
+
+
+def exported(case: Case, form: str) -> ExportedProgram:
+    """Return the program of a model in a form."""
     args, kwargs = case.arguments()
-    how = partial(export if "plain" in made.form else export_preserving, copy.deepcopy(case.model))
+    how = partial(export if "plain" in form else export_preserving, copy.deepcopy(case.model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return how(
-                args,
-                kwargs,
-                dynamic_shapes=dynamic_shapes(case),
-                strict="strict" in made.form,
-            )
-        except Exception as error:
-            # torch.export fails with errors of many types.
-            made.outcome, made.detail = "no export", f"{type(error).__name__}: {error}"[:300]
-            return None
+        shapes = dynamic_shapes(case)
+        program = how(args, kwargs, dynamic_shapes=shapes, strict="strict" in form)
+        for name in form.split():
+            program = DECOMPOSED.get(name, _unchanged)(program)
+        return _loaded(program) if "loaded" in form else program
+
+
+def _unchanged(program: ExportedProgram) -> ExportedProgram:
+    return program
+
+
+def _loaded(program: ExportedProgram) -> ExportedProgram:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    # For its example arguments.
+    with torch.serialization.safe_globals([Pair]):
+        return torch.export.load(file)
 
 
 def _kind_of(reason: str) -> str:
@@ -145,7 +225,11 @@ def _chosen(
             kinds = ("logged", "hooked") if "logged" in kinds else ("hooked",)
         elif free[path] and not any(outer_of(path, other) for other in found):
             kinds = (*kinds, *REPLACED, *REPLACED)
-        if any(outer_of(other, path) and found[other] in REPLACED for other in found):
+        # Hooks of eager's are a part of the module.
+        own = getattr(case.model.get_submodule(path), "kind", "")
+        if own.startswith("own hook"):
+            kinds = tuple(kind for kind in kinds if kind in MAY_BE[own])
+        if not kinds or any(outer_of(o, path) and found[o] in REPLACED for o in found):
             continue
         found[path] = rng.choice(kinds)
     return dict(sorted(found.items(), key=lambda item: -item[0].count(".")))
@@ -203,7 +287,7 @@ def _looked_at(model: nn.Module) -> set[str]:
         ".".join((name, *path) if name else path)
         for name, tree in model.named_modules()
         for path, step in (tree.steps if isinstance(tree, Tree) else ())
-        if "state" in step or step == "half"
+        if "state" in step or step in {"half", "reads kept", "other weights"}
     }
 
 
@@ -221,9 +305,7 @@ def called_in_branches(model: nn.Module) -> set[str]:
     return found
 
 
-def _compare(
-    case: Case, subject: Any, chosen: Mapping[str, str], seed: int, *, flat: bool
-) -> None:
+def _compare(case: Case, subject: Any, chosen: Mapping[str, str], seed: int, form: str) -> None:
     eager, other = copy.deepcopy(case.model), copy.deepcopy(case.model)
     logs: tuple[list[Call], list[Call]] = ([], [])
     for path, kind in chosen.items():
@@ -250,6 +332,10 @@ def _compare(
         else:
             parent._modules[last] = Around(inner, partial(around, logs[1]))
     compare_calls(eager, subject, case, 3)
+    flat = "plain" in form
+    if flat and is_decomposed(form):
+        # Of a call in a region of another mode nothing is left but what it computes.
+        return
     for path in chosen:
         expected, found = ([call for name, call in log if name == path] for log in logs)
         told = f"{path}: {len(found)} calls, not {len(expected)}"
@@ -259,8 +345,10 @@ def _compare(
             assert len(found) >= len(expected), told
             continue
         assert len(found) == len(expected), told
+        # Decomposing drops the write of an argument that nobody reads again.
+        first = -1 if "odd" in form and is_decomposed(form) else 0
         for one, two in zip(found, expected, strict=True):
-            assert_equal(one, two)
+            assert_equal(one[first:], two[first:])
 
 
 class Around(nn.Module):

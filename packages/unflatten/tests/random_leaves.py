@@ -42,9 +42,10 @@ pytree.register_dataclass(Pair, serialized_type_name="lowerdeck.tests.Pair")
 class Leaf(Model):
     """A layer, now and then with state; takes a second tensor, a number, a flag and a size."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, odd: bool = False) -> None:
         super().__init__()
-        self.kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        kinds = ALL_KINDS if odd else KINDS
+        self.kind = rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
         persistent = rng.random() < 0.6
         if self.kind == "linear":
             self.weight = nn.Parameter(torch.randn(SIZE, SIZE) / 2, rng.random() < 0.9)
@@ -54,7 +55,7 @@ class Leaf(Model):
             self.norm = nn.LayerNorm(SIZE)
         elif self.kind == "batch":
             self.batch = nn.BatchNorm1d(SIZE)
-        elif self.kind in {"count", "old", "row"}:
+        elif self.kind in {"count", "old", "row", "shows"}:
             self.register_buffer("state", torch.zeros(SIZE), persistent=persistent)
         elif self.kind == "steps":
             self.register_buffer(
@@ -71,6 +72,14 @@ class Leaf(Model):
         elif self.kind == "unused":
             self.register_buffer("state", torch.randn(SIZE), persistent=persistent)
             self.bias = nn.Parameter(torch.randn(SIZE))
+        elif self.kind == "own hook":
+            self.register_forward_hook(_doubled)
+        elif self.kind == "own hook before":
+            self.register_forward_pre_hook(_halved)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is kept for the rest of a call is in no copy: some tensors have none.
+        return {name: value for name, value in vars(self).items() if name != "kept"}
 
     def forward(
         self,
@@ -81,14 +90,15 @@ class Leaf(Model):
         flip: bool = False,
         id: Any = None,  # noqa: A002
     ) -> Any:
-        x: Tensor = KINDS[self.kind][1](self, input)
+        x: Tensor = ALL_KINDS[self.kind][1](self, input)
         if type is not None:
             x = x + type
         if flip:
             x = -x
         if id is not None:
             x = x / id
-        return x * max if max != 1.0 else x
+        x = x * max if max != 1.0 else x
+        return (x, None, [self.state]) if self.kind == "shows" else x
 
 
 def _linear(layer: Any, x: Tensor) -> Any:
@@ -175,6 +185,77 @@ KINDS: dict[str, tuple[float, Callable[[Any, Tensor], Any]]] = {
     "loop": (0.08, _loop),
 }
 """How often each kind of layer occurs, and what it computes."""
+
+
+def _doubled(layer: Any, args: Any, result: Tensor) -> Tensor:
+    return result * 2
+
+
+def _halved(layer: Any, args: Any) -> Any:
+    return (args[0] * 0.5, *args[1:]) if args else None
+
+
+def _writes(layer: Any, x: Tensor) -> Any:
+    x.mul_(0.5)
+    return x.sin()
+
+
+def _writes_by_view(layer: Any, x: Tensor) -> Any:
+    x[:, 1:3].add_(0.25)
+    return x * 2
+
+
+def _gives_back(layer: Any, x: Tensor) -> Any:
+    return x.add_(0.25)
+
+
+def _gives_view(layer: Any, x: Tensor) -> Any:
+    return x.view(-1).view(x.shape)
+
+
+def _gives_same(layer: Any, x: Tensor) -> Any:
+    return x.to(torch.float32)
+
+
+def _keeps(layer: Any, x: Tensor) -> Any:
+    layer.kept = x.sin()
+    return x + 1
+
+
+def _keeps_given(layer: Any, x: Tensor) -> Any:
+    layer.kept = x
+    return x.cos()
+
+
+def _frozen(layer: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        scale = x.sigmoid()
+    return x * scale
+
+
+def _rounds(layer: Any, x: Tensor) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = x @ x.mT
+    return x + product.float().softmax(-1) @ x
+
+
+ODD_KINDS: dict[str, tuple[float, Callable[[Any, Tensor], Any]]] = {
+    "writes": (1, _writes),
+    "writes by view": (1, _writes_by_view),
+    "gives back": (1, _gives_back),
+    "gives view": (0.7, _gives_view),
+    "gives same": (0.7, _gives_same),
+    "shows": (1.5, _count),
+    "keeps": (1.5, _keeps),
+    "keeps given": (1, _keeps_given),
+    "frozen": (1, _frozen),
+    "rounds": (0.7, _rounds),
+    "own hook": (0.7, _unused),
+    "own hook before": (0.7, _unused),
+}
+"""Layers that write or give back what they are given, return state, and keep what others read."""
+
+ALL_KINDS = {**KINDS, **ODD_KINDS}
 
 WRITERS = frozenset({"count", "old", "row", "steps"})
 """The kinds of layers that write their state."""

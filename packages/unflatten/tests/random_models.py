@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from random_leaves import CONTROL_FLOW, SIZE, Leaf, Model, Pair, branch  # type: ignore[import-not-found]
+from random_leaves import (  # type: ignore[import-not-found]
+    CONTROL_FLOW,
+    SIZE,
+    Leaf,
+    Model,
+    Pair,
+    branch,
+)
 from torch import Tensor, nn
 
 _NAMES = ("layer1", "layer10", "fc", "graph", "block", "meta", "input", "id", "code", "max", "x")
@@ -22,8 +29,11 @@ class Tree(Model):  # type: ignore[misc]
     A program is the same at each call: only arguments differ.
     """
 
-    def __init__(self, rng: random.Random, depth: int, pool: list[nn.Module]) -> None:
+    def __init__(
+        self, rng: random.Random, depth: int, pool: list[nn.Module], *, odd: bool = False
+    ) -> None:
         super().__init__()
+        self.odd = odd
         self.paths: list[tuple[str, ...]] = []
         if rng.random() < 0.25:
             self.register_buffer("seen", torch.zeros(SIZE), persistent=rng.random() < 0.5)
@@ -34,8 +44,9 @@ class Tree(Model):  # type: ignore[misc]
             # Names that are prefixes of others, and now and then the plain name.
             name += str(number) if hasattr(self, name) or rng.random() < 0.8 else ""
             self._add(name, rng, depth, pool)
+        steps = ALL_STEPS if odd else STEPS
         self.steps = [
-            (rng.choice(self.paths), rng.choices(list(STEPS), [w for w, _ in STEPS.values()])[0])
+            (rng.choice(self.paths), rng.choices(list(steps), [w for w, _ in steps.values()])[0])
             for _ in range(rng.randint(1, 4))
         ]
         self.results = rng.choice(["tensor"] * 6 + ["tuple", "dict", "pair"])
@@ -44,18 +55,29 @@ class Tree(Model):  # type: ignore[misc]
     def _add(self, name: str, rng: random.Random, depth: int, pool: list[nn.Module]) -> None:
         made = rng.random()
         if made < 0.1:
-            children: Any = nn.ModuleList([_child(rng, depth, pool) for _ in range(2)])
+            children: Any = nn.ModuleList([self._child(rng, depth, pool) for _ in range(2)])
             self.paths += [(name, "0"), (name, "1")]
         elif made < 0.15:
-            children = nn.ModuleDict({key: _child(rng, depth, pool) for key in ("a", "b1")})
+            children = nn.ModuleDict({key: self._child(rng, depth, pool) for key in ("a", "b1")})
             self.paths += [(name, "b1"), (name, "a")]
         elif made < 0.2:
             children = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE))
             self.paths += [(name,), (name, "2"), (name, "1")]
         else:
-            children = _child(rng, depth, pool)
+            children = self._child(rng, depth, pool)
             self.paths.append((name,))
         setattr(self, name, children)
+
+    def _child(self, rng: random.Random, depth: int, pool: list[nn.Module]) -> nn.Module:
+        if pool and rng.random() < 0.2:
+            return rng.choice(pool)
+        child: nn.Module = (
+            Tree(rng, depth - 1, pool, odd=self.odd)
+            if depth > 0 and rng.random() < 0.6
+            else Leaf(rng, odd=self.odd)
+        )
+        pool.append(child)
+        return child
 
     def forward(
         self,
@@ -71,7 +93,7 @@ class Tree(Model):  # type: ignore[misc]
         if hasattr(self, "gain"):
             x = x * self.gain
         for path, step in self.steps:
-            x = STEPS[step][1](self, self.child(path), x)
+            x = ALL_STEPS[step][1](self, self.child(path), x)
         if extra is not None:
             x = x + extra
         if flip:
@@ -91,16 +113,6 @@ class Tree(Model):  # type: ignore[misc]
         for name in path[1:]:
             found = found[int(name) if name.isdecimal() else name]
         return found
-
-
-def _child(rng: random.Random, depth: int, pool: list[nn.Module]) -> nn.Module:
-    if pool and rng.random() < 0.2:
-        return rng.choice(pool)
-    child: nn.Module = (
-        Tree(rng, depth - 1, pool) if depth > 0 and rng.random() < 0.6 else Leaf(rng)
-    )
-    pool.append(child)
-    return child
 
 
 def _tie(rng: random.Random, pool: list[nn.Module]) -> None:
@@ -254,6 +266,53 @@ STEPS: dict[str, tuple[float, Step]] = {
 """How often each step of a tree's program occurs, and what it does."""
 
 
+def _reads_kept(tree: Any, child: Any, x: Tensor) -> Any:
+    y = tensor_of(child(x))
+    if getattr(child, "kind", "").startswith("keeps"):
+        y = y * child.kept
+    return y
+
+
+def _reads_after(tree: Any, child: Any, x: Tensor) -> Any:
+    """Read the argument after the call, which may have written it."""
+    y = x.sin()
+    return tensor_of(child(y)) - y
+
+
+def _writes_given(tree: Any, child: Any, x: Tensor) -> Any:
+    """Write what the child was given, and may have returned."""
+    y = x.sin()
+    z = tensor_of(child(y))
+    y.mul_(0.5)
+    return z * 2 + y
+
+
+def _writes_returned(tree: Any, child: Any, x: Tensor) -> Any:
+    """Write what the child returned, which may be what it was given."""
+    y = x.sin()
+    z = tensor_of(child(y))
+    z.mul_(0.5)
+    return z + y
+
+
+def _other_weights(tree: Any, child: Any, x: Tensor) -> Any:
+    if getattr(child, "kind", "") != "linear":
+        return tensor_of(child(x))
+    return torch.func.functional_call(child, {"weight": child.weight * 0.5}, x)
+
+
+ODD_STEPS: dict[str, tuple[float, Step]] = {
+    "reads kept": (3, _reads_kept),
+    "reads after": (2, _reads_after),
+    "writes given": (1.5, _writes_given),
+    "writes returned": (1.5, _writes_returned),
+    "other weights": (1, _other_weights),
+}
+"""Steps that read or write what a child is given, returns or keeps, or that give it weights."""
+
+ALL_STEPS = {**STEPS, **ODD_STEPS}
+
+
 class Plain(Model):  # type: ignore[misc]
     """A tree with one argument, which it may write."""
 
@@ -265,6 +324,9 @@ class Plain(Model):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Any:  # noqa: A002
         x = self.tree(input)
+        for module in self.tree.modules():
+            # Export refuses what is left.
+            vars(module).pop("kept", None)
         if self.writes:
             input.add_(1)
         return {"x": x, "input": input, "none": None} if self.returns else x
@@ -330,18 +392,19 @@ class Case:
         return self.model.arguments(lambda: torch.randn(rows, SIZE, generator=generator))
 
 
-def random_case(seed: int, depth: int = 3, cost: int = 60) -> Case:
+def random_case(seed: int, depth: int = 3, cost: int = 60, *, odd: bool = False) -> Case:
     """Return a model and its arguments.
 
     Args:
         seed: What both are made of.
         depth: How many levels of trees there may be below the first.
         cost: How many calls of modules there may be; one choice or loop counts as six.
+        odd: Whether modules write their arguments, keep values for others, and the like.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
     while True:
-        tree = Tree(rng, rng.randint(0, depth), [])
+        tree = Tree(rng, rng.randint(0, depth), [], odd=odd)
         root = rng.choice([Plain, Plain, Structured, Builtins])(tree, rng)
         case = Case(seed, root.train(rng.random() < 0.5), rng.random() < 0.25)
         if _cost(case) <= cost:

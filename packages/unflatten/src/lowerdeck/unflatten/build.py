@@ -15,6 +15,7 @@ from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
+from lowerdeck.unflatten.code import OWN_NAMES
 from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_graph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules import (
@@ -137,8 +138,10 @@ def _built(
     )
     modules = build_hierarchy(root, forms, trace.paths)
     install_state(modules, trace.state, trace.paths)
-    for made in modules.values():
-        shadow_own_names(made)
+    held = {name.rpartition(".")[2] for name in (*trace.paths.order, *trace.state.entries)}
+    if not held.isdisjoint(OWN_NAMES):
+        for made in modules.values():
+            shadow_own_names(made)
     release(trace.tree)
     return root, modules
 

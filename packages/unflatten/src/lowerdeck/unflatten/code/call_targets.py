@@ -54,7 +54,7 @@ RESERVED_NAMES: frozenset[str] = (
 
 def call_target(path: str, form: int | None) -> str:
     """Return the target of a call of child ``path``, in one of its forms if it has several."""
-    # No module's path has two dots in a row.
+    # No module's path has two dots in a row, and few calls have a form.
     return path if form is None else f"{path}..{form}"
 
 
@@ -70,7 +70,7 @@ def is_reserved(name: str) -> bool:
 
 def split_call_target(target: str) -> tuple[str, int | None]:
     """Return the child's path and which of its forms is called, or None if it has one."""
-    found = _VARIANT.fullmatch(target)
+    found = _VARIANT.fullmatch(target) if ".." in target else None
     return (found[1], int(found[2])) if found else (target, None)
 
 

@@ -526,9 +526,10 @@ def _source_comment(node: Node) -> str:
     The innermost one of a call is in what it calls: where that is a layer of torch's, the one that
     calls it is shown.
     """
-    frames = list(source_frames(node))
+    frames = source_frames(node)
     if not frames:
         return ""
-    if node.op == "call_module":
-        frames = [one for one in frames if not one.file.startswith(TORCH_FOLDER)] or frames
+    if node.op == "call_module" and frames[-1].file.startswith(TORCH_FOLDER):
+        own = (one for one in reversed(frames) if not one.file.startswith(TORCH_FOLDER))
+        return told(next(own, frames[-1]))
     return told(frames[-1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,24 +50,26 @@ def naming(text: str) -> str:
 
 
 _NAMED = f"""
-    except Exception as _lowerdeck_error:
-        {NAME_SOURCE}(_lowerdeck_error, self)
+    except Exception:
+        {NAME_SOURCE}(self)
         raise
 """
 
 
-def name_source(error: Exception, module: torch.nn.Module) -> None:
-    """Add to the message of ``error`` the line of the model whose generated code failed, in place.
+def name_source(module: torch.nn.Module) -> None:
+    """Add to the message of the error that is handled the line of the model that failed, in place.
+
+    An error whose message is no text, or that names a line already, stays as it is.
 
     Args:
-        error: An error on its way out. One whose message is no text, or that names a line
-            already, stays as it is.
-        module: The module whose code it leaves.
+        module: The module whose generated code the error leaves.
 
     Raises:
         UnflattenError: The code calls a child, or reads what a child holds, that is not there.
     """
-    if torch.compiler.is_compiling():
+    # Asked for here: a name for it in each function would cost a tenth of compiling that.
+    error = None if torch.compiler.is_compiling() else sys.exception()
+    if error is None:
         return
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         _say_what_is_missing(error, module)
@@ -89,6 +93,7 @@ def name_source(error: Exception, module: torch.nn.Module) -> None:
     error.args = (f"{message}\n(in {code!r}, which is {source}{called})",)
 
 
+@lru_cache(4096)
 def told(frame: SourceFrame) -> str:
     """Return where a frame is in the model, on one line."""
     return on_one_line(f"{frame.file}:{frame.line} in {frame.function}: {frame.code}")
@@ -109,7 +114,7 @@ def _caller_of(module: torch.nn.Module, source: str) -> str:
     return ""
 
 
-def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:
+def _say_what_is_missing(error: BaseException, module: torch.nn.Module) -> None:
     """Raise an error that names what the code of ``module`` calls or reads and which is gone."""
     lines = _failing_lines(error.__traceback__)
     if len(lines) != 1:
@@ -133,7 +138,7 @@ def _say_what_is_missing(error: Exception, module: torch.nn.Module) -> None:
         _say_what_state_is_missing(error, module, path)
 
 
-def _say_what_state_is_missing(error: Exception, module: torch.nn.Module, path: str) -> None:
+def _say_what_state_is_missing(error: BaseException, module: torch.nn.Module, path: str) -> None:
     """Raise an error if ``module`` reads ``path`` and another module is there without it."""
     held: Any = module
     name = ""

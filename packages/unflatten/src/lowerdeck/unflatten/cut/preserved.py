@@ -84,7 +84,8 @@ def not_recorded(program: ExportedProgram) -> dict[str, str]:
     found: dict[str, str] = {}
     for held in graphs_of(program.graph_module):
         for node in held.graph.nodes:
-            found.update((node.meta.get("custom") or {}).get(NOT_RECORDED, {}))
+            if custom := node.meta.get("custom"):
+                found.update(custom.get(NOT_RECORDED, {}))
     return found
 
 

@@ -30,6 +30,8 @@ def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
 
 
 def _state_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
+    if not working.reads:
+        return
     written = {name for node in working.graph.nodes for name in _written(node, working)}
     if not written:
         return
@@ -59,9 +61,8 @@ def _written(node: Node, working: WorkingGraph) -> Iterator[str]:
 
 
 def _has_switches(working: WorkingGraph) -> bool:
-    return any(
-        node.op == "call_function" and node.target in SWITCHES for node in working.graph.nodes
-    )
+    find = working.graph.find_nodes
+    return any(find(op="call_function", target=target, sort=False) for target in SWITCHES)
 
 
 def _is_contiguous(working: WorkingGraph) -> bool:

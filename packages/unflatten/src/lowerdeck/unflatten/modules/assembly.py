@@ -83,7 +83,8 @@ def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[F
         calls.setdefault(paths.canonical(frame.path), []).append(frame)
     if len(calls) == len(in_order):
         # Each module is called once: it comes after what it calls already.
-        yield from (([frame], False) for frame in in_order)
+        for frame in in_order:
+            yield [frame], False
         return
     called: dict[str, dict[str, None]] = {}
     for frame in in_order:

@@ -87,7 +87,10 @@ class BodyMaker:
     def _recorded(self, frame: Frame) -> RecordedCall:
         call = self.working.preserved.get(frame)
         taken = self.plan.inputs(self.regions[frame]) if call is None else call.inputs
-        found = tuple([recorded(_example(leaf)) for leaf in taken])
+        examples = [
+            leaf.meta.get("val", _ABSENT) if isinstance(leaf, Node) else leaf for leaf in taken
+        ]
+        found = tuple([recorded(example) for example in examples])
         # One object for equal ones, so that they are told apart by it.
         return self._recorded_calls.setdefault(found, found)
 
@@ -159,7 +162,5 @@ class BodyMaker:
         )
 
 
-def _example(leaf: object) -> object:
-    if not isinstance(leaf, Node):
-        return leaf
-    return leaf.meta["val"] if "val" in leaf.meta else Absent()
+_ABSENT = Absent()
+"""The example of a value that has none."""

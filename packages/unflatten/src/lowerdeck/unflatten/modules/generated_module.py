@@ -67,7 +67,7 @@ class Body:
     attributes: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     type_name: str | None = None
     source: Source | None = None
-    others: list[Body] = field(default_factory=list)
+    others: Sequence[Body] = ()
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
     recorded: tuple[RecordedCall, ...] = ()
@@ -83,8 +83,8 @@ class Body:
     @property
     def is_told(self) -> bool:
         """Whether callers tell which form a call is, or values beside its arguments."""
-        bodies = (self, *self.others)
-        return len(bodies) > 1 or any(each.signature and each.signature.is_told for each in bodies)
+        signature = self.signature
+        return bool(self.others) or (signature is not None and signature.is_told)
 
     @property
     def graph(self) -> Graph:
@@ -167,7 +167,8 @@ class GeneratedModule(Holder):
         self.__dict__.update(module_state())
         self.__dict__[PRIVATE] = body
         if made_class is not None:
-            self.__class__ = made_class
+            # Not by torch.nn.Module, which asks what kind of value is set.
+            object.__setattr__(self, "__class__", made_class)
         else:
             GeneratedModule.recompile(self)
 

@@ -97,7 +97,7 @@ def flat_items(module: GraphModule) -> Iterator[Item]:
                 yield enter
                 stack.append((inner, iter(inner.module.graph.nodes), enter))
                 break
-            if unpacks_region(node) or _unpacks_mark(node) or _only_names_a_body(node):
+            if unpacks(node) or _only_names_a_body(node):
                 continue
             if node.target is CHECK:
                 if autocasts is None:
@@ -128,7 +128,10 @@ def _around(stack: Sequence[tuple[Scope, Iterator[Node], Item | None]]) -> list[
 
 
 def _is_region(node: Any) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target in MODE_REGIONS
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    # By identity: hashing an operator is a call into Python.
+    return node.target is AUTOCAST_REGION or node.target is GRAD_MODE_REGION
 
 
 def _body(node: Node, scope: Scope) -> Scope | None:
@@ -141,14 +144,12 @@ def _body(node: Node, scope: Scope) -> Scope | None:
     return Scope(held) if isinstance(held, GraphModule) else None
 
 
-def unpacks_region(node: Node) -> bool:
-    """Return whether a node takes one result out of a mode region's operator."""
-    return node.target is operator.getitem and _is_region(node.args[0])
-
-
-def _unpacks_mark(node: Node) -> bool:
-    source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, Node) and source.target is TRACEPOINT
+def unpacks(node: Node) -> bool:
+    """Return whether a node takes one value out of a mode region's operator, or of a mark."""
+    if node.target is not operator.getitem:
+        return False
+    source = node.args[0]
+    return _is_region(source) or (isinstance(source, Node) and source.target is TRACEPOINT)
 
 
 def _only_names_a_body(node: Node) -> bool:

@@ -29,6 +29,8 @@ def share_lifted_constants(program: ExportedProgram, state: ProgramState) -> Non
         program: The program.
         state: Its state.
     """
+    if not program.constants:
+        return
     first: dict[object, str] = {}
     for node in program.graph.find_nodes(op="placeholder"):
         entry = state.entries.get(state.targets.get(node.name, ""))

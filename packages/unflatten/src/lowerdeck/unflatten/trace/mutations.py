@@ -12,6 +12,7 @@ from torch.export.graph_signature import OutputSpec
 from torch.fx import Node
 
 from lowerdeck.torch_base import returns_view
+from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item
 
@@ -71,11 +72,19 @@ def aliases_of(node: Node) -> set[Node]:
     """Return ``node`` and everything that may be a view of it."""
     found, queue = {node}, [node]
     while queue:
-        for user in queue.pop().users:
-            if user not in found and returns_view(user.target):
-                found.add(user)
-                queue.append(user)
+        source = queue.pop()
+        for user in source.users:
+            views = [user] if returns_view(user.target) else behind_mark(user, source)
+            queue.extend(view for view in views if view not in found)
+            found.update(views)
     return found
+
+
+def behind_mark(mark: Node, value: Node) -> list[Node]:
+    """Return the nodes that are ``value`` behind the mark of a preserved call, if it is one."""
+    if mark.target is not TRACEPOINT:
+        return []
+    return [user for user in mark.users if mark.args[user.args[1]] is value]  # type: ignore[index]
 
 
 def end_of_call(items: Sequence[Item], tree: CallTree, after: int, frame: Frame) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -26,8 +25,7 @@ class StateKind(Enum):
     CONSTANT = "constant"
 
 
-@dataclass(frozen=True, slots=True)
-class StateEntry:
+class StateEntry(NamedTuple):
     """One name of the state.
 
     Attributes:
@@ -79,13 +77,13 @@ class ProgramState:
         memories = {name: _memory(value) for name, (_, value) in found.items()}
         readers = Counter(memories.values())
         for name, (kind, value) in found.items():
-            if is_wrapped_by_transform(value):
+            memory = memories[name]
+            if memory is None and is_wrapped_by_transform(value):
                 raise UnsupportedProgramError(
                     f"expected constants that are plain tensors; found {name!r}, which has no "
                     "values of its own: torch.export kept it of a call of torch.func.vjp, jacrev "
                     "or grad, and such a program does not run. Export the model without that call."
                 )
-            memory = memories[name]
             # A tensor that has its memory to itself is known by that.
             alone = memory is not None and readers[memory] == 1
             identity = memory if alone else tensor_identity(value)
@@ -128,7 +126,7 @@ class ProgramState:
 
     def add_name(self, name: str, entry: StateEntry) -> None:
         """Add a further name of the tensor that ``entry`` names."""
-        self.entries[name] = replace(entry, name=name)
+        self.entries[name] = entry._replace(name=name)
         self._names[entry.identity].append(name)
 
     def rename(self, placeholder: str, name: str) -> None:

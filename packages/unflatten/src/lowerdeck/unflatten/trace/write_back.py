@@ -13,8 +13,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec
 from torch.fx import Node
 
+from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame, common_ancestor
-from lowerdeck.unflatten.trace.flat_items import Item, Role, unpacks_region
+from lowerdeck.unflatten.trace.flat_items import Item, Role, unpacks
 from lowerdeck.unflatten.trace.module_paths import ModulePaths
 from lowerdeck.unflatten.trace.mutations import Mutation, Mutations, aliases_of, end_of_call
 from lowerdeck.unflatten.trace.state import ProgramState
@@ -87,8 +88,8 @@ def _positions(items: Sequence[Item]) -> dict[Node, int]:
     """Return the index of the item after which each node has its value."""
     index = {item.node: position for position, item in enumerate(items)}
     for position, item in enumerate(items):
-        if item.role in {Role.EXIT, Role.PASS_OUT}:
-            index.update((user, position) for user in item.node.users if unpacks_region(user))
+        if item.role in {Role.EXIT, Role.PASS_OUT} or item.node.target is TRACEPOINT:
+            index.update((user, position) for user in item.node.users if unpacks(user))
     return index
 
 

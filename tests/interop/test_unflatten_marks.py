@@ -1,0 +1,68 @@
+"""Programs of ``lowerdeck.decompose`` that still mark what a call without gradients is given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowerdeck.decompose import decompose
+from lowerdeck.unflatten import export_preserving, unflatten
+
+pytestmark = pytest.mark.filterwarnings("ignore:Decomposing this program lost:UserWarning")
+
+
+class GivesBack(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(0.25)
+
+
+class GivesView(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(-1)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.seen.add_(x)  # type: ignore[operator]
+
+
+class Frozen(nn.Module):
+    """Calls a child without gradients, and reads its argument by more than one name."""
+
+    def __init__(self, child: nn.Module, *, writes: bool) -> None:
+        super().__init__()
+        self.child, self.writes = child, writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.child(x)
+        made = y.sin() * 2
+        if self.writes:
+            x.mul_(0.5)
+        return made + 1
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("child", [GivesBack, GivesView, Counts])
+def test_what_is_marked_is_written_back_after_its_last_reader(
+    child: type[nn.Module], writes: bool
+) -> None:
+    """A marked value that is written back was a ``KeyError``."""
+    eager, x = Frozen(child(), writes=writes), torch.randn(3, 4)
+    program = decompose(export_preserving(copy.deepcopy(eager), (x.clone(),)))
+    mark = torch.ops.higher_order._export_tracepoint
+    assert program.graph.find_nodes(op="call_function", target=mark)
+    module = unflatten(program)
+    for _ in range(2):
+        mine, theirs = x.clone(), x.clone()
+        torch.testing.assert_close(module(mine), eager(theirs))
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
