@@ -33,8 +33,9 @@ class Net(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        block = torch.nn.Sequential
-        self.blocks = block(*(block(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)) for _ in "ab"))
+        linear = torch.nn.Linear
+        pairs = [torch.nn.Sequential(linear(4, 4), linear(4, 4)) for _ in range(2)]
+        self.blocks = torch.nn.ModuleList(pairs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for inner in self.blocks:
