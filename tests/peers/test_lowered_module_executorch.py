@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ from executorch.exir.backend.partitioner import (  # noqa: E402
     PartitionResult as PeerPartitionResult,
 )
 
+from lowerdeck.exir_compat import to_edge  # noqa: E402
 from lowerdeck.lowered_module import (  # noqa: E402
+    LoweredBackendModule,
     get_lowered_backend_modules,
     tag_constant_data,
     to_backend,
@@ -150,6 +154,38 @@ def test_executorchs_own_xnnpack_is_lowered_here_and_runs_in_the_official_runtim
     assert isinstance(outcome, official.Ran), outcome
     with torch.no_grad():
         torch.testing.assert_close(outcome.outputs[0][0], module(x), atol=1e-4, rtol=1e-4)
+
+
+def test_delegates_in_the_edge_dialect_pickle():
+    module = Model()
+    x = torch.randn(2, 4)
+    manager = to_edge(torch.export.export(module, (x,))).to_backend(PeerTags())
+    (delegate,) = get_lowered_backend_modules(manager.exported_program().graph_module)
+    # ExecuTorch makes a class for each verifier inside of a function, which pickle cannot name.
+    assert delegate.original_module.dialect == "EDGE"
+    again = pickle.loads(pickle.dumps(delegate))
+    assert type(again) is LoweredBackendModule
+    assert again.original_module.dialect == "ATEN"
+    assert again.processed_bytes == delegate.processed_bytes
+    values = [
+        torch.randn(node.meta["val"].shape)
+        for node, spec in zip(
+            delegate.original_module.graph.nodes,
+            delegate.original_module.graph_signature.input_specs,
+            strict=False,
+        )
+        if spec.kind.name == "USER_INPUT"
+    ]
+    with torch.no_grad():
+        for found, expected in zip(again(*values), delegate(*values), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert delegate.original_module.dialect == "EDGE"
+
+
+def test_the_table_of_exir_compat_names_all_that_exir_offers():
+    package = Path(__file__).parents[2] / "packages" / "exir-compat"
+    table = (package / "README.md").read_text()
+    assert [name for name in exir.__all__ if f"`{name}" not in table] == []
 
 
 def test_what_the_peer_cannot_lower_is_lowered_here():

@@ -13,6 +13,7 @@ from executorch.exir.pass_manager import PassManager  # noqa: E402
 from torch.fx.passes.infra.pass_manager import PassManager as TorchsManager  # noqa: E402
 
 from lowerdeck.exir_compat import (  # noqa: E402
+    EdgeCompileConfig,
     ExecutorchBackendConfig,
     to_edge,
     to_edge_transform_and_lower,
@@ -22,6 +23,8 @@ from lowerdeck.runner import load  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EDGE = exir_ops.edge.aten
+# Else `exported_program()` is in the Edge dialect here, which has been imported.
+IN_TORCHS = EdgeCompileConfig(_use_edge_ops=False)
 
 
 class Model(torch.nn.Module):
@@ -97,9 +100,9 @@ def test_passes_of_exir_find_its_operators(form, way, exported):
     x = torch.randn(4, 4)
     config = ExecutorchBackendConfig(passes=[form]) if way == "passes" else None
     if way == "first":
-        manager = to_edge_transform_and_lower(exported, [form])
+        manager = to_edge_transform_and_lower(exported, [form], compile_config=IN_TORCHS)
     else:
-        manager = to_edge(exported)
+        manager = to_edge(exported, compile_config=IN_TORCHS)
     if way == "transform":
         manager = manager.transform([form])
     torch.testing.assert_close(made(manager, x, config), wanted(x, to_cos))
@@ -108,7 +111,7 @@ def test_passes_of_exir_find_its_operators(form, way, exported):
 
 
 def test_what_a_pass_leaves_is_as_it_was(exported):
-    manager = to_edge(exported)
+    manager = to_edge(exported, compile_config=IN_TORCHS)
     before = str(manager.exported_program().graph)
     after = manager.transform([InPlace()]).exported_program()
     assert str(after.graph) == before.replace("aten.sin", "aten.cos")

@@ -13,12 +13,15 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitterError, Place, PlanRequest, fast_and_large
 from lowerdeck.exir_compat import (
+    EdgeProgramManager,
     ExecutorchBackendConfig,
     ExecutorchProgramManager,
+    ExirCompatError,
     MemoryPlanningPass,
     SettingError,
     SettingWarning,
     to_edge,
+    to_edge_transform_and_lower,
 )
 from lowerdeck.exir_compat.backend_config import _NO_MATTER, _REFUSED
 from lowerdeck.serializer import open_pte
@@ -180,3 +183,26 @@ def test_state_of_one_name_is_shared_where_asked() -> None:
     # exir keeps two states; which of the two a reader meant is for the caller to say.
     with pytest.raises(EmitterError, match="lie in two memories"):
         to_edge(programs).to_executorch()
+
+
+@pytest.mark.parametrize("begin", [to_edge, to_edge_transform_and_lower, EdgeProgramManager])
+@pytest.mark.parametrize(
+    ("programs", "words"),
+    [
+        (torch.nn.ReLU(), "found a ReLU as the program of method 'forward'"),
+        ((torch.nn.ReLU(), (torch.ones(2),)), "found a tuple"),
+        ({"relu": 3}, "found a int as the program of method 'relu'"),
+    ],
+)
+def test_what_is_no_program_is_told_at_once(begin: Any, programs: Any, words: str) -> None:
+    with pytest.raises(ExirCompatError, match=words):
+        begin(programs)
+
+
+def test_settings_of_another_kind_are_told() -> None:
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    for begin in (to_edge, to_edge_transform_and_lower):
+        with pytest.raises(SettingError, match="found a int as compile_config"):
+            begin(exported, compile_config=3)  # type: ignore[operator]
+    with pytest.raises(SettingError, match="memory_planning_pass: found a int"):
+        to_edge(exported).to_executorch(settings("memory_planning_pass", 3))

@@ -258,3 +258,16 @@ def test_what_cannot_be_lowered_is_told_in_one_error(
 ) -> None:
     with pytest.raises(error, match=words):
         lower(programs, partitioners)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"constant_methods": [1]}, "constant_methods: found a list"),
+        ({"executor": 2}, "executor: found a int, expected a concurrent.futures.Executor"),
+        ({"cache": 3}, "cache: found a int, expected a directory"),
+    ],
+)
+def test_options_of_another_kind_are_told(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LoweringError, match=words):
+        lower((Classifier().eval(), X), RunPartitioner(lambda _: True), **options)

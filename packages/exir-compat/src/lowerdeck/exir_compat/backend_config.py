@@ -202,6 +202,12 @@ def _planning(given: Any) -> MemoryPlanningPass:
     default = MemoryPlanningPass()
     if given is None:
         return default
+    known = any(hasattr(given, each.name) for each in fields(MemoryPlanningPass))
+    if not known and not callable(given):
+        raise SettingError(
+            f"ExecutorchBackendConfig.memory_planning_pass: found a {type(given).__name__}, "
+            "expected a MemoryPlanningPass, or one for each method by name"
+        )
     found = {
         each.name: getattr(given, each.name, getattr(default, each.name))
         for each in fields(MemoryPlanningPass)

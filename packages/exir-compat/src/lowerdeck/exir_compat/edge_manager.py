@@ -9,8 +9,8 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
-from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
-from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
+from lowerdeck.exir_compat.errors import ExirCompatError, SettingError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.exir_classes import TakenForExirs, new_record
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
@@ -54,12 +54,11 @@ class EdgeProgramManager(TakenForExirs):
         core_aten_ops_exception_list: Sequence[OpOverload] | None = None,  # noqa: ARG002
         preserve_ops: Sequence[OpOverload] | None = None,  # noqa: ARG002
     ) -> None:
-        one = not isinstance(edge_programs, Mapping)
-        self._programs: dict[str, Any] = {"forward": edge_programs} if one else {**edge_programs}  # type: ignore[dict-item]
+        self._programs: dict[str, Any] = programs_by_method(edge_programs)
         self._constants = dict(constant_methods or {})
         self._preserved: Iterable[OpOverload] | None = None
         self._etrecord: Any = None
-        self.compile_config: EdgeCompileConfig = compile_config or EdgeCompileConfig()
+        self.compile_config: EdgeCompileConfig = checked(compile_config)
 
     @property
     def _edge_programs(self) -> dict[str, ExportedProgram]:
@@ -222,6 +221,25 @@ class EdgeProgramManager(TakenForExirs):
         made = EdgeProgramManager(programs, self._constants, config or self.compile_config)
         made._etrecord = self._etrecord
         return made
+
+
+def programs_by_method(given: Any) -> dict[str, ExportedProgram]:
+    """Return programs by method, one alone as ``forward``.
+
+    Args:
+        given: What should be a program, or a mapping from methods to programs.
+
+    Raises:
+        ExirCompatError: It is something else.
+    """
+    programs = dict(given) if isinstance(given, Mapping) else {"forward": given}
+    for name, one in programs.items():
+        if not isinstance(one, ExportedProgram):
+            raise ExirCompatError(
+                f"found a {type(one).__name__} as the program of method {name!r}, expected what "
+                "torch.export.export(model, example_args) returns"
+            )
+    return programs
 
 
 def by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, Any]:

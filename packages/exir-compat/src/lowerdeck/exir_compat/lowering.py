@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
-from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
+from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method, programs_by_method
 from lowerdeck.lowered_module import assign_debug_handles, decomposed_for
 
 
@@ -31,6 +31,7 @@ def to_edge(
             installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
 
     Raises:
+        ExirCompatError: A method is no exported program.
         SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
 
     Example:
@@ -39,8 +40,8 @@ def to_edge(
         >>> to_edge(exported).to_executorch().buffer[4:8]
         b'ET12'
     """
-    config = compile_config or EdgeCompileConfig()
-    methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
+    config = checked(compile_config)
+    methods = programs_by_method(programs)
     manager = EdgeProgramManager(methods, constant_methods, config)
     manager.decompose_when_asked(config.preserve_ops)
     if generate_etrecord:
@@ -69,6 +70,7 @@ def to_edge_transform_and_lower(
             installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
 
     Raises:
+        ExirCompatError: A method is no exported program.
         SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
         UnknownMethodError: There are partitioners or passes for a method that is none.
         lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
@@ -79,8 +81,8 @@ def to_edge_transform_and_lower(
         >>> to_edge_transform_and_lower(exported, partitioner=[]).methods
         {'forward'}
     """
-    config = compile_config or EdgeCompileConfig()
-    methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
+    config = checked(compile_config)
+    methods = programs_by_method(programs)
     chosen = {
         name: list(each) if isinstance(each, list | tuple) else [each]
         for name, each in by_method(partitioner, methods).items()

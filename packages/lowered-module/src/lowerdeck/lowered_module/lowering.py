@@ -27,6 +27,7 @@ from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remark
 from lowerdeck.lowered_module.delegate import LoweredBackendModule, flatten_program
 from lowerdeck.lowered_module.errors import (
     AliasingError,
+    CacheError,
     LoweringError,
     PartitionerError,
     PartitionError,
@@ -209,6 +210,12 @@ def to_backend(
         ['Bytes']
     """
     given = _form(args, named)
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise LoweringError(
+            f"executor: found a {type(executor).__name__}, expected a concurrent.futures.Executor"
+        )
+    if cache is not None and not isinstance(cache, str | os.PathLike):
+        raise CacheError(f"cache: found a {type(cache).__name__}, expected a directory or a URL")
     kept = None if cache is None else ResultCache(cache)
     program: Any = given.get("edge_program")
     if "backend_id" in given:

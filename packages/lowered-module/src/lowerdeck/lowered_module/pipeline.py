@@ -228,6 +228,11 @@ def _settings(
 ) -> EmitConfig | None:
     if not constant_methods:
         return config
+    if not isinstance(constant_methods, Mapping):
+        raise LoweringError(
+            f"constant_methods: found a {type(constant_methods).__name__}, expected a mapping "
+            "from names of methods to what they return"
+        )
     settings = EmitConfig() if config is None else config
     twice = settings.constant_methods.keys() & constant_methods.keys()
     if twice:

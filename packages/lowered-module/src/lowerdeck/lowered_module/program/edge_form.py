@@ -184,10 +184,20 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
     for node in _calls(made.graph_module):
         _give_back(node)
     _drop_unused(made)
-    # Its verifiers refine torch's own.
-    checks = [one for cls in program.verifiers for one in cls.__mro__ if _dialect(one) == "ATEN"]
-    set_program_parts(made, verifiers=checks[:1])
+    set_program_parts(made, verifiers=torchs_verifiers(program))
     return made
+
+
+def torchs_verifiers(program: ExportedProgram) -> list[Any]:
+    """Return what checks a program once it is in torch's operators.
+
+    Args:
+        program: Any program, of either dialect.
+    """
+    # Those of the Edge dialect refine torch's own.
+    return [
+        next(one for one in cls.__mro__ if _dialect(one) != "EDGE") for cls in program.verifiers
+    ]
 
 
 def _dialect(verifier: type) -> object:

@@ -10,11 +10,14 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from lowerdeck.lowered_module._executorch import edge_operator
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.edge_form import torchs_verifiers
 from lowerdeck.lowered_module.program.tags import AHEAD, REJECT, REMARKS
 from lowerdeck.torch_base import OpOverload, executorch_call_delegate, reserve_name
 
 _GRAPH = "_graph_module"
+_VERIFIERS = "_verifiers"
 _KEPT = (AHEAD, HANDLE, REJECT, REMARKS)
 
 
@@ -54,12 +57,17 @@ class _GraphRecord:
 def portable_state(program: ExportedProgram) -> dict[str, Any]:
     """Return what makes up a program, in a form that pickle takes.
 
-    Of what nodes know, debug handles and what partitioners said of them are kept.
+    Of what nodes know, debug handles and what partitioners said of them are kept. One in
+    ExecuTorch's Edge dialect, which pickle cannot take, is in torch's operators there.
 
     Args:
         program: The program.
     """
-    return {**program.__dict__, _GRAPH: _recorded(program.graph_module)}
+    return {
+        **program.__dict__,
+        _VERIFIERS: torchs_verifiers(program),
+        _GRAPH: _recorded(program.graph_module),
+    }
 
 
 def fill(program: ExportedProgram, state: dict[str, Any]) -> None:
@@ -128,6 +136,7 @@ def _made(record: _GraphRecord) -> GraphModule:
 
 
 def _named(value: object) -> object:
+    value = edge_operator(value) or value
     if isinstance(value, OpOverload):
         return _OperatorName(str(value), higher_order=False)
     name = getattr(value, "name", None)
