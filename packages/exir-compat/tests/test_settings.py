@@ -203,6 +203,6 @@ def test_settings_of_another_kind_are_told() -> None:
     exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     for begin in (to_edge, to_edge_transform_and_lower):
         with pytest.raises(SettingError, match="found a int as compile_config"):
-            begin(exported, compile_config=3)  # type: ignore[operator]
+            begin(exported, compile_config=3)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="memory_planning_pass: found a int"):
         to_edge(exported).to_executorch(settings("memory_planning_pass", 3))
