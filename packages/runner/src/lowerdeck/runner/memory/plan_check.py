@@ -7,7 +7,8 @@ bytes that hold something else is refused before the first call. Four things can
 - The file does not say that a value is only another name for the bytes of another one (a reshape
   or slice that shares memory): a value that nothing writes is taken for a name of whatever lies
   there whole. So a plan in which such a name, or the value that it should name, was moved may
-  pass, unless the name would be of no use there or a result would be left that nobody reads.
+  pass, unless a result would be left that nobody reads. Names of the same shape, which are of no
+  use, are in right files too: ExecuTorch leaves out the copy that a reshape to its own shape is.
   Right plans that share memory have such names (145 of ours have 612), so they cannot be
   refused. To ask that a name is a run of rows of the other's shape would find 14 of 64 such
   plans, and refuse 4 of those 612 names.
@@ -262,13 +263,15 @@ class PlanCheck:
         self.names.setdefault(index, at)
 
     def _may_name(self, index: int, other: int) -> bool:
-        """Return whether a name is of any use: it has another shape, or is a part."""
+        """Return whether bytes can be seen so: their numbers are as wide, or are a part."""
         one, two = self._specs[index], self._specs[other]
         if one is None or two is None:
             return False
-        if one.dtype.itemsize != two.dtype.itemsize:
-            return one.dtype.is_complex or two.dtype.is_complex
-        return (one.sizes, one.dtype, one.dim_order) != (two.sizes, two.dtype, two.dim_order)
+        return (
+            one.dtype.itemsize == two.dtype.itemsize
+            or one.dtype.is_complex
+            or two.dtype.is_complex
+        )
 
     def _refuse_lost_names(self, items: Sequence[Instruction]) -> None:
         """Refuse a result that nobody reads while later a name of its size reads something else.
