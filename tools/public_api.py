@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import griffe
 
@@ -11,19 +13,22 @@ import griffe
 SIDE_DOORS = {"testing"}
 
 
-def breaks(module: str, old: Path, new: Path) -> list[str]:
+def breaks(
+    module: str, old: Path, new: Path, siblings: Mapping[str, Path] = MappingProxyType({})
+) -> list[str]:
     """Return what a user of ``module`` must change to move from ``old`` to ``new``, line by line.
 
     Args:
         module: The dotted name of the package, ``lowerdeck.serializer`` for instance.
         old: The folder that holds the top of the module's old sources.
         new: The same for the new sources.
+        siblings: Modules that it may inherit from, with the folders of their sources.
 
     Returns:
         One line for each public name that is gone or takes or gives something else. Modules behind
         the front door are free to change; what the front door shows of them is not.
     """
-    before, after = _front_door(module, old), _front_door(module, new)
+    before, after = (_front_door(module, sources, siblings) for sources in (old, new))
     # griffe lets a name pass that leaves __all__ and can still be imported.
     hidden = sorted(_exports(before) - _exports(after))
     changed = griffe.find_breaking_changes(before, after)
@@ -37,8 +42,13 @@ def breaks(module: str, old: Path, new: Path) -> list[str]:
     ]
 
 
-def _front_door(module: str, sources: Path) -> griffe.Module:
-    loaded = griffe.load(module, search_paths=[sources], resolve_aliases=True)
+def _front_door(module: str, sources: Path, siblings: Mapping[str, Path]) -> griffe.Module:
+    loader = griffe.GriffeLoader(search_paths=[sources, *siblings.values()])
+    loaded = loader.load(module)
+    # What a class inherits is public as well.
+    for sibling in siblings:
+        loader.load(sibling)
+    loader.resolve_aliases()
     if not isinstance(loaded, griffe.Module):
         raise TypeError(f"{module} is a {type(loaded).__name__}, expected a package with sources")
     _shut(loaded)

@@ -23,6 +23,7 @@ from tools.workspace import (
     released_commit,
     releases,
     sibling_pins,
+    siblings,
     tagged_commit,
     version_numbers,
 )
@@ -137,7 +138,11 @@ def api_problems(package: str, version: str) -> list[str]:
     module, source = f"{BRAND}.{import_name(package)}", f"packages/{package}/src"
     with tempfile.TemporaryDirectory() as folder:
         old = extract(known[last], source, Path(folder))
-        found = breaks(module, old, ROOT / source)
+        below = {
+            f"{BRAND}.{import_name(sibling)}": ROOT / f"packages/{sibling}/src"
+            for sibling in siblings(package)
+        }
+        found = breaks(module, old, ROOT / source, below)
     return [f"breaks {last} without a new minor version: {explanation}" for explanation in found]
 
 

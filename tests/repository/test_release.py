@@ -178,6 +178,21 @@ def test_what_stands_behind_the_front_door_is_free_to_change(tmp_path):
     assert _breaks(tmp_path, before, moved) == []
 
 
+def test_what_a_class_inherits_from_a_sibling_is_still_there(tmp_path):
+    base = tmp_path / "base/lowerdeck/below/__init__.py"
+    base.parent.mkdir(parents=True)
+    base.write_text("class Base:\n    def run(self): ...\n")
+    head = 'from lowerdeck.below import Base\n__all__ = ["Own"]\nclass Own(Base):\n'
+    for state, body in (("before", "def run(self): ..."), ("after", "pass")):
+        door = tmp_path / state / "lowerdeck/above/__init__.py"
+        door.parent.mkdir(parents=True)
+        door.write_text(f"{head}    {body}\n")
+    states = (tmp_path / "before", tmp_path / "after")
+    assert public_api.breaks("lowerdeck.above", *states)
+    below = {"lowerdeck.below": tmp_path / "base"}
+    assert public_api.breaks("lowerdeck.above", *states, below) == []
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

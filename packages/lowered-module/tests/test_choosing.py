@@ -86,7 +86,7 @@ def test_the_table_is_sorted_by_time_and_says_why_not() -> None:
 
 def test_the_table_gives_long_names_the_room_they_need() -> None:
     trials = [
-        Trial(("XnnpackBackend", "OpenvinoBackend"), "stages.1.blocks.1", milliseconds=1.0),
+        Trial(("XnnpackBackend", "OpenvinoBackend"), after="stages.1.blocks.1", milliseconds=1.0),
         Trial(("OpenvinoBackend",), milliseconds=20.0),
     ]
     first, second = list(trial_lines([replace(one, difference=0.0) for one in trials]))[1:]

@@ -43,8 +43,6 @@ class Trial:
 
     Attributes:
         backends: Who was asked, the first choosing first; nobody for the runtime's own kernels.
-        after: Where the program was cut for two backends: the module, or else the node, behind
-            which the second one begins. Empty where each may take nodes anywhere.
         delegates: How many partitions went to backends.
         left: How many computing nodes stayed with other kernels.
         file_bytes: Size of the file.
@@ -53,10 +51,11 @@ class Trial:
         difference: Largest difference from eager; None where the file does not run.
         why_not: Why it cannot be chosen; empty where it can.
         chosen: Whether it was.
+        after: Where the program was cut for two backends: the module, or else the node, behind
+            which the second one begins. Empty where each may take nodes anywhere.
     """
 
     backends: tuple[str, ...]
-    after: str = ""
     delegates: int = 0
     left: int = 0
     file_bytes: int = 0
@@ -64,6 +63,7 @@ class Trial:
     difference: float | None = None
     why_not: str = ""
     chosen: bool = False
+    after: str = ""
 
     @property
     def name(self) -> str:
