@@ -41,7 +41,7 @@ class Halves(Partitioner):
         super().__init__()
         self._both = (first, second)
         self._number, self._of = number, of
-        self.after = ""
+        self.after: str = ""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with the first one's tags before the place, the second one's behind.
