@@ -22,7 +22,7 @@ from lowerdeck.lowered_module import (
     constant_tensors,
     known_nodes,
 )
-from lowerdeck.torch_base import arguments_of, describe_node
+from lowerdeck.torch_base import arguments_of, collector_held, describe_node
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
@@ -79,6 +79,7 @@ class XnnpackBackend(BackendDetails):
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
     @staticmethod
+    @collector_held()  # a partition of thousands of nodes makes as many records, which all live on
     def preprocess(
         edge_program: ExportedProgram,
         compile_specs: list[CompileSpec],
