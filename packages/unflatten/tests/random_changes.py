@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from random_comparison import compare_calls, dynamic_shapes  # type: ignore[import-not-found]
-from random_leaves import SIZE, Pair  # type: ignore[import-not-found]
+from random_leaves import SIZE, WRITERS, Pair  # type: ignore[import-not-found]
 from random_models import Case, Tree, random_case  # type: ignore[import-not-found]
 from random_odd_changes import check_odd_change  # type: ignore[import-not-found]
 from torch import Tensor, nn
@@ -49,8 +49,8 @@ DECOMPOSED: dict[str, Callable[[ExportedProgram], ExportedProgram]] = {
 }
 """What is done with an exported program; ``tests/changes`` adds what other packages do."""
 
-REFUSALS = ("returned as", "returned what shares memory")
-"""What a call may be refused with in which a change returns what the module did not."""
+REFUSALS = ("returned as", "returned what shares memory", "decomposing gave")
+"""What a call may be refused with: a change returns what the module did not, or calls are lost."""
 
 REPLACED = ("eager", "eager changed")
 WRAPPED = (*("sequential", "changed", "low rank", "logged", "listed") * 2, "compiled")
@@ -222,7 +222,9 @@ def _chosen(
         if path in alone and not is_container:
             kinds = (*WRAPPED, *HOOKED)
         if "plain" in made.form:
-            kinds = ("logged", "hooked") if "logged" in kinds else ("hooked",)
+            hooked = ("hooked", "changed by a hook")
+            hooked = hooked if _returns_one(case.model.get_submodule(path)) else ("hooked",)
+            kinds = ("logged", *hooked) if "logged" in kinds else hooked
         elif free[path] and not any(outer_of(path, other) for other in found):
             kinds = (*kinds, *REPLACED, *REPLACED)
         # Hooks of eager's are a part of the module.
@@ -233,6 +235,13 @@ def _chosen(
             continue
         found[path] = rng.choice(kinds)
     return dict(sorted(found.items(), key=lambda item: -item[0].count(".")))
+
+
+def _returns_one(module: nn.Module) -> bool:
+    """Return whether flat results of a module are its result alone, and not what it handed on."""
+    kind = getattr(module, "kind", "")
+    hands_on = kind in {*WRITERS, "nothing", "shows", "gives view"} or kind.startswith("writes")
+    return not (hands_on or isinstance(module, Tree))
 
 
 def outer_of(outer: str, inner: str) -> bool:
@@ -334,7 +343,7 @@ def _compare(case: Case, subject: Any, chosen: Mapping[str, str], seed: int, for
     compare_calls(eager, subject, case, 3)
     flat = "plain" in form
     if flat and is_decomposed(form):
-        # Of a call in a region of another mode nothing is left but what it computes.
+        # Decomposing drops calls of whose results nothing but the size is read.
         return
     for path in chosen:
         expected, found = ([call for name, call in log if name == path] for log in logs)

@@ -1,7 +1,8 @@
 """Programs whose own graph can be cut into modules as it is, without a working copy of it.
 
-Most can: functional ones that overwrite nothing, run nothing in another mode and preserve no
-signature. Their state is read where it is used, by the attribute that the module there owns.
+Most can: functional ones that overwrite nothing, run nothing in another mode, preserve no
+signature and have lost none of their calls. Their state is read where it is used, by the
+attribute that the module there owns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def direct_graph(trace: Trace) -> WorkingGraph | None:
     program, items, state, tree = trace.program, trace.items, trace.state, trace.tree
     if trace.mutations.count or not _is_plain(program, items) or asked_signatures(program):
         return None
-    if not_recorded(program):
+    if trace.written_out or not_recorded(program):
         return None
     placeholders = program.graph.find_nodes(op="placeholder")
     held = [node for node in placeholders if node.name in state.targets]

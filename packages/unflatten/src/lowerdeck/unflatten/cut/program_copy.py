@@ -28,6 +28,7 @@ from lowerdeck.unflatten.cut.flat_calls import (
     with_other_values,
 )
 from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
+from lowerdeck.unflatten.cut.lost_calls import forbid_lost_calls
 from lowerdeck.unflatten.cut.own_sizes import compute_own_sizes
 from lowerdeck.unflatten.cut.preserved_frames import (
     MarkedCalls,
@@ -96,6 +97,7 @@ class ProgramCopier:
             if frame in self.tree.unsure and frame.parent is not None:
                 forbid_replacing(self.made, frame, frame.parent, UNSURE_MODE)
         find_preserved_calls(self.trace, self.made, self.reads, self._values, self._marked)
+        forbid_lost_calls(self.trace, self.made)
         forbid_delegated(self.trace, self.made)
         self._copy_output()
         self._part_calls()

@@ -31,10 +31,14 @@ def origins(node: Node) -> list[Any]:
 
 def lost_its_stack(node: Node) -> bool:
     """Return whether ``node`` was written out of a region, and has the stack of its operator."""
-    return any(str(source.target) in _REGIONS for source in origins(node))
+    return any(map(_is_of_region, node.meta.get("from_node") or ()))
 
 
-def find_lost(program: ExportedProgram, tree: CallTree, items: Sequence[Item]) -> None:
+def _is_of_region(source: Any) -> bool:
+    return str(source.target) in _REGIONS or any(map(_is_of_region, source.from_node))
+
+
+def find_lost(program: ExportedProgram, tree: CallTree, items: Sequence[Item]) -> list[Item]:
     """Give what was written out of a region to the call that computes it, where signatures tell.
 
     What a call returns, and what it alone reads, it computes, unless it is an argument of it.
@@ -43,11 +47,14 @@ def find_lost(program: ExportedProgram, tree: CallTree, items: Sequence[Item]) -
         program: The program.
         tree: The innermost call around each step; changed.
         items: The steps.
+
+    Returns:
+        All that was written out of a region, whether the call that computes it is known or not.
     """
+    lost = [item for item in items if item.role is Role.COMPUTE and lost_its_stack(item.node)]
     signatures = {entry.fqn: entry.signature for entry in program.module_call_graph if entry.fqn}
     if not any(signatures.values()):
-        return
-    lost = [item for item in items if item.role is Role.COMPUTE and lost_its_stack(item.node)]
+        return lost
     taken: dict[Frame, set[str]] = {}
     makers: dict[str, Frame] = {}
     for frame in tree.frames() if lost else ():
@@ -72,6 +79,7 @@ def find_lost(program: ExportedProgram, tree: CallTree, items: Sequence[Item]) -
         for frame in (frame for reader in readers for frame in _between(inner, reader)):
             if frame in taken and name not in taken[frame]:
                 tree.lost.add(frame)
+    return lost
 
 
 def _between(outer: Frame, inner: Frame | None) -> list[Frame]:

@@ -30,6 +30,7 @@ class Trace:
         paths: Its modules.
         tree: The calls of modules around its steps.
         mutations: Where new values are written back.
+        written_out: Those steps that decomposing wrote out of a region of another mode.
     """
 
     program: ExportedProgram
@@ -38,6 +39,7 @@ class Trace:
     paths: ModulePaths
     tree: CallTree
     mutations: Mutations
+    written_out: Sequence[Item]
 
     @classmethod
     def of(cls, program: ExportedProgram, *, inplace: bool) -> Trace:
@@ -55,8 +57,8 @@ class Trace:
         items = list(flat_items(program.graph_module))
         note_shared_modules(paths, items, state)
         tree = build_call_tree(items, paths)
-        find_lost(program, tree, items)
+        written_out = find_lost(program, tree, items)
         mutations = plan_mutations(program, items, tree, state, paths)
         if not inplace:
             mutations.keep_functional()
-        return cls(program, items, state, paths, tree, mutations)
+        return cls(program, items, state, paths, tree, mutations, written_out)

@@ -1,0 +1,151 @@
+"""Hooks where decomposing wrote a region's calls out: as in eager, or refused, never unheard."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram, export
+
+from lowerdeck.decompose import decompose
+from lowerdeck.unflatten import UnflattenError, unflatten
+
+X = torch.linspace(-2, 2, 8).reshape(2, 4)
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+class Rotated(nn.Module):
+    """Computes its factors without gradients, as rotary embeddings do, and calls nobody."""
+
+    def __init__(self, mode: Mode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.mode():
+            factors = x.sum(0).cos()
+        return x * factors
+
+
+class Model(nn.Module):
+    """Calls some modules in a region alone, some outside too, and some outside alone."""
+
+    def __init__(self, mode: Mode) -> None:
+        super().__init__()
+        self.mode = mode
+        self.both, self.outside = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.inside = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.stateless = nn.ReLU()
+        self.block = nn.Sequential(Rotated(mode), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stateless(self.both(x))
+        with self.mode():
+            z = self.stateless(self.inside(self.both(y)))
+        result: Tensor = self.block(self.outside(y) + z)
+        return result
+
+
+def _saved(program: ExportedProgram) -> ExportedProgram:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+MODES: dict[str, Mode] = {
+    "no_grad": torch.no_grad,
+    "autocast": partial(torch.autocast, "cpu", torch.bfloat16),
+}
+WAYS: dict[str, Callable[[ExportedProgram], ExportedProgram]] = {
+    "core": lambda program: program.run_decompositions(),
+    "functional": lambda program: program.run_decompositions({}),
+    "saved": lambda program: _saved(program.run_decompositions()),
+}
+
+
+def _hooked(model: Any, path: str, kind: str) -> Any:
+    module = model.get_submodule(path)
+    if kind == "before":
+        module.register_forward_pre_hook(lambda _, args: tuple(3 * value for value in args))
+    else:
+        module.register_forward_hook(lambda _module, _args, result: 3 * result)
+    return model
+
+
+def _hook_each(eager: nn.Module, program: ExportedProgram, **options: Any) -> dict[str, set[str]]:
+    """Return the modules whose hooks were run, and those whose hooks were refused."""
+    found: dict[str, set[str]] = {"run": set(), "refused": set()}
+    for path, _ in eager.named_modules():
+        for kind in ("before", "after") if path else ():
+            wanted = _hooked(copy.deepcopy(eager), path, kind)(X)
+            subject: Any = unflatten(program, **options)
+            table = {row.path: row for row in subject.swappable()}
+            result = _result(_hooked(subject, path, kind))
+            if isinstance(result, str):
+                assert "Unflatten the program before run_decompositions()" in result
+                assert "decomposing gave" in table[path].reason
+                found["refused"].add(path)
+            else:
+                torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
+                found["run"].add(path)
+    return found
+
+
+def _result(module: nn.Module) -> Tensor | str:
+    """Return what a module returns, or what it refuses to compute that with."""
+    try:
+        result: Tensor = module(X)
+    except UnflattenError as error:
+        return str(error)
+    return result
+
+
+@pytest.mark.parametrize("preserve", [None, "all"])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hook_runs_in_each_call_or_is_refused(
+    mode: str, way: str, strict: bool, preserve: Any
+) -> None:
+    eager = Model(MODES[mode]).eval()
+    program = WAYS[way](export(eager, (X,), strict=strict))
+    found = _hook_each(eager, program, preserve=preserve)
+    assert {"both", "inside.0", "inside.1", "inside", "stateless"} <= found["refused"]
+    assert {"outside", "block.1"} <= found["run"]
+    if not strict:
+        assert "block" in found["run"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_ours_takes_apart_keeps_its_calls(mode: str) -> None:
+    eager = Model(MODES[mode]).eval()
+    found = _hook_each(eager, decompose(export(eager, (X,))))
+    assert not found["refused"]
+
+
+@pytest.mark.parametrize("path", ["both", "inside", "inside.1", "stateless"])
+def test_no_other_module_is_taken_there(path: str) -> None:
+    eager = Model(torch.no_grad).eval()
+    subject: Any = unflatten(export(eager, (X,)).run_decompositions())
+    outer, _, name = path.rpartition(".")
+    setattr(subject.get_submodule(outer), name, nn.Linear(4, 4))
+    with pytest.raises(UnflattenError, match=f"stands for '{path}'.*decomposing gave"):
+        subject(X)
+
+
+def test_a_region_that_calls_nobody_leaves_the_others_free() -> None:
+    eager = nn.Sequential(Rotated(torch.no_grad), nn.Linear(4, 4), nn.Tanh())
+    assert not _hook_each(eager, export(eager, (X,)).run_decompositions())["refused"]
+
+
+def test_without_decomposing_they_can_all_be_hooked() -> None:
+    eager = Model(torch.no_grad).eval()
+    assert not _hook_each(eager, export(eager, (X,)))["refused"]
