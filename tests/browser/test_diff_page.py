@@ -22,6 +22,12 @@ def test_it_shows_what_changed_and_nothing_else_on_demand(program, show):
     assert page.ask("return document.querySelectorAll('.sides .row.changed').length") == 1
 
 
+def test_its_links_lead_somewhere(program, show):
+    page = show(html_diff(program(20), program(20)))
+    links = "[...document.querySelectorAll('a[href^=\"#\"]')].map(link => link.hash.slice(1))"
+    assert page.ask(f"return {links}.filter(id => !document.getElementById(id))") == []
+
+
 def test_the_same_file_twice_has_no_difference(program, show):
     page = show(html_diff(program(20), program(20)))
     assert page.ask(COUNTER).startswith("0 differences")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from lowerdeck.lowered_module import LoweringError
 from lowerdeck.lowered_module.commands import load_example, lower
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.testing import RunPartitioner
@@ -69,6 +70,13 @@ def leaves_forward():
 class Add(torch.nn.Module):
     def forward(self, x, y):
         return x + y
+
+class Doubles(torch.nn.Module):
+    def forward(self, x):
+        return x.mul_(2) + 1
+
+def doubles():
+    return Doubles(), (torch.randn(1, 8),)
 
 def listed():
     return Add(), [torch.ones(1), torch.ones(1)]
@@ -173,6 +181,19 @@ def test_check_compares_with_eager(
     pytest.importorskip("lowerdeck.runner")
     assert run(model, "-o", str(tmp_path / "m.pte"), "--check") == 0
     assert "differs by at most" in capsys.readouterr().out
+
+
+def test_check_knows_models_that_write_what_they_are_given(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("lowerdeck.runner")
+    module = model.partition(":")[0]
+    assert run(f"{module}:doubles", "-o", str(tmp_path / "m.pte"), "--check") == 0
+
+
+def test_auto_refuses_a_backend_that_nobody_offers(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.pte"
+    with pytest.raises(LoweringError, match=r"'Mistyped' was not found\. Installed:"):
+        run(model, "--auto", "--backend", "Mistyped", "-o", str(path))
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.quantization import Quantization, Sample
-from lowerdeck.lowered_module.authoring.registry import find_partitioner
+from lowerdeck.lowered_module.authoring.registry import find_partitioner, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy, accuracy_of
@@ -216,6 +216,8 @@ def lower_model(
         keep_apart(read=_sources(read), written=written)
         trials: Sequence[Trial] = ()
         if auto is not None:
+            for name in backends:
+                installed_partitioner(name)
             with stages.stage("measure"), told():
                 lowered, trials = lower_fastest(
                     program, _eager(model), backends=backends or None, tolerance=auto
@@ -449,7 +451,9 @@ def _accuracy(
     """Return how far each output of the file is from eager's."""
     from lowerdeck.runner import load
 
+    # A model may write what it is given, and return it.
+    given = copy.deepcopy((inputs, dict(named)))
     with torch.no_grad():
-        wanted = pytree.tree_leaves(module(*inputs, **named))
+        wanted = pytree.tree_leaves(module(*given[0], **given[1]))
     found = pytree.tree_leaves(load(path).run("forward", *inputs, **named))
     return accuracy_of(found, wanted)

@@ -133,6 +133,19 @@ def find_partitioner(name: str) -> Any:
         BackendNotFoundError: No distribution offers it.
         AmbiguousBackendError: Several distributions offer different ones.
     """
+    return installed_partitioner(name).load()()
+
+
+def installed_partitioner(name: str) -> importlib.metadata.EntryPoint:
+    """Return the entry point of the installed partitioner called ``name``.
+
+    Args:
+        name: Its name.
+
+    Raises:
+        BackendNotFoundError: No distribution offers it.
+        AmbiguousBackendError: Several distributions offer different ones.
+    """
     chosen = {entry.value: entry for entry in installed_entries(PARTITIONERS, name)}
     if not chosen:
         entries = importlib.metadata.entry_points(group=PARTITIONERS)
@@ -145,7 +158,7 @@ def find_partitioner(name: str) -> Any:
         raise AmbiguousBackendError(
             f"partitioner {name!r} is offered as {' and '.join(chosen)}: uninstall one"
         )
-    return next(iter(chosen.values())).load()()
+    return next(iter(chosen.values()))
 
 
 def _different(candidates: Iterable[Any]) -> list[Any]:

@@ -324,7 +324,7 @@ function showDiff(data) {
   }
 
   const box = searchBox(search, SEARCHED);
-  const links = PARTS.filter(([id]) => id !== "delegates").toSpliced(3, 0, ["stored", "Stored"]);
+  const links = PARTS.filter(([id]) => !["graph", "delegates"].includes(id)).toSpliced(2, 0, ["stored", "Stored"]);
   document.getElementById("page").append(
     topBar([named(files[0].title), " → ", named(files[1].title)], data.methods.map((method) => method.name), show, box, links),
     section("summary", "Summary", null, summaryTable(files.map((file) => file.facts()))),

@@ -229,8 +229,15 @@ class GraphView {
 
   choose(index, tell = true) {
     this.selected = index;
-    const node = this.nodes[index];
     this.status.replaceChildren(...this.describe(index).flatMap((line) => [named(line), " · "]).slice(0, -1));
+    this.reveal(index);
+    this.redraw();
+    if (tell) this.picked(index);
+  }
+
+  /** Move to a box, unless it is in sight. */
+  reveal(index) {
+    const node = this.nodes[index];
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const x = (this.x(node) - this.left) * this.scale;
     const y = (this.y(node) - this.top) * this.scale;
@@ -241,12 +248,15 @@ class GraphView {
       const end = this.tall - height / this.scale;
       this.top = Math.max(0, Math.min(end, this.y(node) - height / 2 / this.scale));
     }
-    this.redraw();
-    if (tell) this.picked(index);
   }
 
   highlight(indices) {
     this.matches = indices;
+    if (indices) {
+      const all = `${count(this.nodes.length)} boxes`;
+      this.status.textContent = indices.size ? `${count(indices.size)} of ${all}` : `no hits in ${all}`;
+      if (indices.size) this.reveal(indices.values().next().value);
+    }
     this.redraw();
   }
 

@@ -133,6 +133,7 @@ class InstructionGraph {
 
   /** Fade what is not among some entries; all are shown again without. */
   highlight(entries) {
-    this.view.highlight(entries && new Set(entries.map((entry) => this.ofEntry.get(entry))));
+    const boxes = entries?.map((entry) => this.ofEntry.get(entry)).filter((box) => box !== undefined);
+    this.view.highlight(boxes ? new Set(boxes) : null);
   }
 }
