@@ -66,3 +66,30 @@ def test_what_is_marked_is_written_back_after_its_last_reader(
         torch.testing.assert_close(module(mine), eager(theirs))
         torch.testing.assert_close(mine, theirs)
     torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+
+
+class CallsInRegions(nn.Module):
+    """Calls one layer in a region of another mode and outside, and others in there alone."""
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+        self.both, self.inside = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.both(x)
+        with self.mode():
+            z: Tensor = self.inside(self.both(y))
+        return y + z
+
+
+@pytest.mark.parametrize("path", ["both", "inside", "inside.0", "inside.1"])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["grad", "cast"]
+)
+def test_what_is_taken_apart_by_ours_keeps_its_calls_in_regions(mode: Any, path: str) -> None:
+    eager, x = CallsInRegions(mode).eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
+    subject: Any = unflatten(decompose(torch.export.export(eager, (x,))))
+    for module in (eager, subject):
+        module.get_submodule(path).register_forward_hook(lambda _module, _args, result: 3 * result)
+    torch.testing.assert_close(subject(x), eager(x), atol=1e-5, rtol=1e-5)
