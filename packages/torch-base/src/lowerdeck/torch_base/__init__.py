@@ -74,6 +74,7 @@ from lowerdeck.torch_base.graphs import (
     nested_graphs,
 )
 from lowerdeck.torch_base.hidden_aliases import written_aliases
+from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
@@ -179,6 +180,7 @@ __all__ = [
     "graphs_of",
     "is_getitem",
     "nested_graphs",
+    "without_idle_modes",
     # Attributes by their dotted path
     "attribute",
     "has_attribute",
