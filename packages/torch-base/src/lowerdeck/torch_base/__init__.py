@@ -48,7 +48,6 @@ from lowerdeck.torch_base._torch_private import (
     with_graph_module,
 )
 from lowerdeck.torch_base.arguments import arguments_of
-from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
 from lowerdeck.torch_base.callees import (
     Behaviour,
@@ -65,9 +64,11 @@ from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
+    attribute,
     attribute_of,
     copy_graph_module,
     graphs_of,
+    has_attribute,
     is_getitem,
     mend_program,
     mended,
