@@ -8,6 +8,14 @@ with the wheels for aarch64 in ``SITE`` and their libraries' folders in ``LIBS``
     env PYTHONPATH=SITE qemu-aarch64-static -cpu neoverse-n1 -L ROOT -E LD_LIBRARY_PATH=LIBS \
         ROOT/usr/bin/python3.11
 
+Wheels: ``pip install --target SITE --no-deps --only-binary=:all: --python-version 3.11``, with
+``--platform manylinux_2_N_aarch64`` for each N from 17 to 35, of torch, executorch and numpy of
+the versions here, and, as torch's wheel there links CUDA, of the ``nvidia`` packages that it
+names (one ``--target`` each, merged, since pip fills no folder that exists). Python: ``apt-get
+download`` with ``-o APT::Architecture=arm64`` and lists of its own, unpacked by ``dpkg -x``.
+All 35 cases are right (executorch 1.4.1, torch 2.13.0, emulated), float16 a little further off,
+as it is computed there.
+
 An emulator shows the machine's own ``/proc/cpuinfo``, which ends the runtime while it is loaded:
 ``ROOT/proc/cpuinfo``, and ``possible`` and ``present`` in ``ROOT/sys/devices/system/cpu``, must be
 those of the processor that is emulated.

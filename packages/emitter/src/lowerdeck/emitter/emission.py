@@ -36,7 +36,7 @@ from lowerdeck.emitter.memory import plan_memory
 from lowerdeck.emitter.passes import run_passes, write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
-from lowerdeck.torch_base import collector_held, mended
+from lowerdeck.torch_base import collector_held, mended, without_idle_modes
 
 
 def emit(
@@ -75,7 +75,7 @@ def emit(
     settings = config if config is not None else EmitConfig()
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
-    by_name = {name: mended(program) for name, program in by_name.items()}
+    by_name = {name: without_idle_modes(mended(one)) for name, one in by_name.items()}
     # A file has no device, and what is computed ahead is computed here.
     by_name = methods_on_cpu(by_name)
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))

@@ -67,7 +67,13 @@ from lowerdeck.lowered_module.program.functional import (
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
-from lowerdeck.torch_base import MemoryMap, collector_held, mended, set_program_parts
+from lowerdeck.torch_base import (
+    MemoryMap,
+    collector_held,
+    mended,
+    set_program_parts,
+    without_idle_modes,
+)
 
 PartitionerLike = Callable[[ExportedProgram], Any]
 
@@ -294,7 +300,7 @@ def _lower_whole(
             f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
             "ExportedProgram: export the module first"
         )
-    program = mended(program)
+    program = without_idle_modes(mended(program))
     for_exir = wants_edge_backend(
         find_backend(backend_id, peers=any(map(is_peers, compile_specs)))
     )
@@ -459,7 +465,8 @@ def _partitioned(
     instead. ``others`` are the other methods of the same file.
     """
     require_partitioner(partitioner)
-    program = mended(program)
+    # Regions would cut what one partition can hold.
+    program = without_idle_modes(mended(program))
     if wants_edge(partitioner):
         if writes_anything(program):
             program = functional(program, "partitioners of ExecuTorch know no writes in place")

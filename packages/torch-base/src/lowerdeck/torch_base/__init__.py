@@ -48,7 +48,6 @@ from lowerdeck.torch_base._torch_private import (
     with_graph_module,
 )
 from lowerdeck.torch_base.arguments import arguments_of
-from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
 from lowerdeck.torch_base.callees import (
     Behaviour,
@@ -65,15 +64,18 @@ from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
+    attribute,
     attribute_of,
     copy_graph_module,
     graphs_of,
+    has_attribute,
     is_getitem,
     mend_program,
     mended,
     nested_graphs,
 )
 from lowerdeck.torch_base.hidden_aliases import written_aliases
+from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
@@ -179,6 +181,7 @@ __all__ = [
     "graphs_of",
     "is_getitem",
     "nested_graphs",
+    "without_idle_modes",
     # Attributes by their dotted path
     "attribute",
     "has_attribute",

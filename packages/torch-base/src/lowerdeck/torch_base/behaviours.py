@@ -10,7 +10,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import HigherOrderOperator, NormBase, is_impure
-from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.callees import (
     FIRST,
     PURE,
@@ -20,6 +19,7 @@ from lowerdeck.torch_base.callees import (
     function_behaviour,
     method_behaviour,
 )
+from lowerdeck.torch_base.graphs import attribute, has_attribute
 
 _RANDOM_MODULES = (
     torch.nn.Dropout,

@@ -1,4 +1,4 @@
-"""Walks over a program's graph and all graphs nested in it, and copies of them."""
+"""Walks over programs' graphs and graphs in them, copies of them, and what nodes refer to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
 
@@ -167,3 +168,25 @@ def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
     if len({*renamed.values()} - taken) < len(renamed):
         return {}  # Somebody's pass renamed them: that is not ours to tell.
     return renamed
+
+
+def attribute(module: torch.nn.Module, path: str) -> object:
+    """Return the attribute of ``module`` at a dotted path.
+
+    Raises:
+        AttributeError: There is none.
+    """
+    value: object = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def has_attribute(module: torch.nn.Module, path: str) -> bool:
+    """Return whether ``module`` has an attribute at a dotted path."""
+    value: object = module
+    for name in path.split("."):
+        if not hasattr(value, name):
+            return False
+        value = getattr(value, name)
+    return True

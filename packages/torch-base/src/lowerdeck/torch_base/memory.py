@@ -15,10 +15,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base.attributes import attribute, has_attribute
 from lowerdeck.torch_base.behaviours import Behaviours
 from lowerdeck.torch_base.callees import Effect
 from lowerdeck.torch_base.extents import Extent, MemoryMap
+from lowerdeck.torch_base.graphs import attribute, has_attribute
 
 _NOT_COMPUTED = frozenset({"placeholder", "get_attr", "output"})
 

@@ -1,0 +1,165 @@
+"""Modes that change no result go out of programs, which compute the very same afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram, export
+from torch.fx import GraphModule
+
+from lowerdeck.torch_base import graphs_of, without_idle_modes
+
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+def _off() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=False)
+
+
+def _on() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+class Within(nn.Module):
+    """Layers in one mode in another, with state, a view that is written, control flow."""
+
+    count: Tensor
+
+    def __init__(self, outer: Mode, inner: Mode, *, branches: bool = False) -> None:
+        super().__init__()
+        self.outer, self.inner, self.branches = outer, inner, branches
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(4))
+        # Branches of what has gradients make torch warn.
+        self.requires_grad_(not branches)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with self.outer():
+            y = self.first(x)
+            with self.inner():
+                z = self.second(x) @ x.transpose(0, 1)
+                self.count.add_(1)
+                z[0].mul_(2)
+            if self.branches:
+                z = torch.cond(z.float().sum() > 0, torch.sin, torch.cos, (z,))
+            y = y * 2
+        return y, z, x + self.count
+
+
+def _calls(program: ExportedProgram) -> Iterator[str]:
+    for gm in graphs_of(program.graph_module):
+        yield from (str(node.target) for node in gm.graph.nodes if node.op == "call_function")
+
+
+def _modes(program: ExportedProgram) -> list[str]:
+    words = ("wrap_with", "autocast", "set_grad", "tracepoint")
+    return [name for name in _calls(program) if any(word in name for word in words)]
+
+
+def _results(program: ExportedProgram, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = copy.deepcopy(program).module()(*inputs)
+    return found
+
+
+def _assert_same(made: ExportedProgram, program: ExportedProgram, x: Tensor) -> None:
+    made.graph.lint()
+    made.validate()
+    for found, expected in zip(_results(made, (x,)), _results(program, (x,)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("inner", [torch.no_grad, torch.enable_grad, _off])
+@pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad, _off])
+def test_what_is_in_idle_regions_stands_in_their_place(
+    outer: Mode, inner: Mode, branches: bool
+) -> None:
+    x = torch.randn(4, 4)
+    program = export(Within(outer, inner, branches=branches), (x,))
+    before = program.graph_module.print_readable(print_output=False)
+    made = without_idle_modes(program)
+    assert not _modes(made)
+    assert program.graph_module.print_readable(print_output=False) == before
+    _assert_same(made, program, x)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), [(_on, _off), (_off, _on), (_on, torch.no_grad)])
+def test_autocast_that_is_on_stays_and_so_does_what_turns_it_off_inside(
+    outer: Mode, inner: Mode, branches: bool
+) -> None:
+    x = torch.randn(4, 4)
+    program = export(Within(outer, inner, branches=branches), (x,))
+    made = without_idle_modes(program)
+    assert any("autocast" in name for name in _modes(made))
+    _assert_same(made, program, x)
+
+
+def test_a_program_without_idle_modes_is_returned_itself() -> None:
+    program = export(nn.Linear(4, 4), (torch.randn(2, 4),))
+    assert without_idle_modes(program) is program
+
+
+def test_marks_of_preserved_calls_give_what_they_pass_on() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = self.layer(x)
+            return self.layer(y) + 1
+
+    x = torch.randn(2, 4)
+    program = export(Model(), (x,), preserve_module_call_signature=("layer",))
+    assert any("tracepoint" in name for name in _modes(program))
+    made = without_idle_modes(program)
+    assert not _modes(made)
+    torch.testing.assert_close(made.module()(x), program.module()(x), rtol=0, atol=0)
+
+
+def test_results_that_a_region_passes_through_or_gives_twice_are_named_by_the_signature() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            with _off():
+                z = x + y
+                return z, y, z
+
+    inputs = (torch.randn(2), torch.randn(2))
+    program = export(Model(), inputs)
+    made = without_idle_modes(program)
+    outputs: Any = made.graph.output_node().args[0]
+    names = [spec.arg.name for spec in made.graph_signature.output_specs]
+    assert names == [node.name for node in outputs]
+    for found, expected in zip(made.module()(*inputs), Model()(*inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_graphs_that_regions_hold_are_held_by_what_is_around_them() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                with torch.no_grad():
+                    x = x + 1
+                    with _on():
+                        x = (x @ x).float()
+            return x
+
+    x = torch.randn(3, 3)
+    program = export(Model(), (x,))
+    made = without_idle_modes(program)
+    held = [
+        name for name, one in made.graph_module.named_children() if isinstance(one, GraphModule)
+    ]
+    assert sorted(held) == sorted(
+        {str(node.target) for node in made.graph.find_nodes(op="get_attr")}
+    )
+    assert len(held) == 3
+    torch.testing.assert_close(made.module()(x), program.module()(x), rtol=0, atol=0)
