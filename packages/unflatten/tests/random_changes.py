@@ -222,8 +222,8 @@ def _chosen(
         if path in alone and not is_container:
             kinds = (*WRAPPED, *HOOKED)
         if "plain" in made.form:
-            hooked = ("hooked", "changed by a hook")
-            hooked = hooked if _returns_one(case.model.get_submodule(path)) else ("hooked",)
+            one = _returns_one(case.model.get_submodule(path))
+            hooked = ("hooked", "changed by a hook") if one else ("hooked",)
             kinds = ("logged", *hooked) if "logged" in kinds else hooked
         elif free[path] and not any(outer_of(path, other) for other in found):
             kinds = (*kinds, *REPLACED, *REPLACED)

@@ -37,7 +37,8 @@ class Attends(nn.Module):
             query, key = query.float().relu(), key.float().relu()
             found = query @ (key.transpose(1, 2) @ query)
             found = found / (found.sum(1, keepdim=True) + 1)
-        return self.after(found.float().unflatten(2, x.shape[2:]))
+        result: Tensor = self.after(found.float().unflatten(2, x.shape[2:]))
+        return result
 
 
 @pytest.mark.parametrize("mode", [_off, torch.no_grad, torch.enable_grad])
