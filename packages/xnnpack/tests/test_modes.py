@@ -62,3 +62,27 @@ def test_regions_of_autocast_are_left_with_a_reason_and_are_as_eager() -> None:
     assert len(get_lowered_backend_modules(lowered.graph_module)) == 2
     assert any("graphs of its own" in reason for reason in partitioner.refused.values())
     torch.testing.assert_close(lowered.module()(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class BesideBranches(nn.Module):
+    """Runs under autocast beside a branch, so that export writes the mode's calls out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = torch.cond(x.sum() > 0, lambda one: one.sin(), lambda one: one.cos(), (x,))
+            found = self.layer(found)
+        result: Tensor = self.layer(found.float())
+        return result
+
+
+def test_what_asserts_behind_a_mode_is_in_no_partition_before_it() -> None:
+    torch.manual_seed(0)
+    model, x = BesideBranches().eval(), torch.randn(2, 4)
+    program = torch.export.export(model, (x,))
+    assert any("exit_autocast" in str(node.target) for node in program.graph.nodes)
+    lowered = to_backend(program, XnnpackPartitioner())
+    torch.testing.assert_close(lowered.module()(x), model(x), atol=3e-2, rtol=3e-2)

@@ -19,7 +19,7 @@ from lowerdeck.lowered_module import (
     read_by_one,
     tag_constant_data,
 )
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import Behaviours, Effect, OpOverload, schema_of
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
@@ -216,11 +216,20 @@ def _take_known(known: Sequence[Node]) -> None:
 
 def _take_assertions(program: ExportedProgram) -> None:
     """Tag what asserts of a partition's tensors what was seen when the program was exported."""
+    behaviours, switched = Behaviours(program.graph_module), set[Node]()
+    seen: list[Node] = []
     for node in program.graph.nodes:
         if node.target is ASSERTION:
-            tag = node.all_input_nodes[0].meta.get("delegation_tag")
-            if tag is not None:
+            (source,) = node.all_input_nodes
+            tag = source.meta.get("delegation_tag")
+            # Nothing passes a change of mode: what stands before it and behind it is not one call.
+            if tag is not None and source not in switched:
                 node.meta["delegation_tag"] = tag
+        elif behaviours.effect(node) & Effect.MODE:
+            switched.update(seen)
+            seen.clear()
+        else:
+            seen.append(node)
 
 
 def _computes(node: Node) -> bool:
