@@ -312,3 +312,58 @@ def test_the_nearest_pixel_is_torchs(source: int) -> None:
     assert not partitioner.refused
     for found, wanted in zip(run(program, x), resized(x), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("rank", "dtype"),
+    [(1, torch.float32), (2, torch.float32), (3, torch.float32), (2, torch.float16)],
+)
+def test_means_of_windows_that_reach_beyond_the_border(rank: int, dtype: torch.dtype) -> None:
+    function = getattr(nn.functional, f"avg_pool{rank}d")
+    forms = [
+        (kernel, stride, border, counts)
+        for kernel in (2, 3, 4, 5)
+        for stride in (1, 2, 3, 4)
+        for border in ((0, 1, 1)[:rank], (1, 0, 1)[:rank], (kernel // 2,) * rank)
+        for counts in (True, False)
+    ]
+
+    def pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(x, *form[:3], True, form[3]) for form in forms)
+
+    x = numbers(1, 2, *(8, 7, 5)[:rank], dtype=dtype) + 2
+    partitioner = OpenvinoPartitioner()
+    program = lowered(pooled, (x,), partitioner)
+    assert not partitioner.refused
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(run(program, x), pooled(x), rtol=tolerance, atol=tolerance)
+
+
+def test_a_dynamic_batch_is_no_dynamic_image() -> None:
+    def resized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        resize, pool = nn.functional.interpolate, nn.functional.avg_pool2d
+        return (
+            resize(x, scale_factor=2, mode="bilinear"),
+            resize(x, size=(2, 9)),
+            pool(x, 3, 2, 1, ceil_mode=True),
+        )
+
+    batch = torch.export.Dim("batch", min=1, max=9)
+    partitioner = OpenvinoPartitioner(dynamic_sizes=True)
+    program = lowered(
+        resized, (numbers(2, 3, 28, 6),), partitioner, dynamic_shapes=(({0: batch},),)
+    )
+    assert not partitioner.refused
+    for size in (1, 4, 9):
+        x = numbers(size, 3, 28, 6)
+        torch.testing.assert_close(run(program, x), resized(x), rtol=1e-5, atol=1e-5)
+
+
+def test_means_beyond_the_border_of_a_dynamic_image_are_left() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, 3, 3, 1, ceil_mode=True)
+
+    height = 3 * torch.export.Dim("thirds", min=1, max=9)
+    partitioner = OpenvinoPartitioner(dynamic_sizes=True)
+    lowered(pooled, (numbers(2, 3, 9, 6),), partitioner, dynamic_shapes=(({2: height},),))
+    assert any("sizes that are dynamic" in why for why in partitioner.refused.values())

@@ -57,7 +57,18 @@ def _pool(node: Node) -> bool | str:
         read = [user for user in node.users if user.args[1] == 1 and user.users]
         if read:
             return f"{read[0].name} reads where the maxima are"
-    return _batched(node)
+    batched = _batched(node)
+    if batched is True and _hangs_over(found):
+        source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
+        if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):
+            return "its windows reach beyond the border of sizes that are dynamic"
+    return batched
+
+
+def _hangs_over(found: dict[str, Any]) -> bool:
+    """Tell whether windows of means may reach beyond a border that counts."""
+    border = any(_each(found["padding"], 1))
+    return border and bool(found["ceil_mode"] and found.get("count_include_pad"))
 
 
 def _padded(node: Node) -> bool | str:
@@ -130,10 +141,25 @@ class Windows(Translation):
         stride = _each(found["stride"] or kernel, image)
         padding = _each(found["padding"], image)
         alone = not found["count_include_pad"]
+        value = self.read(found["self"])
+        if _hangs_over(found):
+            # torch counts the border in a window's size, but nothing beyond it: the border is
+            # written out, as far as windows reach, and what lies beyond is left out of the count.
+            sizes = zip(
+                *(tensor_of(found["self"]).shape[2:], tensor_of(node).shape[2:]),
+                *(kernel, stride, padding),
+                strict=True,
+            )
+            end = [min(p, (w - 1) * t + k - size - p) for size, w, k, t, p in sizes]
+            zero = self.read(0.0, tensor_of(node).dtype)
+            value = opset13.pad(
+                *(value, whole([0, 0, *padding]), whole([0, 0, *end]), "constant", zero)
+            ).output(0)
+            padding, alone = [0] * image, True
         self.give(
             *(part, node),
             opset14.avg_pool(
-                *(self.read(found["self"]), stride, padding, padding, kernel, alone),
+                *(value, stride, padding, padding, kernel, alone),
                 rounding_type=_rounding(found),
             ),
         )
