@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from xml.etree import ElementTree
 
@@ -48,6 +49,11 @@ def run(program: torch.export.ExportedProgram, *inputs: Any) -> Any:
     return load(emit(program).to_bytes()).run("forward", *inputs)
 
 
+# What float32 takes for its neighbours, and the ends of int32.
+WHOLE = torch.tensor(
+    [0, 5, -7, 2**24 - 1, 2**24, 2**24 + 1, -(2**24) - 1, 2**30 + 1, 2**31 - 1, -(2**31)],
+    dtype=torch.int32,
+)
 REFUSED = [
     (lambda x, at: x[at], (numbers(3, 2), torch.tensor([True, False, True])), "positions"),
     (lambda x, at: x[at, at], (numbers(3, 2), torch.tensor([0, 1])), "positions"),
@@ -69,6 +75,14 @@ REFUSED = [
     (torch.erfinv, (numbers(3),), "not supported"),
     (lambda x: x.sum(0), (numbers(3),), "no dimensions"),
     (lambda x, y: x * y, (numbers(3), torch.tensor(2.0)), "no dimensions"),
+    *(
+        (lambda x, y, one=one: one(x, y), (WHOLE, WHOLE.flip(0)), "int32 in float32")
+        for one in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+    ),
+    (lambda x: x == 2**24, (WHOLE,), "int32 in float32"),
+    (lambda m, x: torch.where(m, x, x * 2), (WHOLE.bool(), WHOLE), "choose among int32"),
+    (lambda m, x: x.masked_fill(m, 3), (WHOLE.bool(), WHOLE), "choose among int32"),
+    (lambda x: torch.nn.functional.pad(x, (1, 1), value=2**24 + 1), (WHOLE,), "fill with"),
 ]
 
 
@@ -367,3 +381,50 @@ def test_means_beyond_the_border_of_a_dynamic_image_are_left() -> None:
     partitioner = OpenvinoPartitioner(dynamic_sizes=True)
     lowered(pooled, (numbers(2, 3, 9, 6),), partitioner, dynamic_shapes=(({2: height},),))
     assert any("sizes that are dynamic" in why for why in partitioner.refused.values())
+
+
+def _chained(seed: int) -> Any:
+    """Return a function of several steps in int32, which OpenVINO may join to one."""
+    draw = random.Random(seed)
+    names = [draw.choice(["add", "sub", "mul", "maximum", "minimum"]) for _ in range(3)]
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = x
+        for name in names:
+            made = getattr(torch, name)(made, y)
+        small = made < 5
+        nn_pad = nn.functional.pad(made, (1, 2), value=-(2**24))
+        return (
+            *(made, made.bool(), made.float() * z, made.to(torch.int8), nn_pad),
+            *(made == 0, made >= 2**24 - 1, made != 2.5, made > y.to(torch.int8), small),
+            *(torch.where(small, z, 0.5), small.float() * z, torch.logical_or(made > 3, y < 7)),
+            made.cumsum(1, dtype=torch.int32),
+        )
+
+    return function
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_taken_of_int32_is_exact(seed: int) -> None:
+    x, y = (one.contiguous() for one in torch.meshgrid(WHOLE, WHOLE, indexing="ij"))
+    inputs = (x, y, numbers(*x.shape))
+    partitioner = OpenvinoPartitioner()
+    program = lowered(_chained(seed), inputs, partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, *inputs), _chained(seed)(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("other", [torch.int8, torch.uint8, torch.bool])
+def test_bytes_are_compared_with_bytes_of_another_kind(other: torch.dtype) -> None:
+    x, y = torch.arange(-128, 128).to(torch.int8), torch.arange(256).flip(0).to(other)
+    comparisons = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(pair for one in comparisons for pair in (one(a, b), one(b, a)))
+
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, (x, y), partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, x, y), function(x, y), strict=True):
+        assert torch.equal(found, wanted)

@@ -72,7 +72,10 @@ def _hangs_over(found: dict[str, Any]) -> bool:
 
 
 def _padded(node: Node) -> bool | str:
-    mode = arguments_of(node).get("mode", "constant")
+    found = arguments_of(node)
+    mode, filling = found.get("mode", "constant"), found.get("value") or 0
+    if tensor_of(node).dtype == torch.int32 and abs(filling) > 2**24:
+        return "it would fill with a float32, which rounds beyond 2**24"
     return mode in ("constant", "reflect", "replicate") or f"its mode is {mode!r}"
 
 
