@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from xml.etree import ElementTree
 
@@ -48,6 +49,11 @@ def run(program: torch.export.ExportedProgram, *inputs: Any) -> Any:
     return load(emit(program).to_bytes()).run("forward", *inputs)
 
 
+# What float32 takes for its neighbours, and the ends of int32.
+WHOLE = torch.tensor(
+    [0, 5, -7, 2**24 - 1, 2**24, 2**24 + 1, -(2**24) - 1, 2**30 + 1, 2**31 - 1, -(2**31)],
+    dtype=torch.int32,
+)
 REFUSED = [
     (lambda x, at: x[at], (numbers(3, 2), torch.tensor([True, False, True])), "positions"),
     (lambda x, at: x[at, at], (numbers(3, 2), torch.tensor([0, 1])), "positions"),
@@ -65,10 +71,18 @@ REFUSED = [
     (lambda x: x.to(torch.int64), (numbers(3),), "64-bit"),
     (lambda x: x + torch.ones(3, dtype=torch.int32), (numbers(3),), "another dtype"),
     (lambda x: torch.nn.functional.pad(x, (1, 1), mode="circular"), (numbers(1, 2, 3),), "circ"),
-    (lambda x: aten.upsample_nearest2d.vec(x, None, [1.3, 1.3]), (IMAGE,), "whole sizes"),
+    (lambda x: aten.upsample_bilinear2d.vec(x, None, False, [1.3, 1.3]), (IMAGE,), "whole sizes"),
     (torch.erfinv, (numbers(3),), "not supported"),
     (lambda x: x.sum(0), (numbers(3),), "no dimensions"),
     (lambda x, y: x * y, (numbers(3), torch.tensor(2.0)), "no dimensions"),
+    *(
+        (lambda x, y, one=one: one(x, y), (WHOLE, WHOLE.flip(0)), "int32 in float32")
+        for one in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+    ),
+    (lambda x: x == 2**24, (WHOLE,), "int32 in float32"),
+    (lambda m, x: torch.where(m, x, x * 2), (WHOLE.bool(), WHOLE), "choose among int32"),
+    (lambda m, x: x.masked_fill(m, 3), (WHOLE.bool(), WHOLE), "choose among int32"),
+    (lambda x: torch.nn.functional.pad(x, (1, 1), value=2**24 + 1), (WHOLE,), "fill with"),
 ]
 
 
@@ -292,3 +306,125 @@ def test_values_are_compared_a_few_times_for_each_node(monkeypatch: pytest.Monke
 
     lowered(deep, (numbers(2, 3),))
     assert compared <= 200 * 3
+
+
+@pytest.mark.parametrize("source", [1, 3, 14, 20, 21, 28, 36, 64])
+def test_the_nearest_pixel_is_torchs(source: int) -> None:
+    # 28 to 2, and some hundred pairs more, are those whose factor OpenVINO rounds elsewhere.
+    factors = [1 / 3, 0.7, 1.0, 1.3, 1.75, 3.0]
+
+    def resized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        resize = nn.functional.interpolate
+        return (
+            *(resize(x, size=(size, 65 - size)) for size in range(1, 65)),
+            *(resize(x, scale_factor=(one, 3.0)) for one in factors if source * one >= 1),
+        )
+
+    x = torch.arange(float(source * source)).view(1, 1, source, source)
+    partitioner = OpenvinoPartitioner()
+    program = lowered(resized, (x,), partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, x), resized(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("rank", "dtype"),
+    [(1, torch.float32), (2, torch.float32), (3, torch.float32), (2, torch.float16)],
+)
+def test_means_of_windows_that_reach_beyond_the_border(rank: int, dtype: torch.dtype) -> None:
+    function = getattr(nn.functional, f"avg_pool{rank}d")
+    forms = [
+        (kernel, stride, border, counts)
+        for kernel in (2, 3, 4, 5)
+        for stride in (1, 2, 3, 4)
+        for border in ((0, 1, 1)[:rank], (1, 0, 1)[:rank], (kernel // 2,) * rank)
+        for counts in (True, False)
+    ]
+
+    def pooled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(x, *form[:3], True, form[3]) for form in forms)
+
+    x = numbers(1, 2, *(8, 7, 5)[:rank], dtype=dtype) + 2
+    partitioner = OpenvinoPartitioner()
+    program = lowered(pooled, (x,), partitioner)
+    assert not partitioner.refused
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(run(program, x), pooled(x), rtol=tolerance, atol=tolerance)
+
+
+def test_a_dynamic_batch_is_no_dynamic_image() -> None:
+    def resized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        resize, pool = nn.functional.interpolate, nn.functional.avg_pool2d
+        return (
+            resize(x, scale_factor=2, mode="bilinear"),
+            resize(x, size=(2, 9)),
+            pool(x, 3, 2, 1, ceil_mode=True),
+        )
+
+    batch = torch.export.Dim("batch", min=1, max=9)
+    partitioner = OpenvinoPartitioner(dynamic_sizes=True)
+    program = lowered(
+        resized, (numbers(2, 3, 28, 6),), partitioner, dynamic_shapes=(({0: batch},),)
+    )
+    assert not partitioner.refused
+    for size in (1, 4, 9):
+        x = numbers(size, 3, 28, 6)
+        torch.testing.assert_close(run(program, x), resized(x), rtol=1e-5, atol=1e-5)
+
+
+def test_means_beyond_the_border_of_a_dynamic_image_are_left() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, 3, 3, 1, ceil_mode=True)
+
+    height = 3 * torch.export.Dim("thirds", min=1, max=9)
+    partitioner = OpenvinoPartitioner(dynamic_sizes=True)
+    lowered(pooled, (numbers(2, 3, 9, 6),), partitioner, dynamic_shapes=(({2: height},),))
+    assert any("sizes that are dynamic" in why for why in partitioner.refused.values())
+
+
+def _chained(seed: int) -> Any:
+    """Return a function of several steps in int32, which OpenVINO may join to one."""
+    draw = random.Random(seed)
+    names = [draw.choice(["add", "sub", "mul", "maximum", "minimum"]) for _ in range(3)]
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = x
+        for name in names:
+            made = getattr(torch, name)(made, y)
+        small = made < 5
+        nn_pad = nn.functional.pad(made, (1, 2), value=-(2**24))
+        return (
+            *(made, made.bool(), made.float() * z, made.to(torch.int8), nn_pad),
+            *(made == 0, made >= 2**24 - 1, made != 2.5, made > y.to(torch.int8), small),
+            *(torch.where(small, z, 0.5), small.float() * z, torch.logical_or(made > 3, y < 7)),
+            made.cumsum(1, dtype=torch.int32),
+        )
+
+    return function
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_taken_of_int32_is_exact(seed: int) -> None:
+    x, y = (one.contiguous() for one in torch.meshgrid(WHOLE, WHOLE, indexing="ij"))
+    inputs = (x, y, numbers(*x.shape))
+    partitioner = OpenvinoPartitioner()
+    program = lowered(_chained(seed), inputs, partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, *inputs), _chained(seed)(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("other", [torch.int8, torch.uint8, torch.bool])
+def test_bytes_are_compared_with_bytes_of_another_kind(other: torch.dtype) -> None:
+    x, y = torch.arange(-128, 128).to(torch.int8), torch.arange(256).flip(0).to(other)
+    comparisons = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(pair for one in comparisons for pair in (one(a, b), one(b, a)))
+
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, (x, y), partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, x, y), function(x, y), strict=True):
+        assert torch.equal(found, wanted)

@@ -82,6 +82,10 @@ class Translation(DeclarativeBackend):
         value = self._values[found]
         if dtype is None or tensor_of(found).dtype == dtype:
             return value
+        if dtype == torch.bool:
+            # As a conversion, OpenVINO takes the least int32 for 0.
+            exact = self.read(found, torch.float32)
+            return opset13.not_equal(exact, self.read(0.0)).output(0)
         return opset13.convert(value, TYPES[dtype]).output(0)
 
     def give(self, part: PartitionView, node: Node, made: openvino.Node | Output) -> None:

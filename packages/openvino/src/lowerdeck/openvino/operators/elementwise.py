@@ -113,6 +113,24 @@ def _same_dtype(node: Node) -> bool | str:
     return kept or "its operands are of another dtype than its result"
 
 
+def _compared(node: Node) -> bool | str:
+    """Refuse int32 beside numbers that float32, which it is compared in, takes for others."""
+    found = arguments_of(node)
+    sides = found["self"], found["other"]
+    dtypes = {tensor_of(one).dtype for one in sides if isinstance(one, Node)}
+    if torch.int32 not in dtypes or dtypes & FLOATS:
+        return True
+    if len(dtypes) == 1 and all(isinstance(one, Node) or abs(one) >= 2**24 for one in sides):
+        return "it compares int32 in float32, for which 2**24 and 2**24 + 1 are one"
+    return True
+
+
+def _chosen(node: Node) -> bool | str:
+    """Refuse int32, which passes through float32 where OpenVINO joins it with a comparison."""
+    whole = tensor_of(node).dtype == torch.int32
+    return not whole or "it would choose among int32 in float32, which rounds beyond 2**24"
+
+
 def _exponential_linear(node: Node) -> bool | str:
     found = arguments_of(node)
     plain = found["scale"] == 1 and found["input_scale"] == 1
@@ -140,7 +158,7 @@ class Elementwise(Translation):
             if not name.startswith("aten.div")
         ),
         *(SupportedOp(name, FLOATS) for name in _ARITHMETIC_FORMS if name.startswith("aten.div")),
-        *(SupportedOp(name, VALUES) for name in _COMPARISON_FORMS),
+        *(SupportedOp(name, VALUES, when=_compared) for name in _COMPARISON_FORMS),
         *(SupportedOp(name, {torch.bool}) for name in (*_LOGIC, "aten.logical_not")),
         *(SupportedOp(name, FLOATS) for name in (*_CLAMPS, *_LEAKY, *_SELU, *_GELU)),
         *(SupportedOp(name, FLOATS) for name in _RECIPROCALS),
@@ -151,9 +169,9 @@ class Elementwise(Translation):
         SupportedOp("aten.rsub.Scalar", FLOATS),
         SupportedOp("aten.pow.Tensor_Scalar", FLOATS),
         SupportedOp("aten.pow.Tensor_Tensor", FLOATS),
-        *(SupportedOp(name, VALUES) for name in _CHOICES),
+        *(SupportedOp(name, VALUES, when=_chosen) for name in _CHOICES),
         SupportedOp("aten.addcmul", FLOATS),
-        SupportedOp("aten.masked_fill.Scalar", VALUES),
+        SupportedOp("aten.masked_fill.Scalar", VALUES, when=_chosen),
     )
 
     @visits(*_UNARY_FORMS)
@@ -198,6 +216,10 @@ class Elementwise(Translation):
         dtype = torch.result_type(
             *(tensor_of(x) if isinstance(x, Node) else x for x in (left, right))
         )
+        if dtype in (torch.int16, torch.int32):
+            # Bytes with and without a sign meet in 16 bits, which OpenVINO lacks. It compares
+            # integers in float32 anyway, and is told so: what computes them stays in integers.
+            dtype = torch.float32
         compare = _COMPARISONS[_plain(operator_name(node))]
         self.give(part, node, compare(self.read(left, dtype), self.read(right, dtype)))
 

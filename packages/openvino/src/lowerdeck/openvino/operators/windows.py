@@ -57,23 +57,36 @@ def _pool(node: Node) -> bool | str:
         read = [user for user in node.users if user.args[1] == 1 and user.users]
         if read:
             return f"{read[0].name} reads where the maxima are"
-    return _batched(node)
+    batched = _batched(node)
+    if batched is True and _hangs_over(found):
+        source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
+        if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):
+            return "its windows reach beyond the border of sizes that are dynamic"
+    return batched
+
+
+def _hangs_over(found: dict[str, Any]) -> bool:
+    """Tell whether windows of means may reach beyond a border that counts."""
+    border = any(_each(found["padding"], 1))
+    return border and bool(found["ceil_mode"] and found.get("count_include_pad"))
 
 
 def _padded(node: Node) -> bool | str:
-    mode = arguments_of(node).get("mode", "constant")
+    found = arguments_of(node)
+    mode, filling = found.get("mode", "constant"), found.get("value") or 0
+    if tensor_of(node).dtype == torch.int32 and abs(filling) > 2**24:
+        return "it would fill with a float32, which rounds beyond 2**24"
     return mode in ("constant", "reflect", "replicate") or f"its mode is {mode!r}"
 
 
 def _resized(node: Node) -> bool | str:
-    source, wanted = tensor_of(node.all_input_nodes[0]).shape, tensor_of(node).shape
-    found = arguments_of(node)
-    factors = found["scale_factors"]
+    source, wanted = tensor_of(node.all_input_nodes[0]).shape[2:], tensor_of(node).shape[2:]
+    factors = arguments_of(node)["scale_factors"]
     if not all(isinstance(size, int) for size in (*source, *wanted)):
         return "its sizes are dynamic"
-    if factors is None:
+    if factors is None or "nearest" in operator_name(node):
         return True
-    exact = all(a * f == b for a, f, b in zip(source[2:], factors, wanted[2:], strict=True))
+    exact = all(a * f == b for a, f, b in zip(source, factors, wanted, strict=True))
     return exact or "its factors do not give whole sizes"
 
 
@@ -131,10 +144,25 @@ class Windows(Translation):
         stride = _each(found["stride"] or kernel, image)
         padding = _each(found["padding"], image)
         alone = not found["count_include_pad"]
+        value = self.read(found["self"])
+        if _hangs_over(found):
+            # torch counts the border in a window's size, but nothing beyond it: the border is
+            # written out, as far as windows reach, and what lies beyond is left out of the count.
+            sizes = zip(
+                *(tensor_of(found["self"]).shape[2:], tensor_of(node).shape[2:]),
+                *(kernel, stride, padding),
+                strict=True,
+            )
+            end = [min(p, (w - 1) * t + k - size - p) for size, w, k, t, p in sizes]
+            zero = self.read(0.0, tensor_of(node).dtype)
+            value = opset13.pad(
+                *(value, whole([0, 0, *padding]), whole([0, 0, *end]), "constant", zero)
+            ).output(0)
+            padding, alone = [0] * image, True
         self.give(
             *(part, node),
             opset14.avg_pool(
-                *(self.read(found["self"]), stride, padding, padding, kernel, alone),
+                *(value, stride, padding, padding, kernel, alone),
                 rounding_type=_rounding(found),
             ),
         )
@@ -185,19 +213,39 @@ class Windows(Translation):
             opset13.pad(self.read(found.get("self")), whole(begin), whole(end), form, filling),
         )
 
-    @visits(*_RESIZED)
-    def resized(self, part: PartitionView, node: Node) -> None:
-        """Visit an image of another size."""
+    @visits("aten.upsample_nearest2d.vec")
+    def nearest(self, part: PartitionView, node: Node) -> None:
+        """Visit an image of another size, whose pixels are those of the source."""
         found = arguments_of(node)
-        nearest = "nearest" in operator_name(node)
-        corners = "align_corners" if found.get("align_corners") else "half_pixel"
+        value = self.read(found["input"])
+        sizes = tensor_of(found["input"]).shape[2:], tensor_of(node).shape[2:]
+        factors = found["scale_factors"] or (None, None)
+        places = [_nearest(*one) for one in zip(*sizes, factors, strict=True)]
+        if all(
+            torch.equal(one, _nearest_of_openvino(*pair))
+            for one, pair in zip(places, zip(*sizes, strict=True), strict=True)
+        ):
+            made = opset13.interpolate(
+                *(value, whole(list(sizes[1])), "nearest", "sizes"),
+                coordinate_transformation_mode="asymmetric",
+                nearest_mode="floor",
+                axes=whole([2, 3]),
+            )
+        else:
+            made = value
+            for axis, taken in enumerate(places, start=2):
+                made = opset13.gather(made, whole(taken.tolist()), whole(axis))
+        self.give(part, node, made)
+
+    @visits("aten.upsample_bilinear2d.vec")
+    def bilinear(self, part: PartitionView, node: Node) -> None:
+        """Visit an image of another size, whose pixels lie between those of the source."""
+        found = arguments_of(node)
+        corners = "align_corners" if found["align_corners"] else "half_pixel"
         made = opset13.interpolate(
-            self.read(found["input"]),
-            whole(list(tensor_of(node).shape[2:])),
-            "nearest" if nearest else "linear_onnx",
-            "sizes",
-            coordinate_transformation_mode="asymmetric" if nearest else corners,
-            nearest_mode="floor" if nearest else "round_prefer_floor",
+            *(self.read(found["input"]), whole(list(tensor_of(node).shape[2:]))),
+            *("linear_onnx", "sizes"),
+            coordinate_transformation_mode=corners,
             axes=whole([2, 3]),
         )
         self.give(part, node, made)
@@ -235,6 +283,20 @@ def _padding(
         return [one // 2 for one in total], [one - one // 2 for one in total]
     each = _each(found, len(kernel)) if not isinstance(found, str) else []
     return each, list(each)
+
+
+def _nearest(source: int, wanted: int, factor: float | None) -> torch.Tensor:
+    """Return which pixels torch takes along a dimension: it is asked, as its rule is its own."""
+    line = torch.arange(source, dtype=torch.float32).view(1, 1, source, 1)
+    sizes, factors = ([wanted, 1], None) if factor is None else (None, [factor, 1.0])
+    return torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors).flatten().long()
+
+
+def _nearest_of_openvino(source: int, wanted: int) -> torch.Tensor:
+    """Return which pixels OpenVINO takes: it divides by a rounded factor, torch multiplies."""
+    factor = torch.tensor(float(wanted)) / source
+    places = torch.arange(wanted, dtype=torch.float32)
+    return (places if source == wanted else places / factor).long().clamp(max=source - 1)
 
 
 def _grouped(filters: Output, shape: torch.Size, groups: int) -> openvino.Node:
