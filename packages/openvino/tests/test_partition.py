@@ -442,7 +442,7 @@ def test_fewer_positions_than_elements(dim: int, sizes: tuple[int, ...]) -> None
     assert torch.equal(run(program, x, places), torch.gather(x, dim, places))
 
 
-SHUFFLES = [
+DYNAMIC = [
     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(),
     Calls(lambda x: x.unsqueeze(0).transpose(0, -2).squeeze(-2) * 2),
     Calls(lambda x: x[None, None].transpose(1, -2).squeeze((-2, 0))),
@@ -453,13 +453,12 @@ SHUFFLES = [
 ]
 
 
-@pytest.mark.parametrize("model", SHUFFLES)
+@pytest.mark.parametrize("model", DYNAMIC)
 def test_dynamic_lengths(model: nn.Module) -> None:
     length = torch.export.Dim("length", min=2, max=16)
-    x, options = numbers(2, 5, 8), {"dynamic_shapes": ({1: length},)}
-    if isinstance(model, Calls):
-        options = {"dynamic_shapes": (({1: length},),)}
-    program = lowered(model, (x,), OpenvinoPartitioner(dynamic_sizes=True), **options)
+    shapes: Any = (({1: length},),) if isinstance(model, Calls) else ({1: length},)
+    partitioner = OpenvinoPartitioner(dynamic_sizes=True)
+    program = lowered(model, (numbers(2, 5, 8),), partitioner, dynamic_shapes=shapes)
     for size in (5, 2, 16):
         given = numbers(2, size, 8)
         torch.testing.assert_close(run(program, given), model(given), rtol=1e-5, atol=1e-5)
