@@ -428,3 +428,37 @@ def test_bytes_are_compared_with_bytes_of_another_kind(other: torch.dtype) -> No
     assert not partitioner.refused
     for found, wanted in zip(run(program, x, y), function(x, y), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("dim", "sizes"), [(1, (3, 2, 4)), (1, (3, 9, 1)), (0, (7, 4, 2)), (-1, (5, 2, 3))]
+)
+def test_fewer_positions_than_elements(dim: int, sizes: tuple[int, ...]) -> None:
+    x = numbers(5, 6, 4)
+    places = torch.arange(torch.Size(sizes).numel()).view(sizes) % x.shape[dim]
+    partitioner = OpenvinoPartitioner()
+    program = lowered(lambda a, at: torch.gather(a, dim, at), (x, places), partitioner)
+    assert not partitioner.refused
+    assert torch.equal(run(program, x, places), torch.gather(x, dim, places))
+
+
+DYNAMIC = [
+    nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(),
+    Calls(lambda x: x.unsqueeze(0).transpose(0, -2).squeeze(-2) * 2),
+    Calls(lambda x: x[None, None].transpose(1, -2).squeeze((-2, 0))),
+    Calls(lambda x: torch.relu(x + x.shape[1])),
+    Calls(lambda x: x == x.shape[1]),
+    Calls(lambda x: x.clamp(0, x.shape[1])),
+    Calls(lambda x: torch.gather(x, 0, torch.zeros(1, 2, 3, dtype=torch.int64))),
+]
+
+
+@pytest.mark.parametrize("model", DYNAMIC)
+def test_dynamic_lengths(model: nn.Module) -> None:
+    length = torch.export.Dim("length", min=2, max=16)
+    shapes: Any = (({1: length},),) if isinstance(model, Calls) else ({1: length},)
+    partitioner = OpenvinoPartitioner(dynamic_sizes=True)
+    program = lowered(model, (numbers(2, 5, 8),), partitioner, dynamic_shapes=shapes)
+    for size in (5, 2, 16):
+        given = numbers(2, size, 8)
+        torch.testing.assert_close(run(program, given), model(given), rtol=1e-5, atol=1e-5)

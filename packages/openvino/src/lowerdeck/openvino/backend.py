@@ -92,6 +92,9 @@ class OpenvinoPartitioner(TablePartitioner):
         Args:
             node: A call in the program, or in a nested graph.
         """
+        for one in node.all_input_nodes:
+            if isinstance(one.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+                return f"{one.name} is computed at run time, and payloads take tensors alone"
         reason = super().objection(node)
         if reason is not None:
             return reason

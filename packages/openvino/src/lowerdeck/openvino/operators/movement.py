@@ -18,13 +18,13 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.openvino.layout import whole
 from lowerdeck.openvino.operators.dtypes import VALUES, WITH_POSITIONS
-from lowerdeck.openvino.translation import Translation, axis_of, tensor_of
+from lowerdeck.openvino.translation import Translation, axes_of, axis_of, tensor_of
 
 _SHAPES = (
     *("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten.using_ints"),
-    *("aten.unsqueeze", "aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims"),
     *("aten.unflatten.int", "aten.reshape_as", "aten.view_as"),
 )
+_SQUEEZED = ("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims")
 _SAME = (
     *("aten.alias", "aten.clone", "aten.contiguous", "aten.detach", "aten.lift_fresh_copy"),
     "aten.dropout",
@@ -41,15 +41,9 @@ _PARTS = (
 )
 
 
-def _plain_arguments(node: Node) -> bool | str:
-    """Refuse sizes that are computed at run time: payloads take tensors alone."""
-    numbers = [one.name for one in node.all_input_nodes if not _is_tensor(one)]
-    return not numbers or f"{numbers[0]} is computed at run time"
-
-
 def _one_dynamic(node: Node) -> bool | str:
     sizes = [size for size in tensor_of(node).shape if not isinstance(size, int)]
-    return _plain_arguments(node) if len(sizes) < 2 else "several of its sizes are dynamic"
+    return len(sizes) < 2 or "several of its sizes are dynamic"
 
 
 def _static(node: Node) -> bool | str:
@@ -77,6 +71,23 @@ def _numbered(node: Node) -> bool | str:
     return table.dtype in VALUES or f"dtype {table.dtype} is not taken"
 
 
+def _sizes(node: Node) -> list[tuple[Any, Any]]:
+    """Return how long the dimensions of a tensor are, and those of positions in it."""
+    found = arguments_of(node)
+    shapes = tensor_of(found["self"]).shape, tensor_of(found["index"]).shape
+    return list(zip(*shapes, strict=True))
+
+
+def _gathered(node: Node) -> bool | str:
+    """Take as many positions as elements, or fewer, in dimensions that are known."""
+    axis = axis_of(node, arguments_of(node)["dim"])
+    for dim, pair in enumerate(_sizes(node)):
+        known = all(isinstance(size, int) for size in pair)
+        if dim != axis and not known and str(pair[0]) != str(pair[1]):
+            return f"dimension {dim} is {pair[0]} long for {pair[1]} positions: both must be known"
+    return _numbered(node)
+
+
 def _one_index(node: Node) -> bool | str:
     """Take positions in one dimension; a mask's result is as long as it has truths."""
     given = [one for one in arguments_of(node)["indices"] if one is not None]
@@ -85,15 +96,12 @@ def _one_index(node: Node) -> bool | str:
     return _numbered(node)
 
 
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 class Movement(Translation):
     """Shapes, orders, parts, joins and lookups."""
 
     movement: ClassVar[Sequence[SupportedOp]] = (
         *(SupportedOp(name, VALUES, when=_one_dynamic) for name in _SHAPES),
+        *(SupportedOp(name, VALUES) for name in (*_SQUEEZED, "aten.unsqueeze")),
         *(SupportedOp(name, VALUES, when=_idle) for name in _SAME),
         *(SupportedOp(name, when=_conversion) for name in _CONVERSIONS),
         *(SupportedOp(name, VALUES) for name in _ORDERS),
@@ -103,15 +111,15 @@ class Movement(Translation):
         SupportedOp("aten.stack", VALUES),
         *(SupportedOp(name, VALUES, when=_static) for name in _EXPANDED),
         SupportedOp("aten.repeat", VALUES, when=_static),
-        SupportedOp("aten.slice.Tensor", VALUES, when=_plain_arguments),
-        SupportedOp("aten.narrow", VALUES, when=_plain_arguments),
-        SupportedOp("aten.select.int", VALUES, when=_plain_arguments),
+        SupportedOp("aten.slice.Tensor", VALUES),
+        SupportedOp("aten.narrow", VALUES),
+        SupportedOp("aten.select.int", VALUES),
         SupportedOp("aten.flip", VALUES),
         SupportedOp("aten.roll", VALUES, when=lambda node: len(node.args) > 2 or "it has no dims"),
         SupportedOp("aten.embedding", WITH_POSITIONS, when=_numbered),
         SupportedOp("aten.index_select", WITH_POSITIONS | VALUES, when=_numbered),
         SupportedOp("aten.index.Tensor", WITH_POSITIONS | VALUES, when=_one_index),
-        SupportedOp("aten.gather", WITH_POSITIONS | VALUES, when=_numbered),
+        SupportedOp("aten.gather", WITH_POSITIONS | VALUES, when=_gathered),
     )
 
     @visits(*_SHAPES)
@@ -120,6 +128,31 @@ class Movement(Translation):
         sizes = [size if isinstance(size, int) else -1 for size in tensor_of(node).shape]
         value = self.read(node.args[0])
         self.give(part, node, opset13.reshape(value, whole(sizes), special_zero=False))
+
+    @visits("aten.unsqueeze")
+    def unsqueezed(self, part: PartitionView, node: Node) -> None:
+        """Visit a new dimension."""
+        axis = axis_of(node, arguments_of(node)["dim"])
+        self.give(part, node, opset13.unsqueeze(self.read(node.args[0]), whole([axis])))
+
+    @visits(*_SQUEEZED)
+    def squeezed(self, part: PartitionView, node: Node) -> None:
+        """Visit dimensions of one element that fall away.
+
+        Where sizes are dynamic, OpenVINO would take another shape for a shuffle of channels, and
+        fail to compile it: there the one place is looked up.
+        """
+        found = arguments_of(node)
+        sizes = tensor_of(found["self"]).shape
+        axes = [axis for axis in axes_of(found["self"], found.get("dim")) if sizes[axis] == 1]
+        value = self.read(found["self"])
+        if all(isinstance(size, int) for size in sizes):
+            wanted = whole(list(tensor_of(node).shape))
+            value = opset13.reshape(value, wanted, special_zero=False).output(0)
+        else:
+            for axis in sorted(axes, reverse=True):
+                value = opset13.gather(value, whole(0), whole(axis)).output(0)
+        self.give(part, node, value)
 
     @visits(*_SAME)
     def same(self, part: PartitionView, node: Node) -> None:
@@ -269,4 +302,11 @@ class Movement(Translation):
         """Visit one place of a dimension for each element."""
         found = arguments_of(node)
         value, places = self.read(found["self"]), self.read(found["index"])
-        self.give(part, node, opset13.gather_elements(value, places, axis_of(node, found["dim"])))
+        axis = axis_of(node, found["dim"])
+        # torch takes fewer positions than there are elements in the other dimensions. Not cut by
+        # a slice: OpenVINO takes one for idle there, and fails to compile what is left.
+        for dim, (size, taken) in enumerate(_sizes(node)):
+            if dim != axis and size != taken:
+                first = whole(list(range(int(taken))))
+                value = opset13.gather(value, first, whole(dim)).output(0)
+        self.give(part, node, opset13.gather_elements(value, places, axis))

@@ -289,7 +289,8 @@ def _nearest(source: int, wanted: int, factor: float | None) -> torch.Tensor:
     """Return which pixels torch takes along a dimension: it is asked, as its rule is its own."""
     line = torch.arange(source, dtype=torch.float32).view(1, 1, source, 1)
     sizes, factors = ([wanted, 1], None) if factor is None else (None, [factor, 1.0])
-    return torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors).flatten().long()
+    found: torch.Tensor = torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors)
+    return found.flatten().long()
 
 
 def _nearest_of_openvino(source: int, wanted: int) -> torch.Tensor:
