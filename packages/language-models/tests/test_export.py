@@ -220,6 +220,7 @@ def test_another_text_begins_at_the_first_position() -> None:
         ({"context": 0}, "give at least 1"),
         ({"prefill_chunk": -1}, "give at least 1"),
         ({"quantize": "8da4w", "group": 33}, "group is 33"),
+        ({"quantize": "fp16", "backend": "portable"}, "XNNPACK's delegate stores weights in"),
         ({"quantize": "8da4w", "group": 128}, "no linear layer has rows of a multiple of 128"),
     ],
 )
@@ -235,6 +236,28 @@ def test_attention_that_the_custom_kernel_does_not_compute_is_named() -> None:
     export_language_model(model, context=8, attention="custom-kernel")
     with pytest.raises(UnsupportedModelError, match="in its own way"):
         export_language_model(small_model("Gemma2"), context=8, attention="custom-kernel")
+
+
+def test_positions_that_change_in_the_middle_of_a_text_are_named() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    first = {"original_max_position_embeddings": 16}
+    model = small_model("Phi3", rope_parameters={**rope, **first}, **first)
+    with pytest.raises(UnsupportedModelError, match=r"longrope.*a context of at most 16"):
+        export_language_model(model, context=17)
+    export_language_model(model, context=16)
+
+
+def test_a_window_of_nothing_is_none() -> None:
+    model = small_model("Qwen2", sliding_window=0)
+    export_language_model(model, context=16, attention="custom-kernel")
+
+
+def test_an_end_that_is_no_token_is_named() -> None:
+    model = small_model()
+    model.generation_config.eos_token_id = "x"
+    with pytest.raises(FolderError, match="eos_token_id of the model's configuration is 'x'"):
+        export_language_model(model, context=16)
 
 
 def test_folders_that_are_none_are_named(tmp_path: Path, llama: Path) -> None:

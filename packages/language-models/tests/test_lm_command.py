@@ -117,6 +117,16 @@ def test_an_interrupt_leaves_nothing_half_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_no_file_of_the_model_is_written_over(
+    llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        before = (llama / name).read_bytes()
+        assert lowerdeck("lm", "export", llama, "-o", llama / name) == 2
+        assert f"{name} of FOLDER" in capsys.readouterr().err
+        assert (llama / name).read_bytes() == before
+
+
 def test_no_folder_is_made_for_the_file(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

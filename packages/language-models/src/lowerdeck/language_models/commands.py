@@ -133,7 +133,10 @@ def _export(args: argparse.Namespace) -> int:
     beside = tokenizer_beside(args.output)
     if not args.folder.is_dir():
         raise FolderError(f"{args.folder} is no folder, expected one of a Hugging Face model")
-    keep_apart(read=[("FOLDER", args.folder)], written=[("--output", args.output)])
+    # A file may be written into the folder, but over none of the model's.
+    models = [file for file in args.folder.iterdir() if file.suffix != ".pte"]
+    read = [(f"{file.name} of FOLDER", str(file)) for file in models]
+    keep_apart(read=[("FOLDER", args.folder), *read], written=[("--output", args.output)])
     # What fails early costs least: a folder without a tokenizer cannot be generated with.
     tokenizer = tokenizer_json(args.folder)
     bits = None if args.quantize_embedding == "none" else int(args.quantize_embedding)

@@ -136,6 +136,12 @@ def prepared(
             f"context {context} and prefill_chunk {prefill_chunk} are numbers of tokens: give at "
             "least 1"
         )
+    if quantize == "fp16" and backend != "xnnpack":
+        raise LanguageModelError(
+            "quantize is 'fp16', which XNNPACK's delegate stores weights in, and backend is "
+            f"{backend!r}, whose kernels compute in the model's own numbers: take 'xnnpack', or "
+            "leave quantize"
+        )
     loaded = (
         _beside(model)
         if isinstance(model, PreTrainedModel)
@@ -147,9 +153,10 @@ def prepared(
     context = min(context, made_for or context)
     kernels: set[str] = set()
     # First what keeps the weights as they are: what cannot be exported is then told at once.
+    _check_positions(loaded.config.get_text_config(), context)
     custom = attention == "custom-kernel"
     window = getattr(loaded.config.get_text_config(), "sliding_window", None)
-    if custom and window is not None and window < context:
+    if custom and window and window < context:
         raise UnsupportedModelError(
             f"the model looks at {window} tokens at a time, and llama::custom_sdpa at all of "
             f"{context}: give a context of at most {window}, or leave attention to the delegate"
@@ -194,6 +201,24 @@ def lower_decoder(made: Prepared) -> LoweredProgram:
         raise UnsupportedModelError(
             f"a {model.config.model_type!r} model cannot be written for the runtime: {error}"
         ) from error
+
+
+def _check_positions(config: Any, context: int) -> None:
+    """Refuse texts in the middle of which a model turns the keys that it has kept otherwise."""
+    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for rope in (told, *(one for one in told.values() if isinstance(one, dict))):
+        if rope.get("rope_type", rope.get("type")) != "longrope":
+            continue
+        first = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        # transformers computes all keys anew then; a cache has those of before.
+        if first is not None and context > first:
+            raise UnsupportedModelError(
+                f"the model's positions (longrope) are other ones for texts of more than {first} "
+                f"tokens, for which the cache would have to be made anew, and the context is "
+                f"{context}: give a context of at most {first}"
+            )
 
 
 def _beside(model: PreTrainedModel) -> PreTrainedModel:

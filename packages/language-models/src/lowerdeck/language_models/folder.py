@@ -158,6 +158,9 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
 
     Args:
         model: A decoder; its generation config goes before its config.
+
+    Raises:
+        FolderError: What they say is no number of a token.
     """
     text, generation = model.config.get_text_config(), model.generation_config
 
@@ -167,6 +170,11 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
 
     eos = said("eos_token_id")
     several = eos if isinstance(eos, list | tuple) else [] if eos is None else [eos]
+    if not all(isinstance(one, int) for one in several):
+        raise FolderError(
+            f"eos_token_id of the model's configuration is {eos!r}, expected the number of a "
+            "token or a list of them: mend generation_config.json or config.json"
+        )
     return Vocabulary(text.vocab_size, said("bos_token_id"), tuple(map(int, several)))
 
 
