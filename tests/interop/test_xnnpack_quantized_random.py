@@ -190,6 +190,10 @@ def test_rows_of_any_range_and_width_equal_the_formula(
     wanted = model.expected(x)
     for found in in_both(model, x):
         limit = 1e-5 * float(wanted.abs().max())
+        if kind == "zero":
+            # Such a row has a step of 1 and a zero point, whose share the runtime takes off in
+            # float32, which rounds it.
+            limit += 2**-23 * 128 * float(weight().abs().sum(1).max())
         # A tie may be rounded another way: then one input differs by its step.
         step = float((x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)).max()) / 255
         largest = float(weight().abs().max())
