@@ -133,6 +133,26 @@ def test_no_other_module_is_taken_there(path: str) -> None:
         subject(X)
 
 
+class PartOutside(nn.Module):
+    """Calls a block in a region, and a part of it outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block[0](x)
+        with torch.no_grad():
+            z: Tensor = self.block(y)
+        return y + z
+
+
+def test_a_block_of_which_a_part_is_called_outside_is_refused_too() -> None:
+    eager = PartOutside().eval()
+    found = _hook_each(eager, export(eager, (X,)).run_decompositions())
+    assert found == {"run": set(), "refused": {"block", "block.0", "block.1"}}
+
+
 def test_a_region_that_calls_nobody_leaves_the_others_free() -> None:
     eager = nn.Sequential(Rotated(torch.no_grad), nn.Linear(4, 4), nn.Tanh())
     assert not _hook_each(eager, export(eager, (X,)).run_decompositions())["refused"]

@@ -33,9 +33,11 @@ def forbid_lost_calls(trace: Trace, made: WorkingGraph) -> None:
     frames: dict[str, list[Frame]] = {}
     for frame in made.tree.frames():
         frames.setdefault(trace.paths.canonical(frame.path), []).append(frame)
+    # To forbid a part also names the block around it, which is not checked by that.
+    told = set(made.forbidden)
     # What is forbidden last is checked first: who replaces a block is told so, not of its parts.
     for path in reversed(dict.fromkeys(_paths(trace))):
-        if not path or path in asked or path in made.forbidden:
+        if not path or path in asked or path in told:
             continue
         calls = frames.get(trace.paths.canonical(path), ())
         for frame in calls:
