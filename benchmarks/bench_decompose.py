@@ -127,8 +127,8 @@ def _families(quick: bool) -> Iterator[Row]:
         kept,
         alone,
         "s",
-        "<= 1x",
-        kept <= alone,
+        "<= 1/4 of the peer",
+        kept <= alone / 4,
         "peer: without the kept templates",
     )
 
