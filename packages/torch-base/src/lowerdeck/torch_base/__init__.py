@@ -58,6 +58,7 @@ from lowerdeck.torch_base.callees import (
     returns_written,
     written_arguments,
 )
+from lowerdeck.torch_base.changed_constants import changed_constant
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
@@ -142,8 +143,9 @@ __all__ = [
     "nodes_by_callee",
     "reads_only_earlier",
     "reserve_name",
-    # Programs made of parts, without a copy and without a check
+    # Programs made of parts, without a copy and without a check, and a check of one
     "bare_program",
+    "changed_constant",
     "set_program_parts",
     "with_graph_module",
     # torch's own module of trees, tensors without data, and the garbage collector held back

@@ -33,6 +33,7 @@ from lowerdeck.xnnpack.operators.quantization import (
     is_weight,
     name_of,
 )
+from lowerdeck.xnnpack.operators.quantization_checks import check_quantization
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
@@ -80,9 +81,10 @@ class XnnpackPartitioner(Partitioner):
         """Return the program with a tag on each node that XNNPACK takes.
 
         Raises:
-            QuantizationError: Scales or zero points make no sense.
+            QuantizationError: Scales, zero points or what else quantisation is told make no sense.
         """
         constants = constant_names(exported_program)
+        check_quantization(exported_program.graph.nodes)
         kept: set[str] | None = None
         while True:
             whole = _with_whole_calls(exported_program, constants, kept)
