@@ -218,8 +218,8 @@ class PlanBuilder:
                 return self._external_index(value, name)
         buffer = self._constants.index_of(data)
         named = self._names and len(data) == root.nbytes
-        # Equal bytes are stored once, but a name tells whose they are: fresh layers have entries of
-        # their own, else all would seem to be the first one.
+        # Equal bytes are stored once, but a name tells whose they are: fresh layers have entries
+        # of their own, else all would seem to be the first one.
         module = root.key.rpartition(".")[0] if named else ""
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order, module)
         if key not in self._by_key:
