@@ -380,9 +380,8 @@ def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes(
         if isinstance(args, KernelCall) and "norm" in plan.operators[args.op_index].name:
             values = [plan.values[place].val for place in args.args]
             infos = [one.extra_tensor_info for one in values if isinstance(one, Tensor)]
-            modules.append(
-                {info.fully_qualified_name.rpartition(".")[0] for info in infos if info}
-            )
+            names = {info.fully_qualified_name for info in infos if info is not None}
+            modules.append({name.rpartition(".")[0] for name in names if name})
     assert modules == [{"norms.0"}, {"norms.1"}, {"norms.2"}, {"norms.0"}]
 
 

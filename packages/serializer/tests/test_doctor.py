@@ -179,7 +179,7 @@ def test_whatever_an_import_does_is_told_of_its_part_alone(
     modules = {
         "fine": "print('[1, 2]'); value = 1",
         "lacking": "import no_such_module_of_anybody",
-        "wrapped": "try:\n    import raising\nexcept Exception as e:\n    raise ImportError from e",
+        "wrapped": "try:\n import raising\nexcept Exception as e:\n raise ImportError from e",
         "raising": "raise RuntimeError('first line\\nsecond line')",
         "leaving": "raise SystemExit(3)",
         "ending": "import os; os._exit(7)",

@@ -1,4 +1,4 @@
-"""``lowerdeck doctor``: what is installed, can be loaded, and lacks, and which runtime is there."""
+"""``lowerdeck doctor``: what is installed and can be loaded, what it lacks, and which runtime."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class DoctorCommand:
             args: The parsed arguments.
 
         Returns:
-            ``DONE``; ``FAILED`` where a package of ours lacks what it requires, or cannot be loaded.
+            ``DONE``; ``FAILED`` where a package of ours lacks what it requires, or cannot be
+            loaded.
         """
         found = {plain_name(one.metadata["Name"] or ""): one for one in distributions()}
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]

@@ -38,7 +38,7 @@ def _loaded(targets: list[str]) -> tuple[str, str]:
     for target in targets:
         try:
             EntryPoint("", target, "").load()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
+        except BaseException as error:
             return _reason(error), _culprit(error)
     return "", ""
 
@@ -58,7 +58,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _culprit(error: BaseException) -> str:
-    """Return the folder of the package whose code the error came from; torch's own is no other's."""
+    """Return the name of the package whose code the error came from, where it is not torch's."""
     first = _first(error)
     found = [_package(frame) for frame in _frames(first.__traceback__)]
     others = [one for one in found if one and one not in ("torch", "lowerdeck")]
