@@ -58,7 +58,6 @@ from lowerdeck.torch_base.callees import (
     returns_written,
     written_arguments,
 )
-from lowerdeck.torch_base.changed_constants import changed_constant
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
@@ -67,6 +66,7 @@ from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
     attribute,
     attribute_of,
+    changed_constant,
     copy_graph_module,
     graphs_of,
     has_attribute,

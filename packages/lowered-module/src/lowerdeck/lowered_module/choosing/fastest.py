@@ -24,7 +24,7 @@ from lowerdeck.lowered_module.choosing.official_runtime import (
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
 from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
-from lowerdeck.lowered_module.preprocess.progress import Progress
+from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.torch_base import pytree
 
 _ROUNDS = 15
