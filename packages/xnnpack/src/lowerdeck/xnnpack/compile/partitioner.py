@@ -16,6 +16,7 @@ from lowerdeck.lowered_module import (
     PartitionResult,
     constant_names,
     known_nodes,
+    mode_stretches,
     read_by_one,
     tag_constant_data,
 )
@@ -94,7 +95,8 @@ class XnnpackPartitioner(Partitioner):
             )
             reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            within = read_by_one(known, partitions)
+            behaviours = Behaviours(exported_program.graph_module)
+            within = read_by_one(known, partitions, mode_stretches(whole.graph.nodes, behaviours))
             if len(within) == len(known):
                 break
             kept = {node.name for node in within}
