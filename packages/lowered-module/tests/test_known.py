@@ -134,7 +134,8 @@ def test_what_is_read_in_another_mode_is_computed_in_its_own(within: bool) -> No
             y = x + mask if within else x
             y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (y,))
             y = y * self.weight
-        return y if within else y + mask
+        result: Tensor = y if within else y + mask
+        return result
 
     program = exported(moded)
     assert any("enter_autocast" in str(node.target) for node in program.graph.nodes)

@@ -170,6 +170,8 @@ def test_graphs_that_regions_hold_are_held_by_what_is_around_them() -> None:
 class Varying(nn.Module):
     """Sizes that vary are read, computed with and passed on, in regions and out of them."""
 
+    seen: Tensor
+
     def __init__(self, outer: Mode, inner: Mode) -> None:
         super().__init__()
         self.outer, self.inner = outer, inner

@@ -13,11 +13,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from quantized_cases import IN, OUT, IntegerWeight, qd
+from quantized_cases import (  # type: ignore[import-not-found]
+    IN,
+    OUT,
+    IntegerWeight,
+    by_row,
+    by_tensor,
+    qd,
+)
 from torch import nn
 from torch.export import ExportedProgram
-from xnnpack_cases import Function
-from xnnpack_lowering import delegates
+from xnnpack_cases import Function  # type: ignore[import-not-found]
+from xnnpack_lowering import delegates  # type: ignore[import-not-found]
 
 from lowerdeck.lowered_module import LoweringError, SignatureError, to_backend
 from lowerdeck.torch_base import arguments_of
@@ -25,24 +32,6 @@ from lowerdeck.xnnpack import QuantizationError, XnnpackPartitioner
 
 Tensor = torch.Tensor
 ROWS = (torch.randn(3, 64, generator=torch.Generator().manual_seed(0)),)
-
-
-def by_row(x: Tensor) -> Tensor:
-    """Return rows that are quantised at run time."""
-    scale, zero = qd.choose_qparams_per_token_asymmetric(x, torch.int8)
-    stored = qd.quantize_per_token(x, scale, zero, -128, 127, torch.int8)
-    found: Tensor = qd.dequantize_per_token(
-        stored, scale, zero, -128, 127, torch.int8, torch.float32
-    )
-    return found
-
-
-def by_tensor(x: Tensor) -> Tensor:
-    """Return a tensor that is quantised at run time by one scale."""
-    scale, zero = qd.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8)
-    stored = qd.quantize_per_tensor.tensor(x, scale, zero, -128, 127, torch.int8)
-    found: Tensor = qd.dequantize_per_tensor.tensor(stored, scale, zero, -128, 127, torch.int8)
-    return found
 
 
 MODES: dict[str, Any] = {
@@ -202,7 +191,7 @@ def torchaos(kind: str) -> ExportedProgram:
     """Return a program of two layers that torchao quantised."""
     torchao = pytest.importorskip("torchao.quantization")
     kinds = importlib.import_module("torchao.quantization.granularity")
-    four = {"weight_dtype": torch.int4}
+    four: dict[str, Any] = {"weight_dtype": vars(torch)["int4"]}
     configs = {
         "8da4w": lambda: torchao.Int8DynamicActivationIntxWeightConfig(
             weight_granularity=kinds.PerGroup(32), **four

@@ -110,11 +110,14 @@ class ConstantsBesideBranches(nn.Module):
             y = torch.cond(y.float().sum() > 0, torch.sin, torch.cos, (y,))
             if self.read == "own":
                 y = y.float() * within
+        result: Tensor = y.float() * 2
         if self.read == "before":
-            return y * before
-        if self.read == "behind":
-            return torch.relu(x) * within + y.float()
-        return y.float() * within + before if self.read == "both" else y.float() * 2
+            result = y * before
+        elif self.read == "behind":
+            result = torch.relu(x) * within + y.float()
+        elif self.read == "both":
+            result = y.float() * within + before
+        return result
 
 
 @pytest.mark.parametrize("decomposed", [False, True])

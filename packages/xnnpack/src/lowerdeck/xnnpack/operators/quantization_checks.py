@@ -52,7 +52,7 @@ def _check_range(node: Node, args: Mapping[str, Any]) -> None:
     dtype = _said(args)
     if dtype not in _INTEGERS:
         return
-    limits = torch.iinfo(dtype)  # type: ignore[arg-type]  # one of the types above
+    limits = torch.iinfo(dtype)
     low, high = args.get("quant_min"), args.get("quant_max")
     least = limits.min if low is None else low
     most = limits.max if high is None else high
