@@ -29,7 +29,7 @@ from lowerdeck.demo_backends import (
     ExecutorPartitioner,
     SharedWeightsDemoPartitioner,
 )
-from lowerdeck.emitter import emit
+from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
 from lowerdeck.lowered_module import Partitioner, find_quantization, lower, to_backend
 from lowerdeck.lowered_module.commands import lower_model
@@ -205,3 +205,15 @@ def test_programs_of_torchaos_tensors_are_traced_once_unless_unwrapped(unwrapped
     with counted() as traced:
         decompose(program)
     assert bool(traced) is not unwrapped
+
+
+def test_what_torch_fails_on_while_it_traces_such_a_program_is_named() -> None:
+    pytest.importorskip("torchao")
+    torchao = importlib.import_module("torchao.quantization")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8))
+    torchao.quantize_(model, torchao.Int8DynamicActivationIntxWeightConfig())
+    program = torch.export.export(model, (torch.randn(2, 64),))
+    (node,) = (one for one in program.graph.nodes if "choose_qparams" in str(one.target))
+    node.args = (*node.args[:2], [1, 7], *node.args[3:])
+    with pytest.raises(UnsupportedError, match=f"to be divisible.* 7 .node '{node.name}'"):
+        emit(program)

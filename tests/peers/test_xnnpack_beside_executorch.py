@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 _SCRIPT = """
-import json, sys, torch
+import io, json, sys, torch
 def peer():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     return XnnpackPartitioner
@@ -27,6 +27,7 @@ order, folder = sys.argv[1:]
 known = {}
 for name in order.split():
     known[name] = {"ours": ours, "peer": peer}[name]()
+from executorch import exir
 from executorch.exir import EdgeProgramManager, to_edge, to_edge_transform_and_lower
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
@@ -45,6 +46,14 @@ def ways(partitioner):
     yield "here", lambda: EdgeProgramManager(
         to_backend(to_edge(program()).exported_program(), partitioner())
     ).to_executorch().buffer
+    edge = to_edge_transform_and_lower(program(), partitioner=[partitioner()])
+    yield "saved", lambda: EdgeProgramManager(loaded(edge.exported_program())
+    ).to_executorch().buffer
+def loaded(edge):
+    held = io.BytesIO()
+    exir.save(edge, held)
+    held.seek(0)
+    return exir.load(held)
 files = {}
 for turn in (1, 2):
     for name, partitioner in known.items():

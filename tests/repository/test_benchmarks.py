@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,19 @@ def test_the_readme_shows_what_was_measured():
     assert readme == with_table(readme, [Record.load(path) for path in RECORDS]), (
         "run nox -s bench -- --redraw"
     )
+
+
+def test_the_site_has_the_page_and_its_plots():
+    pytest.importorskip("mkdocs")
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+    hook = runpy.run_path(str(HERE.parent / "docs" / "benchmarks_page.py"))
+    config = MkDocsConfig(str(HERE.parent / "mkdocs.yml"))
+    config.load_dict({"site_name": "site", "docs_dir": str(HERE.parent / "docs")})
+    config.validate()
+    config.plugins._current_plugin = None  # as while hooks are called
+    found = {file.src_uri: file for file in hook["on_files"](Files([]), config)}
+    assert found.pop("benchmarks/index.md").content_string == (HERE / "RESULTS.md").read_text()
+    assert set(found) == {f"benchmarks/plots/{plot.name}" for plot in (HERE / "plots").iterdir()}
+    assert "benchmarks/index.md" in (HERE.parent / "mkdocs.yml").read_text()

@@ -26,11 +26,13 @@ def test_pages_count_as_the_code_does(page, words, number):
     assert words.format(number) in (ROOT / page).read_text()
 
 
-# The official runtime ends its process over some files, so who calls it starts another one.
+# The official runtime ends its process over some files, so who calls it starts another one; so
+# does who tries whether what is installed can be loaded.
 STARTS_ITSELF = (
     "language-models/src/lowerdeck/language_models/generating.py",
     "lowered-module/src/lowerdeck/lowered_module/choosing/official_runtime.py",
     "runner/src/lowerdeck/runner/commands/official.py",
+    "serializer/src/lowerdeck/serializer/commands/loading.py",
 )
 
 

@@ -358,6 +358,33 @@ def test_weights_carry_their_names_unless_told_otherwise() -> None:
     assert names(EmitConfig(weight_names=False)) == set()
 
 
+def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes() -> None:
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList([nn.BatchNorm1d(4) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for norm in self.norms:
+                x = norm(x).relu()
+            result: torch.Tensor = self.norms[0](x)  # the same module once more
+            return result
+
+    emitted = emit(export(Called().eval(), (torch.ones(2, 4),)))
+    program = deserialize_pte(emitted.to_bytes())
+    (plan,) = program.execution_plan
+    assert len(program.constant_buffer) == 3  # nothing, ones, zeros
+    modules = []
+    for one in plan.chains[0].instructions:
+        args = one.instr_args
+        if isinstance(args, KernelCall) and "norm" in plan.operators[args.op_index].name:
+            values = [plan.values[place].val for place in args.args]
+            infos = [one.extra_tensor_info for one in values if isinstance(one, Tensor)]
+            names = {info.fully_qualified_name for info in infos if info is not None}
+            modules.append({name.rpartition(".")[0] for name in names if name})
+    assert modules == [{"norms.0"}, {"norms.1"}, {"norms.2"}, {"norms.0"}]
+
+
 def test_an_operator_of_one_s_own_without_out_variant_is_told_to_get_one() -> None:
     with torch.library._scoped_library("lowerdeck_test", "FRAGMENT") as library:
         library.define("half(Tensor x) -> Tensor")

@@ -20,6 +20,8 @@ from lowerdeck.lowered_module.authoring.module_partitioner import Everything
 from lowerdeck.lowered_module.choosing import fastest, official_runtime, trial_lines
 from lowerdeck.lowered_module.choosing.halves import Halves, narrow_places
 from lowerdeck.lowered_module.commands import lower_model
+from lowerdeck.lowered_module.program.held_messages import held_messages
+from lowerdeck.lowered_module.stages import Stages
 from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import CommandError
 
@@ -221,7 +223,30 @@ def test_a_plan_that_is_far_slower_has_no_turn(monkeypatch: pytest.MonkeyPatch) 
         torch.nn.Identity, "save", lambda _, file: Path(file).touch(), raising=False
     )
     exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    _, trials = lower_fastest(exported, [torch.ones(2)], backends=["A", "B"])
+    shown = []
+    _, trials = lower_fastest(
+        exported,
+        [torch.ones(2)],
+        backends=["A", "B"],
+        progress=lambda done, total, label: shown.append((done, total, label.split(", took")[0])),
+    )
+    assert shown == [
+        (0, 3, "the runtime's own kernels, then A, B"),
+        (1, 3, "no backend: 9000.000 ms a call"),
+        (2, 3, "A: 500.000 ms a call"),
+        (3, 3, "B: 600.000 ms a call"),
+        (3, 3, "2 of them are right and timed in turn"),
+    ]
     assert turns == [2]
     assert [trial.milliseconds for trial in trials] == [9000.0, 500.0, 1500.0]
     assert [trial.backends for trial in trials if trial.chosen] == [("A",)]
+
+
+def test_trials_are_told_on_standard_error_while_messages_are_held(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Stages(["measure"]) as stages, stages.stage("measure"), held_messages():
+        stages.trial(1, 3, "no backend: 2.000 ms a call, took 0.5 s")
+        told = capsys.readouterr()
+    assert told.out == ""
+    assert "  1 of 3: no backend: 2.000 ms a call, took 0.5 s\n" in told.err

@@ -18,11 +18,15 @@ from lowerdeck.lowered_module import (
     SupportedOp,
     TablePartitioner,
     get_lowered_backend_modules,
+    known_nodes,
+    mode_stretches,
+    read_by_one,
     register_backend,
     to_backend,
     unregister_backend,
     visits,
 )
+from lowerdeck.torch_base import Behaviours
 
 
 class Held(DeclarativeBackend):
@@ -119,6 +123,32 @@ def test_what_two_partitions_read_is_in_neither() -> None:
     found = blobs(exported(twice))
     assert len(found) == 2
     assert not any("call_function" in one for one in found)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_what_is_read_in_another_mode_is_computed_in_its_own(within: bool) -> None:
+    def moded(self: Of, x: Tensor) -> Tensor:
+        mask = torch.arange(4).eq(2).float()
+        # A branch in a mode lets export write the mode's calls out.
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x + mask if within else x
+            y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (y,))
+            y = y * self.weight
+        result: Tensor = y if within else y + mask
+        return result
+
+    program = exported(moded)
+    assert any("enter_autocast" in str(node.target) for node in program.graph.nodes)
+    found = blobs(program)
+    assert found
+    assert not any("call_function" in one for one in found)
+    behaviours = Behaviours(program.graph_module)
+    stretches = mode_stretches(program.graph.nodes, behaviours)
+    known = known_nodes(program.graph.nodes, ())
+    (reader,) = (user for user in known[-1].users if user not in known)
+    assert stretches[known[-1]] < stretches[reader]
+    assert read_by_one(known, [[reader]]) == known
+    assert read_by_one(known, [[reader]], stretches) == []
 
 
 def test_what_is_returned_stays_with_the_program() -> None:

@@ -462,3 +462,41 @@ def test_dynamic_lengths(model: nn.Module) -> None:
     for size in (5, 2, 16):
         given = numbers(2, size, 8)
         torch.testing.assert_close(run(program, given), model(given), rtol=1e-5, atol=1e-5)
+
+
+class OfBfloat16(nn.Module):
+    """What has bfloat16 weights, and computes float32 of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(numbers(4, 4).bfloat16())
+        self.scale = nn.Parameter(numbers(4).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        y = (self.scale * y.to(x.dtype)).float() @ self.weight.float()
+        return torch.relu(y).to(x.dtype)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_casts_of_bfloat16_are_left_and_what_they_give_is_taken(
+    dtype: torch.dtype, decomposed: bool
+) -> None:
+    model, inputs = OfBfloat16(), (numbers(3, 4).to(dtype),)
+    program = torch.export.export(model, inputs)
+    if decomposed:
+        program = program.run_decompositions()
+    partitioner = OpenvinoPartitioner()
+    made = to_backend(program, partitioner)
+    assert get_lowered_backend_modules(made.graph_module)
+    assert any("torch.bfloat16 is not taken" in why for why in partitioner.refused.values())
+    torch.testing.assert_close(run(made, *inputs), model(*inputs))
+
+
+def test_a_cast_of_a_bfloat16_weight_alone_is_known_ahead_or_left() -> None:
+    weight = numbers(4, 4).bfloat16()
+    held = Calls(lambda x: torch.relu(x @ weight.float()))
+    x = numbers(3, 4)
+    torch.testing.assert_close(run(lowered(held, (x,)), x), held(x))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from email.message import Message
 from importlib.metadata import Distribution, EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.commands import doctor
+from lowerdeck.serializer.commands.loading import Failure, failures
 
 
 class Installed(Distribution):
@@ -42,9 +44,16 @@ class Installed(Distribution):
 
 
 def diagnosis(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *there: Installed
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *there: Installed,
+    broken: Failure | None = None,
 ) -> tuple[int, list[str]]:
     monkeypatch.setattr(doctor, "distributions", lambda: there)
+    # No folder holds these, so that nothing can be loaded.
+    monkeypatch.setattr(
+        doctor, "failures", lambda parts: dict.fromkeys(parts, broken) if broken else {}
+    )
     status = main(["doctor"])
     return status, capsys.readouterr().out.splitlines()
 
@@ -129,3 +138,72 @@ def test_what_extras_and_other_systems_ask_for_is_no_fault(
     assert not any("winsome" in line or "`lowerdeck lower`" in line for line in lines)
     assert lines[-1].startswith("official runtime: executorch 9.9, ")
     assert lines[-1].endswith("which needs torch: pip install torch")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (
+            Failure("ModuleNotFoundError: No module named 'tokenizers.models'"),
+            "'tokenizers.models'; pip install tokenizers",
+        ),
+        (
+            Failure("RuntimeError: operator torchvision::nms does not exist", "torchvision"),
+            "does not exist, raised by torchvision 0.29.0 beside torch 2.13.0; install versions "
+            "that fit each other",
+        ),
+        (Failure("importing it did not end within 120 s"), "120 s; pip install --force-reinstall"),
+    ],
+)
+def test_a_part_that_cannot_be_loaded_is_no_part_that_is_there(
+    failure: Failure,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there = (
+        Installed("lowerdeck-x", "1", commands="lm"),
+        Installed("torch", "2.13.0"),
+        Installed("torchvision", "0.29.0"),
+    )
+    status, lines = diagnosis(monkeypatch, capsys, *there, broken=failure)
+    assert status == 4
+    assert lines[1] == "lowerdeck-x 1  (lowerdeck lm)"
+    assert lines[2].startswith(f"  INSTALLED BUT CANNOT BE LOADED: {failure.reason}")
+    assert told in lines[2]
+
+
+def test_whatever_an_import_does_is_told_of_its_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = {
+        "fine": "print('[1, 2]'); value = 1",
+        "lacking": "import no_such_module_of_anybody",
+        "wrapped": "try:\n import raising\nexcept Exception as e:\n raise ImportError from e",
+        "raising": "raise RuntimeError('first line\\nsecond line')",
+        "leaving": "raise SystemExit(3)",
+        "ending": "import os; os._exit(7)",
+    }
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    parts = {name: [name] for name in modules} | {"other": ["fine:value"], "no": ["fine:none"]}
+    found = failures(parts)
+    assert {name: one.reason for name, one in found.items()} == {
+        "lacking": "ModuleNotFoundError: No module named 'no_such_module_of_anybody'",
+        "wrapped": "RuntimeError: first line",
+        "raising": "RuntimeError: first line",
+        "leaving": "SystemExit: 3",
+        "ending": "importing it ends the process with status 7",
+        "no": "AttributeError: module 'fine' has no attribute 'none'",
+    }
+    assert found["wrapped"].culprit == "raising"
+
+
+def test_an_import_without_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless.py").write_text("import threading; threading.Event().wait()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = failures({"json": ["json"], "endless": ["endless"], "re": ["re"]}, seconds=3)
+    assert found == {"endless": Failure("importing it did not end within 3 s")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -164,3 +165,76 @@ def test_graphs_that_regions_hold_are_held_by_what_is_around_them() -> None:
     )
     assert len(held) == 3
     torch.testing.assert_close(made.module()(x), program.module()(x), rtol=0, atol=0)
+
+
+class Varying(nn.Module):
+    """Sizes that vary are read, computed with and passed on, in regions and out of them."""
+
+    seen: Tensor
+
+    def __init__(self, outer: Mode, inner: Mode) -> None:
+        super().__init__()
+        self.outer, self.inner = outer, inner
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with self.outer():
+            rows = x.shape[0] * 2
+            y = self.layer(x).reshape(rows, -1)
+            with self.inner():
+                z = torch.cat([y, y.new_ones(rows, 1)], 1)
+                self.seen.add_(x.shape[0])
+            y = y[: x.shape[0]] + z.sum()
+        return y, z, self.seen + rows
+
+
+def _saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
+    held = io.BytesIO()
+    torch.export.save(program, held)
+    held.seek(0)
+    return torch.export.load(held)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("inner", [torch.no_grad, _off])
+@pytest.mark.parametrize("outer", [torch.no_grad, _off])
+def test_sizes_that_vary_pass_the_borders_of_regions(
+    outer: Mode, inner: Mode, loaded: bool
+) -> None:
+    model = Varying(outer, inner)
+    rows = torch.export.Dim("rows", min=2, max=16)
+    program = export(model, (torch.randn(4, 4),), dynamic_shapes=({0: rows},))
+    if loaded:
+        program = _saved_and_loaded(program)
+    assert _modes(program)
+    made = without_idle_modes(program)
+    assert not _modes(made)
+    assert made.range_constraints == program.range_constraints
+    for count in (2, 4, 9):
+        _assert_same(made, program, torch.randn(count, 4))
+    again = _saved_and_loaded(made)
+    _assert_same(again, program, torch.randn(7, 4))
+
+
+@pytest.mark.parametrize("inner", [torch.no_grad, torch.enable_grad, _off])
+@pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad, _off])
+def test_programs_that_were_loaded_are_as_those_that_were_saved(outer: Mode, inner: Mode) -> None:
+    x = torch.randn(4, 4)
+    # torch cannot save a branch within autocast: it loses what entered the mode.
+    program = export(Within(outer, inner, branches=outer is not _off), (x,))
+    loaded = _saved_and_loaded(program)
+    made = without_idle_modes(loaded)
+    assert not _modes(made)
+    _assert_same(made, program, x)
+    _assert_same(_saved_and_loaded(made), program, x)
+    assert list(_calls(made)) == list(_calls(without_idle_modes(program)))
+
+
+def test_autocast_that_is_on_stays_in_a_program_that_was_loaded() -> None:
+    x = torch.randn(4, 4)
+    program = export(Within(_on, torch.no_grad), (x,))
+    made = without_idle_modes(_saved_and_loaded(program))
+    assert [name for name in _modes(made) if "autocast" in name]
+    assert not [name for name in _modes(made) if "grad" in name]
+    _assert_same(made, program, x)

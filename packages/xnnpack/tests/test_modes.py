@@ -86,3 +86,49 @@ def test_what_asserts_behind_a_mode_is_in_no_partition_before_it() -> None:
     assert any("exit_autocast" in str(node.target) for node in program.graph.nodes)
     lowered = to_backend(program, XnnpackPartitioner())
     torch.testing.assert_close(lowered.module()(x), model(x), atol=3e-2, rtol=3e-2)
+
+
+class ConstantsBesideBranches(nn.Module):
+    """Computes constants before, in and behind autocast that is on, and reads them elsewhere.
+
+    Args:
+        read: Where: ``"before"``, ``"within"``, ``"behind"``, ``"both"``, ``"own"``.
+    """
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.read, self.layer = read, nn.Linear(4, 4)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = torch.arange(4.0).sin()
+        if self.read == "own":
+            x = x + before
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            within = torch.arange(4.0).cos()
+            y = x * before if self.read == "within" else self.layer(x)
+            y = torch.cond(y.float().sum() > 0, torch.sin, torch.cos, (y,))
+            if self.read == "own":
+                y = y.float() * within
+        result: Tensor = y.float() * 2
+        if self.read == "before":
+            result = y * before
+        elif self.read == "behind":
+            result = torch.relu(x) * within + y.float()
+        elif self.read == "both":
+            result = y.float() * within + before
+        return result
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("read", ["before", "within", "behind", "both", "own"])
+def test_constants_of_another_mode_are_in_no_partition_that_reads_them(
+    read: str, decomposed: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = ConstantsBesideBranches(read).eval(), torch.randn(4, 4)
+    program = torch.export.export(model, (x,))
+    program = program.run_decompositions() if decomposed else program
+    lowered = to_backend(program, XnnpackPartitioner())
+    assert get_lowered_backend_modules(lowered.graph_module)
+    torch.testing.assert_close(lowered.module()(x), model(x), atol=3e-2, rtol=3e-2)

@@ -215,27 +215,6 @@ def test_two_scales_of_one_tensor_are_one_error_with_the_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda w: setattr(w, "scales", torch.ones(3)), "3 scales along dimension 0"),
-        (lambda w: setattr(w, "zeros", torch.zeros(2)), "2 zero points"),
-    ],
-)
-def test_scales_that_do_not_fit_are_one_error_with_the_node(
-    change: Callable[[IntegerWeight], None], message: str
-) -> None:
-    program = torch.export.export(
-        Function(lambda x, w: F.linear(x, w()), IntegerWeight(4, 8)), (torch.ones(2, 8),)
-    )
-    weight = IntegerWeight(4, 8)
-    change(weight)
-    state = {"parts.0.scales": weight.scales, "parts.0.zeros": weight.zeros}
-    program.state_dict.update(state)
-    with pytest.raises(PreprocessError, match=message):
-        to_backend(program, XnnpackPartitioner())
-
-
-@pytest.mark.parametrize(
     ("group", "name", "value", "message"),
     [
         (0, "axis", 1, r"4 scales along dimension 1 of \[4, 8\] in .*dequantize_per_channel"),

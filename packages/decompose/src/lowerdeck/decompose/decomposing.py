@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -48,6 +49,8 @@ from lowerdeck.torch_base import (
     written_aliases,
     written_overlap,
 )
+
+_AT_NODE = re.compile(r"^While executing %(\S+) :", re.MULTILINE)
 
 
 def decompose(
@@ -136,10 +139,13 @@ def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedP
 
 
 def _refused(reason: WholeProgramError, error: Exception) -> DecomposeError:
-    first = str(error).strip().partition("\n")[0]
+    said = str(error).strip()
+    # torch's interpreter says below the message which node it was at.
+    first, at = said.partition("\n")[0], _AT_NODE.search(said)
     return DecomposeError(
         f"the program cannot be taken apart call by call, because {reason}; nor can torch "
         f"take it apart as a whole: {type(error).__name__}: {first}"
+        f"{f' (node {at[1]!r})' if at else ''}"
     )
 
 

@@ -65,7 +65,12 @@ from lowerdeck.lowered_module.preprocess import Progress, SharedWeights
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators
-from lowerdeck.lowered_module.program.known import compute_known, known_nodes, read_by_one
+from lowerdeck.lowered_module.program.known import (
+    compute_known,
+    known_nodes,
+    mode_stretches,
+    read_by_one,
+)
 from lowerdeck.lowered_module.program.signature import (
     arrange_graph_outputs,
     arrange_graph_placeholders,
@@ -101,6 +106,7 @@ __all__ = [
     "constant_names",
     "constant_tensors",
     "known_nodes",
+    "mode_stretches",
     "read_by_one",
     # The short way for a backend author
     "DeclarativeBackend",

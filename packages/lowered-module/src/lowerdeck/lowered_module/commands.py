@@ -73,7 +73,7 @@ class LowerCommand:
             help="try no backend, each one named by --backend (each that the official runtime "
             "has, without it), pairs of them, and the model cut between two that are near each "
             "other, in that runtime, on the example inputs, and keep the fastest that is right; "
-            "prints all",
+            "prints each on standard error as it is done, and all at the end",
         )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(
@@ -220,7 +220,11 @@ def lower_model(
                 installed_partitioner(name)
             with stages.stage("measure"), told():
                 lowered, trials = lower_fastest(
-                    program, _eager(model), backends=backends or None, tolerance=auto
+                    program,
+                    _eager(model),
+                    backends=backends or None,
+                    tolerance=auto,
+                    progress=stages.trial,
                 )
         else:
             by_method = {"forward": partitioners}

@@ -31,6 +31,7 @@ from lowerdeck.lowered_module.errors import (
     LoweringError,
     PartitionerError,
     PartitionError,
+    SignatureError,
 )
 from lowerdeck.lowered_module.partition import (
     Cut,
@@ -69,6 +70,7 @@ from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
 from lowerdeck.torch_base import (
     MemoryMap,
+    changed_constant,
     collector_held,
     mended,
     set_program_parts,
@@ -300,7 +302,7 @@ def _lower_whole(
             f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
             "ExportedProgram: export the module first"
         )
-    program = without_idle_modes(mended(program))
+    program = without_idle_modes(_checked(program))
     for_exir = wants_edge_backend(
         find_backend(backend_id, peers=any(map(is_peers, compile_specs)))
     )
@@ -456,6 +458,14 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
     return named_edge_form(program)
 
 
+def _checked(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that can be lowered, whose constants are those that were exported."""
+    changed = changed_constant(program)
+    if changed is not None:
+        raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
+    return mended(program)
+
+
 def _partitioned(
     program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None = None
 ) -> CutProgram:
@@ -466,7 +476,7 @@ def _partitioned(
     """
     require_partitioner(partitioner)
     # Regions would cut what one partition can hold.
-    program = without_idle_modes(mended(program))
+    program = without_idle_modes(_checked(program))
     if wants_edge(partitioner):
         if writes_anything(program):
             program = functional(program, "partitioners of ExecuTorch know no writes in place")

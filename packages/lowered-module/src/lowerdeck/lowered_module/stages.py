@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,10 @@ class Stages:
     def __init__(self, names: Sequence[str]) -> None:
         self.seconds: dict[str, float] = {}
         # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
-        disable = True if is_closed("stderr") else None
+        self._closed = is_closed("stderr")
+        disable = True if self._closed else None
+        # Whoever holds messages back meanwhile puts another stream in its place.
+        self._stderr = sys.stderr
         self._bar: Any = tqdm(total=len(names), unit="stage", disable=disable, leave=False)
 
     def __enter__(self) -> Stages:
@@ -56,6 +60,19 @@ class Stages:
         self.seconds[name] = time.perf_counter() - start
         self._bar.set_postfix_str("")
         self._bar.update()
+
+    def trial(self, done: int, total: int, label: str) -> None:
+        """Print a line on standard error, terminal or not: a ``Progress`` of what takes long.
+
+        Args:
+            done: Number of trials done.
+            total: Number of all, as far as is known.
+            label: What came of the last one.
+        """
+        if not self._closed:
+            self._bar.write(f"  {done} of {total}: {label}", file=self._stderr)
+            self._bar.refresh()
+            self._stderr.flush()
 
     def partition(self, done: int, total: int, label: str) -> None:
         """Show how far the stage is: a ``Progress``.

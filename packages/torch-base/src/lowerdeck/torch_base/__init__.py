@@ -66,6 +66,7 @@ from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
     attribute,
     attribute_of,
+    changed_constant,
     copy_graph_module,
     graphs_of,
     has_attribute,
@@ -142,8 +143,9 @@ __all__ = [
     "nodes_by_callee",
     "reads_only_earlier",
     "reserve_name",
-    # Programs made of parts, without a copy and without a check
+    # Programs made of parts, without a copy and without a check, and a check of one
     "bare_program",
+    "changed_constant",
     "set_program_parts",
     "with_graph_module",
     # torch's own module of trees, tensors without data, and the garbage collector held back

@@ -217,10 +217,14 @@ class PlanBuilder:
             if name is not None:
                 return self._external_index(value, name)
         buffer = self._constants.index_of(data)
-        key = ("constant", buffer, value.dtype, value.sizes, value.dim_order)
+        named = self._names and len(data) == root.nbytes
+        # Equal bytes are stored once, but a name tells whose they are: fresh layers have entries
+        # of their own, else all would seem to be the first one.
+        module = root.key.rpartition(".")[0] if named else ""
+        key = ("constant", buffer, value.dtype, value.sizes, value.dim_order, module)
         if key not in self._by_key:
             tensor = _tensor(value, data_buffer_idx=buffer)
-            if self._names and root.key and len(data) == root.nbytes:
+            if named and root.key:
                 tensor.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=root.key)
             self._by_key[key] = self._append(tensor)
         return self._by_key[key]

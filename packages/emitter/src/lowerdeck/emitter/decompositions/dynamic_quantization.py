@@ -13,6 +13,29 @@ import torch
 _SMALLEST_TOKEN_SCALE = 1e-5
 
 
+def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
+    """Refuse what a type cannot hold, as eager does; a cast would wrap it around.
+
+    Args:
+        quant_min: The least integer.
+        quant_max: The largest.
+        dtype: The type of the integers.
+
+    Raises:
+        ValueError: They are beyond the type.
+    """
+    if not (isinstance(quant_min, int) and isinstance(quant_max, int)):
+        return  # tensors, which the program computes
+    if dtype.is_floating_point:
+        return
+    limits = torch.iinfo(dtype)
+    if quant_min < limits.min or quant_max > limits.max:
+        raise ValueError(
+            f"found integers of {quant_min} to {quant_max}, expected {limits.min} to "
+            f"{limits.max} at most, which {dtype} holds"
+        )
+
+
 def _choose(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     quant_min: int,
@@ -87,6 +110,7 @@ def _quantize_per_token(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    check_range(quant_min, quant_max, dtype)
     steps = torch.round(input * (1.0 / scales) + zero_points)
     return torch.clamp(steps, quant_min, quant_max).to(dtype)
 
@@ -112,6 +136,7 @@ def _quantize_groups(
     dtype: torch.dtype,
     group_size: int,
 ) -> torch.Tensor:
+    check_range(quant_min, quant_max, dtype)
     groups = _groups(input, scales, group_size)
     steps = torch.round(groups * (1.0 / scales.reshape(-1, 1)) + zero_points.reshape(-1, 1))
     return torch.clamp(steps, quant_min, quant_max).to(dtype).reshape(input.shape)

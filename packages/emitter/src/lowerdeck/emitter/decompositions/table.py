@@ -41,6 +41,7 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OperatorBase,
     OpOverload,
+    changed_constant,
     core_decompositions,
     detect_fake_mode,
     is_composite,
@@ -161,8 +162,11 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     Raises:
         DecompositionError: If torch fails.
         UnsupportedError: If a write in place would be seen under another name, or writes several
-            values to one element.
+            values to one element; or a constant is no longer what was exported.
     """
+    changed = changed_constant(exported)
+    if changed is not None:
+        raise UnsupportedError(f"{changed}: export the module anew, or give it back its constant")
     found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, found, settings.table):
         return TracedProgram.of(exported)

@@ -19,9 +19,21 @@ from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.constants import constant_names
-from lowerdeck.lowered_module.program.known import ASSERTION, known_nodes, read_by_one
+from lowerdeck.lowered_module.program.known import (
+    ASSERTION,
+    known_nodes,
+    mode_stretches,
+    read_by_one,
+)
 from lowerdeck.lowered_module.program.tags import AHEAD, DELEGATION_TAG
-from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, is_getitem, writes_in_place
+from lowerdeck.torch_base import (
+    Behaviours,
+    MemoryUse,
+    OpOverload,
+    graphs_of,
+    is_getitem,
+    writes_in_place,
+)
 
 
 class TablePartitioner(Partitioner):
@@ -147,6 +159,7 @@ class TablePartitioner(Partitioner):
             for node in gm.graph.nodes
             if self.computes_ahead and (isinstance(node.target, OpOverload) or is_getitem(node))
         ]
+        stretches = mode_stretches(gm.graph.nodes, Behaviours(gm)) if calls else {}
         while True:
             ahead = self._ahead(calls, constants)
             self.known = {*constants, *(node.name for node in ahead)}
@@ -162,7 +175,7 @@ class TablePartitioner(Partitioner):
                 min_nodes=self.min_nodes,
             )
             # What others read, too, is computed where all can read it: everything is asked again.
-            kept = read_by_one(list(ahead), proposal.partitions)
+            kept = read_by_one(list(ahead), proposal.partitions, stretches)
             if len(kept) == len(ahead):
                 break
             lost = {*ahead} - {*kept}

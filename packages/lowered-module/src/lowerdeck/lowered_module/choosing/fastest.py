@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from lowerdeck.lowered_module.choosing.official_runtime import (
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
 from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
+from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.torch_base import pytree
 
 _ROUNDS = 15
@@ -70,6 +72,13 @@ class Trial:
         """Return who was asked, in words."""
         return _name(self.backends) + (f" after {self.after}" if self.after else "")
 
+    @property
+    def outcome(self) -> str:
+        """Return who was asked, and what came of it, in words."""
+        if self.milliseconds is None:
+            return f"{self.name}: {self.why_not}"
+        return f"{self.name}: {self.milliseconds:.3f} ms a call"
+
     def line(self, width: int = 34) -> str:
         """Return a line of the table of ``lowerdeck lower --auto``.
 
@@ -98,6 +107,7 @@ def lower_fastest(
     backends: Sequence[str] | None = None,
     tolerance: float = 1e-4,
     cuts: int = 5,
+    progress: Progress | None = None,
 ) -> tuple[LoweredProgram, list[Trial]]:
     """Return the lowering of a program that is fastest in the official runtime, and all trials.
 
@@ -115,6 +125,9 @@ def lower_fastest(
         backends: Names of installed partitioners; None for all that the runtime has a backend of.
         tolerance: How far outputs may be from eager's.
         cuts: At how many places to cut; 0 for none.
+        progress: Called after each trial with how many are done, how many there are as far as is
+            known by then, and which one it was, what came of it and how long it took; before the
+            first one, and before what is right is timed, with what comes next.
 
     Raises:
         LoweringError: The runtime is not installed, the program has no example inputs, or nothing
@@ -136,11 +149,21 @@ def lower_fastest(
     names = _installed(known) if backends is None else list(backends)
     inputs, expected = pytree.tree_leaves(program.example_inputs), list(wanted)
     trials: list[Trial] = []
+    show = _silent if progress is None else progress
     kept: dict[int, LoweredProgram] = {}
     with tempfile.TemporaryDirectory() as folder:
         files: dict[int, Path] = {}
 
-        def add(trial: Trial, lowered: LoweredProgram | None) -> None:
+        def add(made: Iterable[tuple[Trial, LoweredProgram | None]], more: int = 0) -> None:
+            start = time.perf_counter()
+            for trial, lowered in made:
+                add_one(trial, lowered)
+                took = time.perf_counter() - start
+                total = max(_planned(names, trials) + more, len(trials))
+                show(len(trials), total, f"{trials[-1].outcome}, took {took:.1f} s")
+                start = time.perf_counter()
+
+        def add_one(trial: Trial, lowered: LoweredProgram | None) -> None:
             if lowered is not None:
                 place = len(trials)
                 files[place] = Path(folder, f"{place}.pte")
@@ -149,17 +172,23 @@ def lower_fastest(
                 kept[place] = lowered
             trials.append(trial)
 
-        for plan in _plans(names, trials):
-            add(*_lowered(program, plan, known))
+        def time_all() -> None:
+            total = max(_planned(names, trials), len(trials))
+            show(len(trials), total, f"{len(right)} of them are right and timed in turn")
+            _time(trials, right, files, inputs)
+
+        asked = ", ".join(names) or "no backend"
+        show(0, _planned(names, trials), f"the runtime's own kernels, then {asked}")
+        add(_lowered(program, plan, known) for plan in _plans(names, trials))
         if not (right := _worth_timing(trials)):
             raise LoweringError(f"nothing that was tried is right: {_reasons(trials)}")
-        _time(trials, right, files, inputs)
+        time_all()
         if near := _near_each_other(trials) if cuts else ():
-            for one, other in itertools.permutations(near):
-                for made in _cut(program, one, other, known, cuts):
-                    add(*made)
+            pairs = list(itertools.permutations(near))
+            places = (_cut(program, one, other, known, cuts) for one, other in pairs)
+            add(itertools.chain.from_iterable(places), more=cuts * len(pairs))
             right = _worth_timing(trials)
-            _time(trials, right, files, inputs)
+            time_all()
     best = _best([trials[place] for place in right])
     chosen = next(place for place in right if trials[place] is best)
     trials[chosen] = replace(best, chosen=True)
@@ -195,6 +224,11 @@ def _plans(names: Sequence[str], trials: Sequence[Trial]) -> Iterator[tuple[str,
     for one, other in itertools.permutations(names, 2):
         if (one,) in some:
             yield one, other
+
+
+def _planned(names: Sequence[str], trials: Sequence[Trial]) -> int:
+    """Return how many plans there are, as far as the trials tell by now."""
+    return sum(1 for _ in _plans(names, trials))
 
 
 def _worth_timing(trials: Sequence[Trial]) -> list[int]:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from lowerdeck.torch_base import OpOverload, returns_alias, returns_view, schema_of
+from lowerdeck.torch_base import (
+    Behaviours,
+    Effect,
+    OpOverload,
+    returns_alias,
+    returns_view,
+    schema_of,
+)
 
 _MOST_BYTES = 4 << 20
 """How large a result may be that takes more bytes than what it is computed of."""
@@ -79,7 +87,28 @@ def known_nodes(
     return list(found)
 
 
-def read_by_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> list[Node]:
+def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, int]:
+    """Return for each node how many changes of a mode stand before it.
+
+    No partition holds nodes of two stretches: what is called once is called in one mode.
+
+    Args:
+        nodes: The nodes of a graph, in order.
+        behaviours: Of their program.
+    """
+    changes, found = 0, {}
+    for node in nodes:
+        found[node] = changes
+        if behaviours.effect(node) & Effect.MODE:
+            changes += 1
+    return found
+
+
+def read_by_one(
+    known: Sequence[Node],
+    partitions: Sequence[Sequence[Node]],
+    stretches: Mapping[Node, int] = MappingProxyType({}),
+) -> list[Node]:
     """Return what is known and read by one partition alone, nor by anybody else.
 
     What asserts of a tensor what was seen when the program was exported does not count.
@@ -87,14 +116,21 @@ def read_by_one(known: Sequence[Node], partitions: Sequence[Sequence[Node]]) -> 
     Args:
         known: Calls whose results no input changes, in order.
         partitions: The nodes of each partition, ``known`` or not.
+        stretches: As :func:`mode_stretches` tells; what is read in another one than its own is
+            none of them.
     """
     part_of = {node: number for number, part in enumerate(partitions) for node in part}
     ahead = set(known)
     readers: dict[Node, int] = {}
     kept = []
     for node in reversed(known):
+        where = stretches.get(node)
         found = {
-            readers.get(user, -1) if user in ahead else part_of.get(user, -1)
+            -1
+            if stretches.get(user) != where
+            else readers.get(user, -1)
+            if user in ahead
+            else part_of.get(user, -1)
             for user in node.users
             if user.target is not ASSERTION
         }

@@ -18,7 +18,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.openvino.layout import whole
 from lowerdeck.openvino.operators.dtypes import VALUES, WITH_POSITIONS
-from lowerdeck.openvino.translation import Translation, axes_of, axis_of, tensor_of
+from lowerdeck.openvino.translation import TYPES, Translation, axes_of, axis_of, tensor_of
 
 _SHAPES = (
     *("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten.using_ints"),
@@ -64,6 +64,12 @@ def _conversion(node: Node) -> bool | str:
     return True
 
 
+def _asserted(node: Node) -> bool | str:
+    """Take what is said of a tensor that a partition can be given: it says nothing here."""
+    dtype = tensor_of(node.all_input_nodes[0]).dtype
+    return dtype in TYPES or f"dtype {dtype} is not taken"
+
+
 def _numbered(node: Node) -> bool | str:
     """Take a table and positions in it, with whatever the table holds."""
     found = arguments_of(node)
@@ -106,7 +112,7 @@ class Movement(Translation):
         *(SupportedOp(name, when=_conversion) for name in _CONVERSIONS),
         *(SupportedOp(name, VALUES) for name in _ORDERS),
         *(SupportedOp(name, VALUES, static=True) for name in _PARTS),
-        SupportedOp("aten._assert_tensor_metadata"),
+        SupportedOp("aten._assert_tensor_metadata", when=_asserted),
         SupportedOp("aten.cat", VALUES),
         SupportedOp("aten.stack", VALUES),
         *(SupportedOp(name, VALUES, when=_static) for name in _EXPANDED),

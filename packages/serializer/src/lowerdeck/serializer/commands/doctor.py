@@ -1,4 +1,4 @@
-"""``lowerdeck doctor``: what is installed, what it lacks, and which runtime is there."""
+"""``lowerdeck doctor``: what is installed and can be loaded, what it lacks, and which runtime."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 
 from lowerdeck.serializer.commands.answers import ExitStatus, say
+from lowerdeck.serializer.commands.loading import Failure, failures
 from lowerdeck.serializer.installed import plain_name
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _COMMANDS = "lowerdeck.commands"
 _BRINGS = {
     "lower": "lowerdeck-lowered-module",
@@ -38,19 +40,22 @@ class DoctorCommand:
         """
 
     def run(self, args: argparse.Namespace) -> int:  # noqa: ARG002
-        """Print it; nothing that is told of is imported.
+        """Print it; what is told of is imported in a process of its own.
 
         Args:
             args: The parsed arguments.
 
         Returns:
-            ``DONE``; ``FAILED`` where a package of ours lacks what it requires.
+            ``DONE``; ``FAILED`` where a package of ours lacks what it requires, or cannot be
+            loaded.
         """
         found = {plain_name(one.metadata["Name"] or ""): one for one in distributions()}
-        lacks = False
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
         commands: set[str] = set()
-        for name in sorted(name for name in found if re.match("lowerdeck(-|$)", name)):
+        ours = sorted(name for name in found if re.match("lowerdeck(-|$)", name))
+        broken = failures(_targets({name: found[name] for name in ours}, found))
+        lacks = any(name in broken for name in ours)
+        for name in ours:
             own = [one.name for one in found[name].entry_points if one.group == _COMMANDS]
             commands.update(own)
             brings = f"  (lowerdeck {', '.join(own)})" if own else ""
@@ -59,14 +64,53 @@ class DoctorCommand:
                 lacks = lacks or extra is None
                 wanted = f"for [{extra}]" if extra else "MISSING"
                 lines.append(f"  {wanted}: {missing}")
+            if name in broken:
+                lines.append(f"  INSTALLED BUT CANNOT BE LOADED: {_told(broken[name], found)}")
         lines += (
             f"no `lowerdeck {command}`: pip install {package}"
             for command, package in _BRINGS.items()
             if command not in commands
         )
-        lines.append(_runtime(found))
+        lines.append(_runtime(found, broken.get(_RUNTIME)))
         say(*lines)
         return ExitStatus.FAILED if lacks else ExitStatus.DONE
+
+
+def _targets(
+    ours: Mapping[str, Distribution], found: Mapping[str, Distribution]
+) -> dict[str, list[str]]:
+    """Return what to load of each part, and of the official runtime."""
+    wanted = {}
+    for name, one in ours.items():
+        if name != "lowerdeck":  # it has no code
+            module = f"lowerdeck.{name.removeprefix('lowerdeck-').replace('-', '_')}"
+            offered = {
+                entry.value
+                for entry in one.entry_points
+                if entry.group.startswith("lowerdeck.") and ":" in entry.value
+            }
+            wanted[name] = [module, *sorted(offered)]
+    if {_RUNTIME, "torch"} <= set(found) and _has_binding():
+        wanted[_RUNTIME] = ["torch", _BINDING]
+    return wanted
+
+
+def _told(failure: Failure, found: Mapping[str, Distribution]) -> str:
+    """Return why a part cannot be loaded, and what to do."""
+    missing = _MISSING.search(failure.reason)
+    if missing is not None:
+        return f"{failure.reason}; pip install {plain_name(missing[1].partition('.')[0])}"
+    culprit = found.get(plain_name(failure.culprit))
+    if culprit is None:
+        return f"{failure.reason}; pip install --force-reinstall it and what it needs"
+    name = plain_name(failure.culprit)
+    torch = found.get("torch")
+    beside = f" beside torch {torch.version}" if torch is not None else ""
+    return (
+        f"{failure.reason}, raised by {name} {culprit.version}{beside}; install versions that "
+        f"fit each other, from one index (pip install --upgrade {name}), or pip uninstall {name} "
+        "if nothing of yours needs it"
+    )
 
 
 def _unmet(
@@ -108,17 +152,23 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _runtime(found: Mapping[str, Distribution]) -> str:
+def _has_binding() -> bool:
+    try:
+        return importlib.util.find_spec(_BINDING.rpartition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _runtime(found: Mapping[str, Distribution], failure: Failure | None) -> str:
     if _RUNTIME not in found:
         return (
             "official runtime: not installed, so that files run in lowerdeck-runner alone, which "
             "emulates it: pip install executorch"
         )
     version = found[_RUNTIME].version
-    try:
-        there = importlib.util.find_spec(_BINDING.rpartition(".")[0]) is not None
-    except (ImportError, ValueError):
-        there = False
-    binding = "with its Python binding" if there else "WITHOUT its Python binding"
+    if failure is not None:
+        told = _told(failure, found)
+        return f"official runtime: executorch {version}, INSTALLED BUT CANNOT BE LOADED: {told}"
+    binding = "with its Python binding" if _has_binding() else "WITHOUT its Python binding"
     needs = "" if "torch" in found else ", which needs torch: pip install torch"
     return f"official runtime: executorch {version}, {binding}{needs}"

@@ -49,7 +49,8 @@ class DataEntry:
 
     buffer_index: int
     alignment: int
-    tensor_layout: TensorLayout | None = None
+    # ExecuTorch's `exir.save` drops fields whose default is None, and its `load` misses this one.
+    tensor_layout: TensorLayout | None = field(default_factory=lambda: None)
 
 
 @dataclass(slots=True)

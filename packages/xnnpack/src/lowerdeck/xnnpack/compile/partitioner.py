@@ -16,6 +16,7 @@ from lowerdeck.lowered_module import (
     PartitionResult,
     constant_names,
     known_nodes,
+    mode_stretches,
     read_by_one,
     tag_constant_data,
 )
@@ -33,6 +34,7 @@ from lowerdeck.xnnpack.operators.quantization import (
     is_weight,
     name_of,
 )
+from lowerdeck.xnnpack.operators.quantization_checks import check_quantization
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
@@ -80,9 +82,10 @@ class XnnpackPartitioner(Partitioner):
         """Return the program with a tag on each node that XNNPACK takes.
 
         Raises:
-            QuantizationError: Scales or zero points make no sense.
+            QuantizationError: Scales, zero points or what else quantisation is told make no sense.
         """
         constants = constant_names(exported_program)
+        check_quantization(exported_program.graph.nodes)
         kept: set[str] | None = None
         while True:
             whole = _with_whole_calls(exported_program, constants, kept)
@@ -92,7 +95,8 @@ class XnnpackPartitioner(Partitioner):
             )
             reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            within = read_by_one(known, partitions)
+            behaviours = Behaviours(exported_program.graph_module)
+            within = read_by_one(known, partitions, mode_stretches(whole.graph.nodes, behaviours))
             if len(within) == len(known):
                 break
             kept = {node.name for node in within}

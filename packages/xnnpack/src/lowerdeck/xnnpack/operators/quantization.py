@@ -197,7 +197,18 @@ def _round_refusal(call: Call) -> str | None:
         return f"it quantises to {call.args[name]} where int8 is needed"
     if not is_dynamic(call.node):
         return "its scales are neither numbers nor chosen before"
+    chosen = chosen_by(call.args["scale" if "scale" in call.args else "scales"])
+    wanted = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
+    if _range_of(call.args) != wanted:
+        low, high = _range_of(call.args)
+        return f"its integers are {low} to {high}, its scales for {wanted[0]} to {wanted[1]}"
     return _unrounded(call)
+
+
+def _range_of(args: Mapping[str, object]) -> tuple[object, object]:
+    """Return the least and the largest integer that a call of the chain makes."""
+    low, high = args.get("quant_min"), args.get("quant_max")
+    return -128 if low is None else low, 127 if high is None else high
 
 
 def _unround_refusal(call: Call) -> str | None:
@@ -208,7 +219,14 @@ def _unround_refusal(call: Call) -> str | None:
         return "it dequantises what nothing before it quantised"
     if not is_dynamic(call.node):
         return "its scales are neither numbers nor chosen before"
+    for names in (("scale", "scales"), ("zero_point", "zero_points"), ("block_size",)):
+        if _one_of(call.args, names) != _one_of(arguments_of(source), names):
+            return f"its {names[0]} is not the one that {source.name} quantised with"
     return _unrounded(call)
+
+
+def _one_of(args: Mapping[str, object], names: tuple[str, ...]) -> object:
+    return next((args[name] for name in names if name in args), None)
 
 
 def _weight_refusal(call: Call) -> str | None:

@@ -133,6 +133,12 @@ def _check(node: Node, found: Quantized) -> None:
             f"found {found.scales.numel()} scales and {found.zero_points.numel()} zero points in "
             f"{describe_node(node)}, expected {needed}"
         )
+    zeros = found.zero_points
+    if zeros.is_floating_point() and bool((zeros != zeros.round()).any()):
+        raise QuantizationError(
+            f"found zero points that are no whole numbers in {describe_node(node)}; the runtime "
+            "adds integers"
+        )
     # NaN is the least and the most where there is one.
     for wrong in map(float, found.scales.aminmax()) if needed else ():
         if not (wrong >= _LEAST_SCALE and math.isfinite(wrong)):

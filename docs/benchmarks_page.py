@@ -1,0 +1,41 @@
+"""A hook of mkdocs that brings the page of the benchmarks, with its plots, into the site.
+
+They lie beside the benchmarks that make them, where the repository's README links to them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+_BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what ``benchmarks/run.py`` wrote.
+
+    Args:
+        files: The files of the site so far.
+        config: The settings of the build.
+    """
+    page = File.generated(
+        config, "benchmarks/index.md", abs_src_path=str(_BENCHMARKS / "RESULTS.md")
+    )
+    files.append(page)
+    for plot in sorted((_BENCHMARKS / "plots").glob("*.svg")):
+        files.append(
+            File.generated(config, f"benchmarks/plots/{plot.name}", abs_src_path=str(plot))
+        )
+    return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Let ``mkdocs serve`` look at them, too.
+
+    Args:
+        config: The settings of the build.
+    """
+    config.watch.append(str(_BENCHMARKS / "RESULTS.md"))
+    return config

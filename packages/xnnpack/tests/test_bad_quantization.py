@@ -1,0 +1,250 @@
+"""Quantisation that makes no sense: one typed error with the node, in each mode.
+
+What each mode's operators are told is changed in the exported program. What is no error is left
+to other kernels, with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from quantized_cases import (  # type: ignore[import-not-found]
+    IN,
+    OUT,
+    IntegerWeight,
+    by_row,
+    by_tensor,
+    qd,
+)
+from torch import nn
+from torch.export import ExportedProgram
+from xnnpack_cases import Function  # type: ignore[import-not-found]
+from xnnpack_lowering import delegates  # type: ignore[import-not-found]
+
+from lowerdeck.lowered_module import LoweringError, SignatureError, to_backend
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack import QuantizationError, XnnpackPartitioner
+
+Tensor = torch.Tensor
+ROWS = (torch.randn(3, 64, generator=torch.Generator().manual_seed(0)),)
+
+
+MODES: dict[str, Any] = {
+    "static, channels": lambda: Function(
+        lambda x, w: OUT(F.linear(IN(x), w())), IntegerWeight(32, 64)
+    ),
+    "static, tensor": lambda: Function(
+        lambda x, w: OUT(F.linear(IN(x), w())), IntegerWeight(32, 64, axis=None)
+    ),
+    "rows": lambda: Function(lambda x, w: F.linear(by_row(x), w()), IntegerWeight(32, 64)),
+    "rows, groups": lambda: Function(
+        lambda x, w: F.linear(by_row(x), w()), IntegerWeight(32, 64, group=32, bits=4)
+    ),
+    "tensor": lambda: Function(lambda x, w: F.linear(by_tensor(x), w()), IntegerWeight(32, 64)),
+    "weights": lambda: Function(lambda x, w: F.linear(x, w()), IntegerWeight(32, 64)),
+    "weights, 4 bits": lambda: Function(
+        lambda x, w: F.linear(x, w()), IntegerWeight(32, 64, bits=4)
+    ),
+}
+CHANGES: dict[str, tuple[Any, ...]] = {
+    "scale": (0.0, -0.01, math.nan, math.inf, 1e-39),
+    "zero_point": (-129, 3000),
+    "quant_min": (127, 200, -300),
+    "quant_max": (-128, -200, 300),
+    "axis": (1, 5, -7),
+    "group_size": (0, -1, 7, 63),
+    "dtype": (torch.uint8, torch.int16),
+    "eps": (math.nan, -1.0, math.inf),
+}
+
+
+def changed(program: ExportedProgram, call: str, name: str, value: Any) -> None:
+    """Tell the last call of an operator something else."""
+    node = [one for one in program.graph.nodes if call in str(one.target)][-1]
+    args = arguments_of(node) | {name: value}
+    node.args, node.kwargs = tuple(args.values()), {}
+
+
+def failure(program: ExportedProgram, partitioner: XnnpackPartitioner) -> Exception | None:
+    """Return what lowering a program raises."""
+    try:
+        to_backend(program, partitioner)
+    except (LoweringError, QuantizationError) as error:
+        return error
+    return None
+
+
+def every_change() -> list[tuple[str, str, str, Any]]:
+    found = []
+    for mode, make in MODES.items():
+        program = torch.export.export(make(), ROWS)
+        calls = {
+            str(node.target): node
+            for node in program.graph.nodes
+            if "quantized_decomposed" in str(node.target)
+        }
+        for call, node in calls.items():
+            for name, given in arguments_of(node).items():
+                # torch's choice of scales takes no notice of the type that it is told.
+                unread = name == "dtype" and "choose_qparams" in call
+                if not isinstance(given, torch.fx.Node) and not unread:
+                    found += [(mode, call, name, value) for value in CHANGES.get(name, ())]
+    return found
+
+
+@pytest.mark.parametrize(("mode", "call", "name", "value"), every_change())
+def test_what_an_operator_is_told_wrong_is_one_error_with_the_node(
+    mode: str, call: str, name: str, value: Any
+) -> None:
+    program = torch.export.export(MODES[mode](), ROWS)
+    changed(program, call, name, value)
+    before = str(program.graph)
+    partitioner = XnnpackPartitioner()
+    error = failure(program, partitioner)
+    if error is not None:
+        cause = error if isinstance(error, QuantizationError) else error.__cause__
+        assert isinstance(cause, QuantizationError), error
+        assert call in str(cause)
+    else:
+        # XNNPACK has left it, with a reason, to those who do what it says.
+        assert partitioner.refused, "computed as if it had not been said"
+    assert str(program.graph) == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "call", "name", "value", "reason"),
+    [
+        ("rows", "quantize_per_token", "quant_min", 0, "0 to 127, its scales for -128 to 127"),
+        ("rows", "quantize_per_token", "quant_max", 100, "-128 to 100, its scales for"),
+        ("tensor", "quantize_per_tensor.tensor", "quant_max", 63, "its scales for -128 to 127"),
+    ],
+)
+def test_rows_of_other_integers_than_their_scales_are_left(
+    mode: str, call: str, name: str, value: Any, reason: str
+) -> None:
+    program = torch.export.export(MODES[mode](), ROWS)
+    node = next(one for one in program.graph.nodes if f".{call}" in str(one.target))
+    node.args = tuple((arguments_of(node) | {name: value}).values())
+    partitioner = XnnpackPartitioner()
+    to_backend(program, partitioner)
+    assert reason in partitioner.refused[node.name]
+
+
+def test_rows_that_are_read_by_other_scales_than_they_were_made_by_are_left() -> None:
+    def net(x: Tensor, w: Any) -> Tensor:
+        scale, zero = qd.choose_qparams_per_token_asymmetric(x, torch.int8)
+        other, _ = qd.choose_qparams_per_token_asymmetric(x * 2, torch.int8)
+        stored = qd.quantize_per_token(x, scale, zero, -128, 127, torch.int8)
+        return F.linear(
+            qd.dequantize_per_token(stored, other, zero, -128, 127, torch.int8, torch.float32),
+            w(),
+        )
+
+    partitioner = XnnpackPartitioner()
+    program = torch.export.export(Function(net, IntegerWeight(32, 64)), ROWS)
+    assert not delegates(to_backend(program, partitioner)) or partitioner.refused
+    assert "not the one that quantize_per_token quantised with" in str(partitioner.refused)
+
+
+def test_integers_that_are_given_at_run_time_are_left_with_a_reason() -> None:
+    def net(x: Tensor, integers: Tensor, scales: Tensor) -> Tensor:
+        weight = qd.dequantize_per_channel(integers, scales, None, 0, -127, 127, torch.int8)
+        return F.linear(x, weight)
+
+    partitioner = XnnpackPartitioner()
+    inputs = (*ROWS, torch.ones(32, 64, dtype=torch.int8), torch.ones(32))
+    to_backend(torch.export.export(Function(net), inputs), partitioner)
+    assert "its integers are not constant" in partitioner.refused["dequantize_per_channel"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("scales", torch.ones(31), r"found \[31\] .* 'parts.0.scales', which quantized_decomp"),
+        ("scales", torch.ones(32, dtype=torch.float64), "of torch.float64 for"),
+        ("zeros", torch.zeros(0, dtype=torch.int64), r"found \[0\] .* 'parts.0.zeros'"),
+    ],
+)
+def test_tensors_that_do_not_fit_any_more_are_one_error_with_the_node(
+    name: str, tensor: Tensor, message: str
+) -> None:
+    program = torch.export.export(MODES["weights"](), ROWS)
+    program.state_dict[f"parts.0.{name}"] = tensor
+    with pytest.raises(SignatureError, match=message):
+        to_backend(program, XnnpackPartitioner())
+
+
+def test_zero_points_that_are_no_whole_numbers_are_one_error_with_the_node() -> None:
+    weight = IntegerWeight(32, 64)
+    weight.zeros = torch.full((32,), 0.5)
+    program = torch.export.export(Function(lambda x, w: F.linear(x, w()), weight), ROWS)
+    with pytest.raises(LoweringError, match=r"no whole numbers in .*dequantize_per_channel"):
+        to_backend(program, XnnpackPartitioner())
+
+
+def torchaos(kind: str) -> ExportedProgram:
+    """Return a program of two layers that torchao quantised."""
+    torchao = pytest.importorskip("torchao.quantization")
+    kinds = importlib.import_module("torchao.quantization.granularity")
+    four: dict[str, Any] = {"weight_dtype": vars(torch)["int4"]}
+    configs = {
+        "8da4w": lambda: torchao.Int8DynamicActivationIntxWeightConfig(
+            weight_granularity=kinds.PerGroup(32), **four
+        ),
+        "8da8w": lambda: torchao.Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int8, weight_granularity=kinds.PerAxis(0)
+        ),
+        "8da8w, mm": lambda: torchao.Int8DynamicActivationInt8WeightConfig(
+            set_inductor_config=False
+        ),
+        "w8": lambda: torchao.Int8WeightOnlyConfig(set_inductor_config=False),
+        "w4": lambda: torchao.IntxWeightOnlyConfig(granularity=kinds.PerGroup(32), **four),
+    }
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    torchao.quantize_(model, configs[kind]())
+    return torch.export.export(model, ROWS)
+
+
+TORCHAO = ("8da4w", "8da8w", "8da8w, mm", "w8", "w4")
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao raises dozens against itself
+@pytest.mark.parametrize("wrong", [0.0, -0.01, math.nan, math.inf, 1e-39, "short", "float64"])
+@pytest.mark.parametrize("kind", TORCHAO)
+def test_scales_of_torchaos_layers_that_are_none_are_one_error_with_the_node(
+    kind: str, wrong: float | str
+) -> None:
+    program = torchaos(kind)
+    weight: Any = program.state_dict["2.weight"]
+    if wrong == "short":
+        weight.scale = weight.scale[:-1]
+    elif wrong == "float64":
+        weight.scale = weight.scale.double()
+    else:
+        weight.scale = weight.scale.clone()
+        weight.scale.view(-1)[1] = float(wrong)
+    with pytest.raises(LoweringError, match="found ") as caught:
+        to_backend(program, XnnpackPartitioner())
+    if isinstance(wrong, str):
+        assert isinstance(caught.value, SignatureError)
+        assert "for '2.weight.scale', which " in str(caught.value)
+    else:
+        assert isinstance(caught.value.__cause__, QuantizationError)
+        assert "found the scale" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", [[], [64], [1, 0], [1, 7], [1, 128], [7, 32], [1, 1, 32]])
+@pytest.mark.parametrize("call", ["choose_qparams", "torchao.quantize", "dequantize"])
+def test_blocks_of_torchaos_layers_that_do_not_divide_are_one_error_with_the_node(
+    call: str, block: list[int]
+) -> None:
+    program = torchaos("8da4w")
+    changed(program, call, "block_size", block)
+    with pytest.raises(QuantizationError, match=r"found blocks of .*_affine.* do not divide"):
+        to_backend(program, XnnpackPartitioner())
