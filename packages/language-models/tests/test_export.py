@@ -13,6 +13,7 @@ import torch
 from folders import (
     FAMILIES,
     PROMPT,
+    SMALL,
     greedy,
     save_folder,
     small_model,
@@ -114,6 +115,27 @@ def test_every_mode_is_near_the_model_with_the_same_weights(
     assert alike, lines
     kernels = {f"{each.name}.{each.overload}" for each in operators(lowered)}
     assert made.kernels <= kernels
+
+
+@pytest.mark.parametrize("quantize", ["8da4w", "8da8w"])
+def test_gpt2_is_quantised(quantize: str, tmp_path: Path) -> None:
+    # Its linear layers are of a class of transformers.
+    made = prepared(small_model("GPT2"), **(DEFAULTS | {"quantize": quantize}))
+    assert made.quantized is not None
+    assert list(made.quantized.left) == ["embeddings"]
+    lower_decoder(made).save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+
+
+def test_experts_that_stay_floats_are_told() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
+    model = transformers.MixtralForCausalLM(config).eval()
+    with pytest.warns(UserWarning, match="8da8w quantised only .* of MixtralExperts"):
+        export_language_model(model, context=CONTEXT, quantize="8da8w", prefill_chunk=1)
 
 
 def operators(lowered: Any) -> Any:

@@ -41,6 +41,17 @@ def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "64 more are asked for" in capsys.readouterr().err
 
 
+def test_how_much_was_quantised_is_told(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("lm", "export", llama, "-o", tmp_path / "model.pte", "--context", 16)
+    assert lowerdeck(*given, "--quantize", "8da4w") == ExitStatus.DONE
+    assert (
+        "quantised      80.8% of 99,840 weights; floats stay 19.2% of embeddings"
+        in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

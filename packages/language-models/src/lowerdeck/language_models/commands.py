@@ -163,6 +163,8 @@ def _export(args: argparse.Namespace) -> int:
         "time           "
         + ", ".join(f"{stage} {spent:.2f} s" for stage, spent in lowered.seconds.items()),
     )
+    if made.quantized is not None:
+        say(f"quantised      {made.quantized.line()}")
     if made.kernels:
         say(f"needs kernels  {', '.join(sorted(made.kernels))}: link their libraries")
     if args.check is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from lowerdeck.language_models.embeddings import quantize_embedding as quantize_
 from lowerdeck.language_models.errors import LanguageModelError, UnsupportedModelError
 from lowerdeck.language_models.folder import Vocabulary, load_folder, vocabulary_of
 from lowerdeck.language_models.generating import DECODE
-from lowerdeck.language_models.quantization import quantize_linears
+from lowerdeck.language_models.quantization import Quantized, quantize_linears
 from lowerdeck.lowered_module import LoweredProgram, lower
 from lowerdeck.xnnpack import XnnpackPartitioner
 
@@ -66,19 +67,22 @@ def export_language_model(
         UnsupportedModelError: The model is no decoder that can be exported with a static cache.
         LanguageModelError: An argument makes no sense.
     """
-    return lower_decoder(
-        prepared(
-            model,
-            quantize=quantize,
-            group=group,
-            quantize_embedding=quantize_embedding,
-            context=context,
-            backend=backend,
-            attention=attention,
-            prefill_chunk=prefill_chunk,
-            separate_decode=separate_decode,
-        )
+    made = prepared(
+        model,
+        quantize=quantize,
+        group=group,
+        quantize_embedding=quantize_embedding,
+        context=context,
+        backend=backend,
+        attention=attention,
+        prefill_chunk=prefill_chunk,
+        separate_decode=separate_decode,
     )
+    if made.quantized is not None and made.quantized.is_little:
+        warnings.warn(
+            f"{quantize} quantised only {made.quantized.line()}", UserWarning, stacklevel=2
+        )
+    return lower_decoder(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class Prepared:
         kernels: Kernels that the runtime must have beside those that it always has.
         partitioners: Who chooses what goes to a backend.
         separate_decode: Whether single tokens have a method of their own.
+        quantized: How much of the linear layers was quantised, None if nothing was to be.
     """
 
     decoder: CachedDecoder
@@ -100,6 +105,7 @@ class Prepared:
     kernels: frozenset[str]
     partitioners: Sequence[XnnpackPartitioner]
     separate_decode: bool
+    quantized: Quantized | None = None
 
 
 def prepared(
@@ -167,12 +173,15 @@ def prepared(
     if quantize_embedding is not None:
         quantize_rows(loaded, quantize_embedding)
         kernels.add(EMBEDDING_KERNELS[quantize_embedding])
+    quantized = None
     if quantize in {"8da4w", "8da8w"}:
-        quantize_linears(loaded, quantize, group)
+        quantized = quantize_linears(loaded, quantize, group)
     precision = "fp16" if quantize == "fp16" else None
     partitioners = [XnnpackPartitioner(precision=precision)] if backend == "xnnpack" else []
     chunk = min(prefill_chunk or context, context)
-    return Prepared(decoder, context, chunk, frozenset(kernels), partitioners, separate_decode)
+    return Prepared(
+        decoder, context, chunk, frozenset(kernels), partitioners, separate_decode, quantized
+    )
 
 
 def lower_decoder(made: Prepared) -> LoweredProgram:
