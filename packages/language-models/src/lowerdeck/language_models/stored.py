@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
