@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "packages/language-models/tes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from folders import PROMPT, greedy, save_folder, small_model, tokenizer
+    from folders import PROMPT, SMALL, greedy, save_folder, small_model, tokenizer
 
     from lowerdeck.language_models import export_language_model
     from lowerdeck.language_models.exporting import lower_decoder, prepared
@@ -92,6 +92,22 @@ def test_the_official_runner_says_what_transformers_says(family, settings, tmp_p
     model = legible(small_model(family, tie_word_embeddings=False), words)
     file = tmp_path / "model.pte"
     export_language_model(model, context=CONTEXT, **settings).save(file)
+    wanted = words.decode(greedy(model, words.encode(PROMPT).ids, COUNT))
+    assert officially(file, tmp_path) == wanted
+
+
+@pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
+def test_mixtures_of_experts_say_what_transformers_says(attention, tmp_path):
+    import torch
+    import transformers
+
+    words = tokenizer()
+    words.save(str(tmp_path / "tokenizer.json"))
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
+    model = legible(transformers.MixtralForCausalLM(config).eval(), words)
+    file = tmp_path / "model.pte"
+    export_language_model(model, context=CONTEXT, attention=attention).save(file)
     wanted = words.decode(greedy(model, words.encode(PROMPT).ids, COUNT))
     assert officially(file, tmp_path) == wanted
 
