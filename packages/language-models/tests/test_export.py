@@ -455,3 +455,34 @@ def test_models_that_are_no_decoders_with_keys_and_values_are_named(tmp_path: Pa
     )
     with pytest.raises(UnsupportedModelError, match="mamba"):
         export_language_model(transformers.MambaForCausalLM(mamba), context=16)
+
+
+def test_encoders_are_named(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+    with pytest.raises(FolderError, match="holds a BertModel, which lacks 6 weights of a model"):
+        export_language_model(tmp_path / "bare", context=16)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "masked")
+    with pytest.raises(UnsupportedModelError, match="it is an encoder, and generates no text"):
+        export_language_model(tmp_path / "masked", context=16)
+
+
+def test_attention_with_biases_of_its_own_is_left_to_the_delegate() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2)
+    model = transformers.BloomForCausalLM(config).eval()
+    words = r"something else with llama::custom_sdpa than without.*leave attention to the delegate"
+    with pytest.raises(UnsupportedModelError, match=words):
+        export_language_model(model, context=16, attention="custom-kernel")
+    export_language_model(model, context=16)
