@@ -157,7 +157,7 @@ def test_pieces_are_quantised_as_the_whole(mode: str, monkeypatch: pytest.Monkey
 def test_a_library_that_cannot_give_memory_back_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stored.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     stored._trim.cache_clear()
     stored.give_back()
     stored._trim.cache_clear()
