@@ -13,10 +13,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import Row, compiled_environment, fresh_process, in_rounds, on_one_core
+from benchmarks.harness import Row, compiled_environment, fresh_process, on_one_core
 
 PACKAGE = "language_models"
 CONTEXT = 256
@@ -97,33 +96,6 @@ import json, sys
 from lowerdeck.language_models import export_language_model
 export_language_model(sys.argv[1], context=256, **json.loads(sys.argv[3])).save(sys.argv[2])
 """
-_EXPORTED = """
-import sys, time
-import torch
-from transformers import AutoModelForCausalLM
-from lowerdeck.language_models import CachedDecoder, export_decoder
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
-program = export_decoder(CachedDecoder(model, 256), 256)
-"""
-_LOWERED = {
-    "ours": f"""{_EXPORTED}
-from lowerdeck.lowered_module import lower
-from lowerdeck.xnnpack import XnnpackPartitioner
-start = time.process_time()
-lower(program, XnnpackPartitioner()).save(sys.argv[2])
-print("FIGURE seconds", time.process_time() - start)
-""",
-    "exir": f"""{_EXPORTED}
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import to_edge_transform_and_lower
-start = time.process_time()
-lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
-with open(sys.argv[2], "wb") as file:
-    lowered.write_to_file(file)
-print("FIGURE seconds", time.process_time() - start)
-""",
-}
-"""From a program that is exported to its file; what it is exported with, both have in common."""
 _PEER = """
 import sys
 folder, out = sys.argv[1:3]
@@ -166,29 +138,12 @@ def rows(quick: bool) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made, "model")
             fresh_process(_FOLDER, str(folder), json.dumps(sizes))
-            if not model.startswith("24"):
-                yield _lowering(model, folder)
             peers: dict[tuple[str, ...], tuple[Path, dict[str, float]]] = {}
             for mode in _MODES:
                 # Of the largest only what people would put on a phone.
                 if model.startswith("24") and "8da4w" not in mode.name:
                     continue
                 yield from _rows_of(model, mode, folder, peers, speed)
-
-
-def _lowering(model: str, folder: Path) -> Row:
-    """Return what a float32 file of an exported program costs, beside exir of the same one."""
-    mine, theirs = in_rounds(
-        [partial(_seconds, code, folder) for code in _LOWERED.values()], repeat=2
-    )
-    return Row(
-        *(PACKAGE, f"{model}, float32: from the ExportedProgram to its file", mine, theirs, "s"),
-        *(">= 30x", theirs >= 30 * mine, "exir with its XNNPACK partitioner, without imports"),
-    )
-
-
-def _seconds(code: str, folder: Path) -> float:
-    return fresh_process(code, str(folder), str(folder.parent / "lowered.pte"))["seconds"]
 
 
 def _rows_of(
