@@ -489,7 +489,7 @@ def test_custom_operators_that_were_told_by_values_are_taken_as_they_are(dynamic
     program = torch.export.export(Added(), inputs, dynamic_shapes=shapes)
     sine = torch.ops.aten.sin.default
     once = decompose(program, keep=[sine])
-    table = {sine: lambda x: torch.cos(x - torch.pi / 2)}
+    table: dict[Any, Any] = {sine: lambda x: torch.cos(x - torch.pi / 2)}
     assert explain(once, table).reason is None
     found = decompose(once, table)
     targets = [node.target for node in found.graph.nodes]
