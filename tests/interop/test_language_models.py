@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "packages/language-models/tes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from folders import PROMPT, greedy, save_folder, small_model, tokenizer
+    from folders import FAMILIES, PROMPT, SMALL, greedy, save_folder, small_model, tokenizer
 
     from lowerdeck.language_models import export_language_model
     from lowerdeck.language_models.exporting import lower_decoder, prepared
@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 
 COUNT = 24
 CONTEXT = 64
+LONG = 64
 
 RUNNER = """
 import json, os, sys
@@ -45,10 +46,10 @@ print(json.dumps(texts))
 """
 
 
-def officially(file, folder):
+def officially(file, folder, count=COUNT):
     """Return the text that the official runner generates, twice, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER, file, folder / "tokenizer.json", PROMPT, str(COUNT)],
+        [sys.executable, "-c", RUNNER, file, folder / "tokenizer.json", PROMPT, str(count)],
         capture_output=True,
         text=True,
         check=False,
@@ -96,6 +97,22 @@ def test_the_official_runner_says_what_transformers_says(family, settings, tmp_p
     assert officially(file, tmp_path) == wanted
 
 
+@pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
+def test_mixtures_of_experts_say_what_transformers_says(attention, tmp_path):
+    import torch
+    import transformers
+
+    words = tokenizer()
+    words.save(str(tmp_path / "tokenizer.json"))
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
+    model = legible(transformers.MixtralForCausalLM(config).eval(), words)
+    file = tmp_path / "model.pte"
+    export_language_model(model, context=CONTEXT, attention=attention).save(file)
+    wanted = words.decode(greedy(model, words.encode(PROMPT).ids, COUNT))
+    assert officially(file, tmp_path) == wanted
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -139,3 +156,74 @@ def test_quantised_files_are_near_the_quantised_model(settings, tmp_path):
             # What was chosen is the model's own choice, or as good within the rounding.
             error = 0.02 * float(logits.abs().max())
             assert float(logits.max() - logits[text[position + 1]]) <= error
+
+
+def plain_tokenizer():
+    """Return a tokenizer all of whose tokens are ASCII, which the runner's binding can tell."""
+    import random
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False
+    )
+    letters, drawn = "abcdefghijklmnopqrstuvwxyz", random.Random(0)
+    made_up = [" ".join("".join(drawn.choices(letters, k=5)) for _ in range(2000))]
+    made.train_from_iterator([PROMPT * 9, *made_up], trainer)
+    return made
+
+
+def settled(family, folder, dtype, ids):
+    """Save a model whose choices are clear, and return what it generates in float32.
+
+    No choice is within ten times of what another order of computing makes of the logits, and no
+    text ends early: of random weights one draw in a few is like that.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    for seed in range(40):
+        model = small_model(family, tie_word_embeddings=False)
+        drawn = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() > 1:
+                    weight.normal_(0, 1.5 / weight.shape[-1] ** 0.5, generator=drawn)
+        model.to(dtype).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        tokens = greedy(model, ids, LONG)
+        with torch.no_grad():
+            text = torch.tensor([[*ids, *tokens]])
+            whole = model(text, use_cache=False).logits[0, len(ids) - 1 : -1]
+            steps = [
+                model(text[:, :n], use_cache=False).logits[0, -1]
+                for n in range(len(ids), text.shape[1])
+            ]
+        error = float((torch.stack(steps) - whole).abs().max())
+        margin = float(whole.topk(2).values.diff().abs().min())
+        if margin > 10 * error and not {0, 1} & {*tokens}:
+            return tokens, seed, margin, error
+    raise AssertionError(f"no draw of {family} is settled")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_say_64_tokens_as_transformers_does(family, dtype, tmp_path, capsys):
+    import torch
+
+    words = plain_tokenizer()
+    ids = words.encode(PROMPT).ids
+    tokens, *figures = settled(family, tmp_path / "in", getattr(torch, dtype), ids)
+    with capsys.disabled():
+        print("\nseed, least margin, error, distinct tokens:", *figures, len({*tokens}))
+    words.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "model.pte"
+    export_language_model(tmp_path / "in", context=128).save(file)
+    assert officially(file, tmp_path, LONG) == words.decode(tokens)
+    ours = open_model(file)
+    found = generate(ours, ids, LONG, official=False, timing=Timing())
+    assert list(found) == tokens

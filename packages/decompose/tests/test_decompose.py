@@ -480,6 +480,29 @@ def test_custom_operators_that_write_are_told_call_by_call(dynamic: bool) -> Non
     torch.testing.assert_close(ours.get_buffer("sums"), eager.sums)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_custom_operators_that_were_told_by_values_are_taken_as_they_are(dynamic: bool) -> None:
+    # As a compiler takes a program apart that was taken apart before.
+    inputs = (torch.randn(3, 4), torch.randn(2, 4))
+    rows = torch.export.Dim("rows", min=2, max=9)
+    shapes = (None, {0: rows}) if dynamic else None
+    program = torch.export.export(Added(), inputs, dynamic_shapes=shapes)
+    sine = torch.ops.aten.sin.default
+    once = decompose(program, keep=[sine])
+    table: dict[Any, Any] = {sine: lambda x: torch.cos(x - torch.pi / 2)}
+    assert explain(once, table).reason is None
+    found = decompose(once, table)
+    targets = [node.target for node in found.graph.nodes]
+    assert sine not in targets
+    assert torch.ops.higher_order.auto_functionalized_v2 in targets
+    ours, eager = found.module(), Added()
+    given = [[each.clone() for each in inputs] for _ in range(2)]
+    for one, other in zip(ours(*given[0]), eager(*given[1]), strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(given[0], given[1])
+    assert torch.equal(dict(ours.named_buffers())["sums"], eager.sums)
+
+
 @pytest.mark.parametrize("part", [lambda x: x[1:], lambda x: x.t()], ids=["rows", "transposed"])
 def test_custom_operators_that_write_views_go_torchs_way(part: Any) -> None:
     """torch tells them by the whole of the memory, and where in it the view is."""

@@ -13,6 +13,7 @@ import torch
 from folders import (
     FAMILIES,
     PROMPT,
+    SMALL,
     greedy,
     save_folder,
     small_model,
@@ -114,6 +115,27 @@ def test_every_mode_is_near_the_model_with_the_same_weights(
     assert alike, lines
     kernels = {f"{each.name}.{each.overload}" for each in operators(lowered)}
     assert made.kernels <= kernels
+
+
+@pytest.mark.parametrize("quantize", ["8da4w", "8da8w"])
+def test_gpt2_is_quantised(quantize: str, tmp_path: Path) -> None:
+    # Its linear layers are of a class of transformers.
+    made = prepared(small_model("GPT2"), **(DEFAULTS | {"quantize": quantize}))
+    assert made.quantized is not None
+    assert list(made.quantized.left) == ["embeddings"]
+    lower_decoder(made).save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+
+
+def test_experts_that_stay_floats_are_told() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
+    model = transformers.MixtralForCausalLM(config).eval()
+    with pytest.warns(UserWarning, match="8da8w quantised only .* of MixtralExperts"):
+        export_language_model(model, context=CONTEXT, quantize="8da8w", prefill_chunk=1)
 
 
 def operators(lowered: Any) -> Any:
@@ -433,3 +455,34 @@ def test_models_that_are_no_decoders_with_keys_and_values_are_named(tmp_path: Pa
     )
     with pytest.raises(UnsupportedModelError, match="mamba"):
         export_language_model(transformers.MambaForCausalLM(mamba), context=16)
+
+
+def test_encoders_are_named(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+    with pytest.raises(FolderError, match="holds a BertModel, which lacks 6 weights of a model"):
+        export_language_model(tmp_path / "bare", context=16)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "masked")
+    with pytest.raises(UnsupportedModelError, match="it is an encoder, and generates no text"):
+        export_language_model(tmp_path / "masked", context=16)
+
+
+def test_attention_with_biases_of_its_own_is_left_to_the_delegate() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2)
+    model = transformers.BloomForCausalLM(config).eval()
+    words = r"something else with llama::custom_sdpa than without.*leave attention to the delegate"
+    with pytest.raises(UnsupportedModelError, match=words):
+        export_language_model(model, context=16, attention="custom-kernel")
+    export_language_model(model, context=16)

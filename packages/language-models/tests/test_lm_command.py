@@ -13,6 +13,7 @@ import pytest
 from folders import PROMPT, greedy, save_folder, tokenizer
 
 from lowerdeck.language_models import commands
+from lowerdeck.language_models.steps import Steps
 from lowerdeck.serializer import ExitStatus
 
 
@@ -39,6 +40,17 @@ def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "it emulates the runtime" in said
     assert lowerdeck("lm", "run", file, PROMPT, "--tokenizer", tmp_path / "folder") == 3
     assert "64 more are asked for" in capsys.readouterr().err
+
+
+def test_how_much_was_quantised_is_told(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("lm", "export", llama, "-o", tmp_path / "model.pte", "--context", 16)
+    assert lowerdeck(*given, "--quantize", "8da4w") == ExitStatus.DONE
+    assert (
+        "quantised      80.8% of 99,840 weights; floats stay 19.2% of embeddings"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,3 +145,83 @@ def test_no_folder_is_made_for_the_file(
     assert lowerdeck("lm", "export", llama, "-o", tmp_path / "no" / "model.pte") == 4
     assert "there is no folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_are_told_while_they_go_on(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (
+        "lm",
+        "export",
+        llama,
+        "-o",
+        tmp_path / "model.pte",
+        "--context",
+        32,
+        "--check",
+        "the",
+    )
+    assert lowerdeck(*given, "--separate-decode", "--quantize", "8da8w") == ExitStatus.DONE
+    told = capsys.readouterr()
+    lines = [line.split(" s  ")[1] for line in told.err.splitlines() if " s  " in line]
+    assert lines == [
+        "loading the model",
+        "trying it with a cache",
+        "quantising linear layers to 8da8w",
+        "exporting forward, 32 tokens at once",
+        "exporting decode, 1 tokens at once",
+        "lowering",
+        f"writing {tmp_path / 'model.pte'}",
+        "checking its tokens",
+    ]
+    time = next(line for line in told.out.splitlines() if line.startswith("time "))
+    assert ", export forward " in time
+    assert "export 0.00 s" not in time
+    assert lowerdeck(*given, "--quiet") == ExitStatus.DONE
+    assert " s  " not in capsys.readouterr().err
+
+
+def test_nobody_who_reads_the_steps_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Steps(shown=True).step("load", "loading"):
+        pass
+    assert not capsys.readouterr().out
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("lm", "export", llama, "-o", tmp_path / "model.pte", "--context", 8, "--check")
+    assert lowerdeck(*given, PROMPT) == ExitStatus.BAD_INPUT
+    error = capsys.readouterr().err
+    assert "adds 16, and the context is 8: give a shorter prompt or a larger --context" in error
+    assert lowerdeck(*given, "") == ExitStatus.BAD_INPUT
+    assert "--check has a prompt of no tokens" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_context_that_is_cut_is_told(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("lm", "export", llama, "-o", tmp_path / "model.pte", "--context")
+    assert lowerdeck(*given, 100_000) == ExitStatus.DONE
+    told = capsys.readouterr().out
+    assert "context        128, all that the model was made for, not 100000" in told
+    assert lowerdeck(*given, 128) == ExitStatus.DONE
+    assert "made for" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{}", ""])
+def test_a_tokenizer_that_is_none_is_named_before_the_work(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_folder(tmp_path / "in")
+    (tmp_path / "in/tokenizer.json").write_text(text)
+    output = tmp_path / "model.pte"
+    assert lowerdeck("lm", "export", tmp_path / "in", "-o", output) == ExitStatus.BAD_INPUT
+    error = capsys.readouterr().err
+    assert "tokenizer.json" in error
+    assert "again" in error
+    assert not output.exists()

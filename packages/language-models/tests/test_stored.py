@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import torch
 from folders import FAMILIES, save_folder
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
-from lowerdeck.language_models import stored
+from lowerdeck.language_models import quantization, stored
 from lowerdeck.language_models.folder import load_folder
-from lowerdeck.language_models.quantization import quantize_linears
+from lowerdeck.language_models.quantization import Quantized, quantize_linears
 from lowerdeck.language_models.stored import StoredEmbedding, StoredLinear
 
 TEXT = torch.tensor([[5, 9, 17, 33]])
@@ -86,6 +89,110 @@ def test_quantised_weights_go_into_files(tmp_path: Path, monkeypatch: pytest.Mon
     quantize_linears(read, "8da4w", 32)
     assert torch.equal(_logits(mapped), _logits(read))
     assert _in_memory(mapped) < _in_memory(read) / 10
+
+
+GROWTH = """
+import sys, threading, time, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+from lowerdeck.language_models.quantization import quantize_linears
+from lowerdeck.language_models.stored import keep_stored
+
+def held():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+
+def watch():
+    while True:
+        most[0] = max(most[0], held())
+        time.sleep(0.002)
+
+torch.set_num_threads(1)
+with torch.device("meta"):
+    model = nn.Sequential(*(nn.Linear(2048, 1280, bias=False) for _ in range(16)))
+count = 2048 * 1280 * 16
+flat = torch.from_file(sys.argv[1], shared=False, size=count, dtype=torch.bfloat16)
+for index, layer in enumerate(model):
+    layer.weight = nn.Parameter(flat.view(16, 1280, 2048)[index], requires_grad=False)
+keep_stored(model)
+quantize_linears(nn.Sequential(nn.Linear(64, 64)), "8da4w", 32)
+most = [0]
+before = held()
+threading.Thread(target=watch, daemon=True).start()
+quantize_linears(model, "8da4w", 32)
+print(most[0] - before, held() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measured in /proc")
+def test_quantising_takes_less_memory_than_the_folder(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    size = 2 * 2048 * 1280 * 16
+    file.write_bytes(b"\x0a\x3c" * (size // 2))
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    most, after = map(int, done.stdout.split())
+    # Layers of 10 MB as floats: all together glibc would keep 170 MB of a folder of 84 MB.
+    assert after < size / 2
+    assert most < size
+
+
+@pytest.mark.parametrize("mode", ["8da4w", "8da8w"])
+def test_pieces_are_quantised_as_the_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    whole, pieces = nn.Sequential(nn.Linear(64, 50)), nn.Sequential(nn.Linear(64, 50))
+    pieces.load_state_dict(whole.state_dict())
+    quantize_linears(whole, mode, 32)
+    monkeypatch.setattr(quantization, "_PIECE", 64 * 7)
+    quantize_linears(pieces, mode, 32)
+    alike = zip(whole.state_dict().values(), pieces.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in alike)
+
+
+def test_a_library_that_cannot_give_memory_back_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    stored._trim.cache_clear()
+    stored.give_back()
+    stored._trim.cache_clear()
+
+
+def test_transposed_linear_layers_are_quantised_too() -> None:
+    torch.manual_seed(0)
+    transposed, plain = Conv1D(48, 64), nn.Linear(64, 48)
+    with torch.no_grad():
+        transposed.bias.normal_()
+        plain.weight.copy_(transposed.weight.t())
+        plain.bias.copy_(transposed.bias)
+    one, other = nn.Sequential(transposed), nn.Sequential(plain)
+    told = [quantize_linears(each, "8da4w", 32) for each in (one, other)]
+    assert told[0] == told[1] == Quantized(48 * 64, {})
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        assert torch.equal(one(x), other(x))
+
+
+def test_what_stays_floats_is_told() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gates = nn.Parameter(torch.ones(8, 50, 100))
+
+    model = nn.Sequential(nn.Embedding(500, 64), nn.Linear(64, 1000), nn.Linear(48, 50), Experts())
+    told = quantize_linears(model, "8da4w", 32)
+    assert told.line() == (
+        "46.2% of 138,400 weights; floats stay 28.9% of Experts, which are no linear layers, "
+        "23.1% of embeddings, 1.7% of linear layers whose rows groups of 32 do not divide"
+    )
+    assert list(told.left.values()) == [40000, 32000, 2400]
+    assert not told.is_little
+    assert Quantized(10, {"Experts": 11}).is_little
 
 
 def test_a_layer_of_two_parents_is_quantised_once() -> None:

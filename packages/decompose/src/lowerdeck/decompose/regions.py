@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.decompose._torch_private import insert_assertions
+from lowerdeck.decompose._torch_private import WRITING_CUSTOM, insert_assertions
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import facts_of
@@ -73,6 +73,8 @@ class Regions:
             return walk.as_it_is(
                 node, self._registered(walk, node, args, lambda held: held), kwargs
             )
+        if target is WRITING_CUSTOM:
+            return walk.as_it_is(node, args, kwargs)
         if name not in _BODIES:
             raise WholeProgramError(f"{node.name!r} calls the higher-order operator {target}")
         operands = list(_leaves(args[1:] if name == "cond" else args))

@@ -16,6 +16,25 @@ _MOST = 0.1
 """Share of the largest logit: what is further off is no rounding, whichever token is likeliest."""
 
 
+def check_prompt(prompt: Sequence[int], context: int) -> None:
+    """Refuse a prompt that nothing can be compared after.
+
+    Args:
+        prompt: The tokens of a text.
+        context: How many tokens a text may have.
+
+    Raises:
+        GenerationError: The text is empty, or too long.
+    """
+    if not prompt:
+        raise GenerationError("--check has a prompt of no tokens: give a text to continue")
+    if len(prompt) + TOKENS > context:
+        raise GenerationError(
+            f"--check has a prompt of {len(prompt)} tokens and adds {TOKENS}, and the context is "
+            f"{context}: give a shorter prompt or a larger --context"
+        )
+
+
 def check_lines(
     decoder: CachedDecoder, model: ModelFile, prompt: Sequence[int]
 ) -> tuple[bool, list[str]]:
@@ -33,10 +52,7 @@ def check_lines(
     Raises:
         GenerationError: The text is empty, or too long.
     """
-    if not prompt or len(prompt) + TOKENS > model.context:
-        raise GenerationError(
-            f"--check has a prompt of {len(prompt)} tokens, expected 1 to {model.context - TOKENS}"
-        )
+    check_prompt(prompt, model.context)
     wanted, found = [], []
     text, given = list(prompt), list(prompt)
     for _ in range(TOKENS):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from lowerdeck.language_models.checking import check_lines
-from lowerdeck.language_models.errors import FolderError, GenerationError
+from lowerdeck.language_models.checking import check_lines, check_prompt
+from lowerdeck.language_models.errors import FolderError, GenerationError, first_line
 from lowerdeck.language_models.exporting import (
     ATTENTIONS,
     BACKENDS,
@@ -17,13 +17,14 @@ from lowerdeck.language_models.exporting import (
     lower_decoder,
     prepared,
 )
-from lowerdeck.language_models.folder import tokenizer_json
+from lowerdeck.language_models.folder import TOKENIZER, tokenizer_json
 from lowerdeck.language_models.generating import (
     Timing,
     generate,
     has_official_runtime,
     open_model,
 )
+from lowerdeck.language_models.steps import Steps
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, printable, say, writing
 
 RUNTIMES = ("official", "lowerdeck")
@@ -100,6 +101,7 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         metavar="PROMPT",
         help="generate, and fail if the model's own tokens differ",
     )
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not tell what goes on")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -139,6 +141,9 @@ def _export(args: argparse.Namespace) -> int:
     keep_apart(read=[("FOLDER", args.folder), *read], written=[("--output", args.output)])
     # What fails early costs least: a folder without a tokenizer cannot be generated with.
     tokenizer = tokenizer_json(args.folder)
+    words = _parsed(tokenizer, args.folder / TOKENIZER)
+    prompt = None if args.check is None else words.encode(args.check).ids
+    steps = Steps(shown=not args.quiet)
     bits = None if args.quantize_embedding == "none" else int(args.quantize_embedding)
     made = prepared(
         args.folder,
@@ -150,9 +155,12 @@ def _export(args: argparse.Namespace) -> int:
         attention=args.attention,
         prefill_chunk=args.prefill_chunk,
         separate_decode=args.separate_decode,
+        steps=steps,
     )
-    lowered = lower_decoder(made)
-    with writing(args.output):
+    if prompt is not None:
+        check_prompt(prompt, made.context)
+    lowered = lower_decoder(made, steps)
+    with writing(args.output), steps.step("write", f"writing {args.output}"):
         size = lowered.save(args.output)
     with writing(beside):
         beside.write_text(tokenizer, encoding="utf-8")
@@ -161,15 +169,18 @@ def _export(args: argparse.Namespace) -> int:
         f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegates, up to {made.context} tokens, "
         f"{made.chunk} at once; tokenizer in {beside}",
         "time           "
-        + ", ".join(f"{stage} {spent:.2f} s" for stage, spent in lowered.seconds.items()),
+        + ", ".join(f"{one} {spent:.2f} s" for one, spent in steps.seconds.items()),
     )
+    if made.context < args.context:
+        say(f"context        {made.context}, all that the model was made for, not {args.context}")
+    if made.quantized is not None:
+        say(f"quantised      {made.quantized.line()}")
     if made.kernels:
         say(f"needs kernels  {', '.join(sorted(made.kernels))}: link their libraries")
-    if args.check is None:
+    if prompt is None:
         return ExitStatus.DONE
-    alike, lines = check_lines(
-        made.decoder, open_model(args.output), Tokenizer.from_str(tokenizer).encode(args.check).ids
-    )
+    with steps.step("check", "checking its tokens"):
+        alike, lines = check_lines(made.decoder, open_model(args.output), prompt)
     say(*lines)
     return ExitStatus.DONE if alike else ExitStatus.DIFFERS
 
@@ -220,10 +231,16 @@ def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
         if not given.is_file():
             raise FolderError(f"there is no {given}: name the model's folder with --tokenizer")
     text = tokenizer_json(given) if given.is_dir() else _read(given)
+    return _parsed(text, given)
+
+
+def _parsed(text: str, file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(text)
     except Exception as error:
-        raise FolderError(f"{given} holds no tokenizer: {error}") from error
+        raise FolderError(
+            f"{file} holds no tokenizer ({first_line(error)}): get the model's tokenizer again"
+        ) from error
 
 
 def _read(path: Path) -> str:

@@ -114,8 +114,9 @@ class CachedDecoder(nn.Module):
             faults.append((fault, cause))
         else:
             fault, cause = faults[0]
+            advice = ": leave attention to the delegate" if self._custom else ""
             raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model {fault}"
+                f"a {self.model.config.model_type!r} model {fault}{advice}"
             ) from cause
         for layer in self.cache.layers:
             if layer.is_initialized:
@@ -124,25 +125,33 @@ class CachedDecoder(nn.Module):
 
     def _fault(self) -> tuple[str | None, Exception | None]:
         """Return what is wrong with the logits of a text of three tokens, and its cause."""
+        way = "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
         first = self.model.config.get_text_config().vocab_size // 2
         text = (first + torch.arange(3)).unsqueeze(0)
         try:
             with torch.no_grad():
                 found = [self(text[:, i : i + 1], torch.tensor([i])) for i in range(3)][-1]
-                wanted = self.without_cache(text)[:, -1:]
+                whole = self.without_cache(text)
+                wanted, early = whole[:, -1:], self.without_cache(text[:, :1])
         except UnsupportedModelError:
             raise
         except Exception as error:
             return (
-                "does not compute a text with a static cache of keys and values: "
-                f"{type(error).__name__}: {first_line(error)}"
+                f"does not compute a text with {way}: {type(error).__name__}: {first_line(error)}"
             ), error
-        off, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
-        if off <= _ROUNDING.get(wanted.dtype, _COARSE) * largest:
+        largest = float(wanted.abs().max())
+        bound = _ROUNDING.get(wanted.dtype, _COARSE) * largest
+        off = float((found - wanted).abs().max())
+        if off <= bound:
             return None, None
+        if float((whole[:, :1] - early).abs().max()) > bound:
+            raise UnsupportedModelError(
+                f"a {self.model.config.model_type!r} model looks at the tokens that follow, too: "
+                "it is an encoder, and generates no text"
+            )
         return (
-            "computes something else with a static cache of keys and values than without: logits "
-            f"of {largest:.3g} differ by {off:.3g}"
+            f"computes something else with {way} than without: logits of {largest:.3g} differ by "
+            f"{off:.3g}"
         ), None
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from lowerdeck.language_models.embeddings import quantize_embedding as quantize_
 from lowerdeck.language_models.errors import LanguageModelError, UnsupportedModelError
 from lowerdeck.language_models.folder import Vocabulary, load_folder, vocabulary_of
 from lowerdeck.language_models.generating import DECODE
-from lowerdeck.language_models.quantization import quantize_linears
+from lowerdeck.language_models.quantization import Quantized, quantize_linears
+from lowerdeck.language_models.steps import Steps
 from lowerdeck.lowered_module import LoweredProgram, lower
 from lowerdeck.xnnpack import XnnpackPartitioner
 
@@ -66,19 +68,22 @@ def export_language_model(
         UnsupportedModelError: The model is no decoder that can be exported with a static cache.
         LanguageModelError: An argument makes no sense.
     """
-    return lower_decoder(
-        prepared(
-            model,
-            quantize=quantize,
-            group=group,
-            quantize_embedding=quantize_embedding,
-            context=context,
-            backend=backend,
-            attention=attention,
-            prefill_chunk=prefill_chunk,
-            separate_decode=separate_decode,
-        )
+    made = prepared(
+        model,
+        quantize=quantize,
+        group=group,
+        quantize_embedding=quantize_embedding,
+        context=context,
+        backend=backend,
+        attention=attention,
+        prefill_chunk=prefill_chunk,
+        separate_decode=separate_decode,
     )
+    if made.quantized is not None and made.quantized.is_little:
+        warnings.warn(
+            f"{quantize} quantised only {made.quantized.line()}", UserWarning, stacklevel=2
+        )
+    return lower_decoder(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,7 @@ class Prepared:
         kernels: Kernels that the runtime must have beside those that it always has.
         partitioners: Who chooses what goes to a backend.
         separate_decode: Whether single tokens have a method of their own.
+        quantized: How much of the linear layers was quantised, None if nothing was to be.
     """
 
     decoder: CachedDecoder
@@ -100,6 +106,7 @@ class Prepared:
     kernels: frozenset[str]
     partitioners: Sequence[XnnpackPartitioner]
     separate_decode: bool
+    quantized: Quantized | None = None
 
 
 def prepared(
@@ -113,6 +120,7 @@ def prepared(
     attention: str,
     prefill_chunk: int | None,
     separate_decode: bool,
+    steps: Steps | None = None,
 ) -> Prepared:
     """Return the decoder that ``export_language_model`` exports, from the same arguments.
 
@@ -126,7 +134,9 @@ def prepared(
         attention: Likewise.
         prefill_chunk: Likewise.
         separate_decode: Likewise.
+        steps: Where it is told what goes on; None for nowhere.
     """
+    steps = steps or Steps()
     _check("quantize", quantize, QUANTIZATIONS)
     _check("backend", backend, BACKENDS)
     _check("attention", attention, ATTENTIONS)
@@ -142,13 +152,14 @@ def prepared(
             f"{backend!r}, whose kernels compute in the model's own numbers: take 'xnnpack', or "
             "leave quantize"
         )
-    loaded = (
-        _beside(model)
-        if isinstance(model, PreTrainedModel)
-        # A delegate takes weights as they are; the runtime's own kernels would convert them anew
-        # for each token.
-        else load_folder(Path(model), mapped=backend == "xnnpack")
-    )
+    with steps.step("load", "loading the model"):
+        loaded = (
+            _beside(model)
+            if isinstance(model, PreTrainedModel)
+            # A delegate takes weights as they are; the runtime's own kernels would convert them
+            # anew for each token.
+            else load_folder(Path(model), mapped=backend == "xnnpack")
+        )
     made_for = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     context = min(context, made_for or context)
     kernels: set[str] = set()
@@ -161,42 +172,52 @@ def prepared(
             f"the model looks at {window} tokens at a time, and llama::custom_sdpa at all of "
             f"{context}: give a context of at most {window}, or leave attention to the delegate"
         )
-    decoder = CachedDecoder(loaded, context, custom_kernel=custom)
+    with steps.step("try", "trying it with a cache"):
+        decoder = CachedDecoder(loaded, context, custom_kernel=custom)
     if custom:
         kernels |= ATTENTION_KERNELS
     if quantize_embedding is not None:
         quantize_rows(loaded, quantize_embedding)
         kernels.add(EMBEDDING_KERNELS[quantize_embedding])
+    quantized = None
     if quantize in {"8da4w", "8da8w"}:
-        quantize_linears(loaded, quantize, group)
+        with steps.step("quantise", f"quantising linear layers to {quantize}"):
+            quantized = quantize_linears(loaded, quantize, group)
     precision = "fp16" if quantize == "fp16" else None
     partitioners = [XnnpackPartitioner(precision=precision)] if backend == "xnnpack" else []
     chunk = min(prefill_chunk or context, context)
-    return Prepared(decoder, context, chunk, frozenset(kernels), partitioners, separate_decode)
+    return Prepared(
+        decoder, context, chunk, frozenset(kernels), partitioners, separate_decode, quantized
+    )
 
 
-def lower_decoder(made: Prepared) -> LoweredProgram:
+def lower_decoder(made: Prepared, steps: Steps | None = None) -> LoweredProgram:
     """Return the program of a decoder.
 
     Args:
         made: The decoder.
+        steps: Where it is told what goes on; None for nowhere.
 
     Raises:
         UnsupportedModelError: It computes what the runtime has no kernel for, or tensors whose
             sizes have no bound.
     """
-    programs = {"forward": export_decoder(made.decoder, made.chunk)}
-    if made.separate_decode:
-        programs[DECODE] = export_decoder(made.decoder, 1)
+    steps = steps or Steps()
+    counts = {"forward": made.chunk} | ({DECODE: 1} if made.separate_decode else {})
+    programs = {}
+    for name, count in counts.items():
+        with steps.step(f"export {name}", f"exporting {name}, {count} tokens at once"):
+            programs[name] = export_decoder(made.decoder, count)
     model: Any = made.decoder.model
     layers = model.config.get_text_config().num_hidden_layers
     try:
-        return lower(
-            programs,
-            made.partitioners,
-            constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
-            config=EmitConfig(custom_kernels=made.kernels),
-        )
+        with steps.step("lower", "lowering"):
+            return lower(
+                programs,
+                made.partitioners,
+                constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
+                config=EmitConfig(custom_kernels=made.kernels),
+            )
     except EmitterError as error:
         raise UnsupportedModelError(
             f"a {model.config.model_type!r} model cannot be written for the runtime: {error}"

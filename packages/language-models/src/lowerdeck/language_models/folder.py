@@ -115,14 +115,23 @@ def _loaded(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTr
             f"{folder} cannot be loaded ({type(error).__name__}: {first_line(error)}): is it "
             "whole?"
         ) from error
-    _check_whole(folder, told)
+    _check_whole(folder, model, told)
     found: PreTrainedModel = model
     return found.eval()
 
 
-def _check_whole(folder: Path, told: Mapping[str, Collection[object]]) -> None:
+def _check_whole(
+    folder: Path, model: PreTrainedModel, told: Mapping[str, Collection[object]]
+) -> None:
     """Refuse a folder that lacks weights: transformers draws them at random and only logs it."""
     missing = sorted(map(str, told["missing_keys"]))
+    saved = next(iter(model.config.architectures or ()), None)
+    if missing and saved not in {None, type(model).__name__}:
+        raise FolderError(
+            f"{folder} holds a {saved}, which lacks {len(missing)} weights of a model that "
+            f"generates text ({type(model).__name__}), such as {missing[0]!r}: give the folder of "
+            "a causal language model"
+        )
     if missing:
         raise FolderError(
             f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]!r}: are all "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,23 +12,60 @@ from torch import nn
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
 from torchao.quantization.granularity import PerAxis, PerGroup
 from torchao.utils import unwrap_tensor_subclass
+from transformers.pytorch_utils import Conv1D
 
+from lowerdeck.language_models.embeddings import QuantizedEmbedding
 from lowerdeck.language_models.errors import LanguageModelError
-from lowerdeck.language_models.stored import StoredLinear, as_linear, to_files
+from lowerdeck.language_models.stored import StoredLinear, give_back, joined
 
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
 
 GROUPS = range(32, 257, 32)
 """How many weights may share a scale in XNNPACK."""
 
+_PIECE = 1 << 20
+"""Weights that are quantised at once."""
 
-def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
+_EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """How much of a model was quantised.
+
+    Attributes:
+        weights: How many weights were.
+        left: How many stayed floats, by what they are of, the most first.
+    """
+
+    weights: int
+    left: Mapping[str, int]
+
+    @property
+    def is_little(self) -> bool:
+        """Whether more stayed floats than were quantised, embeddings aside."""
+        return sum(self.left.values()) - self.left.get(_EMBEDDINGS, 0) > self.weights
+
+    def line(self) -> str:
+        """Return it in words."""
+        most = sum(self.left.values()) + self.weights
+        told = f"{self.weights / most:.1%} of {most:,} weights"
+        if not self.left:
+            return told
+        rest = (f"{count / most:.1%} of {what}" for what, count in self.left.items())
+        return f"{told}; floats stay {', '.join(rest)}"
+
+
+def quantize_linears(model: nn.Module, mode: str, group: int) -> Quantized:
     """Quantise the linear layers of a model, in place, one after the other.
 
     Args:
         model: The model; its weights are freed as they are replaced.
         mode: ``"8da4w"`` or ``"8da8w"``.
         group: How many weights of a row share a scale in ``"8da4w"``.
+
+    Returns:
+        How much of the model that was.
 
     Raises:
         LanguageModelError: No linear layer can be divided into such groups.
@@ -35,16 +74,15 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
         config = Int8DynamicActivationIntxWeightConfig(
             weight_dtype=torch.int8, weight_granularity=PerAxis(0)
         )
-        _quantize(model, config, lambda _: True)
-        return
+        return _quantize(model, config, lambda _: True, "")
     if group not in GROUPS:
         raise LanguageModelError(
             f"group is {group}, expected a multiple of {GROUPS.step} from {GROUPS.start} to "
             f"{GROUPS.stop - 1}"
         )
-    linears = [one for one in model.modules() if isinstance(one, nn.Linear)]
-    odd = [one.in_features for one in linears if one.in_features % group]
-    if len(odd) == len(linears):
+    rows = [_row(one) for one in model.modules() if isinstance(one, nn.Linear | Conv1D)]
+    odd = [row for row in rows if row % group]
+    if len(odd) == len(rows):
         raise LanguageModelError(
             f"no linear layer has rows of a multiple of {group} weights (found "
             f"{sorted(set(odd))}): give a --group that divides them"
@@ -52,25 +90,105 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> None:
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=_INT4, weight_granularity=PerGroup(group)
     )
-    _quantize(model, config, lambda one: one.in_features % group == 0)
+    return _quantize(
+        model,
+        config,
+        lambda row: row % group == 0,
+        f"linear layers whose rows groups of {group} do not divide",
+    )
 
 
-def _quantize(model: nn.Module, config: Any, chosen: Callable[[nn.Linear], bool]) -> None:
-    """Quantise layers so that the floats of one alone are in memory, where others are mapped."""
+def _row(layer: nn.Linear | Conv1D) -> int:
+    """Return how many weights a number that a layer gives is made with."""
+    return int(layer.in_features if isinstance(layer, nn.Linear) else layer.weight.shape[0])
+
+
+def _quantize(model: nn.Module, config: Any, chosen: Callable[[int], bool], odd: str) -> Quantized:
+    """Quantise layers so that the floats of some rows alone are in memory."""
     done: dict[nn.Module, nn.Module] = {}
+    weights = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in done:  # it has several parents
                 setattr(parent, name, done[child])
                 continue
-            if not isinstance(child, nn.Linear) or not chosen(child):
+            if not isinstance(child, nn.Linear | Conv1D) or not chosen(_row(child)):
                 continue
-            linear = as_linear(child) if isinstance(child, StoredLinear) else child
-            alone = nn.ModuleDict({"layer": linear})
-            quantize_(alone, config)
-            # Of plain tensors each distinct layer is taken apart once; of its own classes torch
-            # traces the whole program, which takes seven times as long.
-            unwrap_tensor_subclass(alone)
-            to_files(alone)
-            done[child] = alone["layer"]
-            setattr(parent, name, alone["layer"])
+            done[child] = _quantized(child, config)
+            weights += _held(child)
+            setattr(parent, name, done[child])
+    return Quantized(weights, _left(model, set(done.values()), odd))
+
+
+def _held(layer: nn.Linear | Conv1D) -> int:
+    held = layer.stored if isinstance(layer, StoredLinear) else layer.weight
+    return int(held.numel())
+
+
+def _quantized(layer: nn.Linear | Conv1D, config: Any) -> nn.Module:
+    """Return a layer quantised, a piece after the other.
+
+    All at once, the floats of a large layer and as much again several times over would be in
+    memory. Rows have scales of their own, so that the pieces are what the whole would be.
+    """
+    held = layer.stored if isinstance(layer, StoredLinear) else layer.weight
+    rows = held.detach() if isinstance(layer, nn.Linear) else held.detach().t()
+    dtype = torch.float32 if isinstance(layer, StoredLinear) else held.dtype
+    parts: list[dict[str, torch.Tensor]] = []
+    kind: Any = None
+    context: Any = None
+    for some in torch.split(rows, max(1, _PIECE // rows.shape[1])):
+        piece: Any = _linear(nn.Parameter(some.to(dtype).contiguous(), requires_grad=False))
+        quantize_(piece, config)
+        # A quantised weight is a tensor made of plain ones.
+        names, context = piece.weight.__tensor_flatten__()
+        parts.append({name: joined([getattr(piece.weight, name)]) for name in names})
+        kind = type(piece.weight)
+    inner = parts[0]
+    if len(parts) > 1:
+        inner = {name: joined([part[name] for part in parts]) for name in inner}
+    whole = kind.__tensor_unflatten__(inner, context, rows.shape, (rows.shape[1], 1))
+    made = _linear(nn.Parameter(whole, requires_grad=False))
+    made.bias = layer.bias
+    alone = nn.ModuleDict({"layer": made.train(layer.training)})
+    # Of plain tensors each distinct layer is taken apart once; of its own classes torch traces
+    # the whole program, which takes seven times as long.
+    unwrap_tensor_subclass(alone)
+    give_back()
+    return alone["layer"]
+
+
+def _linear(weight: nn.Parameter) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = weight
+    return made
+
+
+def _left(model: nn.Module, done: set[nn.Module], odd: str) -> Mapping[str, int]:
+    """Return how many weights stayed floats, by what they are of."""
+    found: Counter[str] = Counter()
+    seen: set[torch.Tensor] = set()
+    for module in _outside(model, done):
+        if isinstance(module, QuantizedEmbedding):
+            continue
+        for held in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            # Norms and biases are floats to XNNPACK, too.
+            if held.dim() < 2 or not held.is_floating_point() or held in seen:
+                continue
+            seen.add(held)
+            if isinstance(module, nn.Embedding):
+                what = _EMBEDDINGS
+            elif isinstance(module, nn.Linear | Conv1D):
+                what = odd
+            else:
+                what = f"{type(module).__name__}, which are no linear layers"
+            found[what] += held.numel()
+    return dict(found.most_common())
+
+
+def _outside(module: nn.Module, done: set[nn.Module]) -> Iterator[nn.Module]:
+    if module in done:
+        return
+    yield module
+    for child in module.children():
+        yield from _outside(child, done)

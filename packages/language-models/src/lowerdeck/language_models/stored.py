@@ -6,8 +6,9 @@ a model of them takes no memory, however large it is. What is computed is float3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -94,35 +95,42 @@ def _renorms(module: nn.Module) -> bool:
     return getattr(module, "max_norm", None) is not None
 
 
-def as_linear(module: StoredLinear) -> nn.Linear:
-    """Return a layer with its weight as a parameter in float32; it is changed in place.
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return parts of a tensor as one, by their first dimension.
+
+    A large one lies out of memory, in a file without a name, unless none can be written.
 
     Args:
-        module: The layer.
+        parts: At least one; a single large one is moved to such a file, a small one returned.
     """
-    weight = module.weight
-    del module.stored
-    made: Any = module
-    made.__class__ = nn.Linear
-    made.weight = nn.Parameter(weight, requires_grad=False)
-    linear: nn.Linear = made
-    return linear
-
-
-def to_files(module: nn.Module) -> None:
-    """Move the large tensors of a module out of memory, into files without a name, in place.
-
-    Args:
-        module: The module; a tensor stays where it is if no file can be written.
-    """
-    for inner in module.modules():
-        for tensor in (*inner.parameters(recurse=False), *inner.buffers(recurse=False)):
-            if tensor.numel() < _SMALL or not tensor.is_contiguous():
-                continue
-            moved = tensor_in_file(_pieces(tensor), tensor.numel(), tensor.dtype)
-            if moved is not None:
-                tensor.data = moved.view(tensor.shape)
+    count = sum(part.numel() for part in parts)
+    if count >= _SMALL:
+        pieces = (piece for part in parts for piece in _pieces(part))
+        moved = tensor_in_file(pieces, count, parts[0].dtype)
+        if moved is not None:
+            return moved.view(-1, *parts[0].shape[1:])
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from torch.split(tensor.detach().reshape(-1), _PIECE)
+
+
+def give_back() -> None:
+    """Let the C library give memory that was freed back to the system, where it knows how.
+
+    glibc keeps what is freed of less than 32 MB, and what small allocations lie between cannot
+    be used for as large ones again.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], object] | None:
+    try:
+        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None  # another C library, or another system
+    return found
