@@ -118,6 +118,36 @@ def test_delegates_are_in_their_modules() -> None:
         torch.testing.assert_close(module(x), Net.forward(eager, x))
 
 
+class Repeated(nn.Module):
+    def __init__(self, *, nested: bool) -> None:
+        super().__init__()
+        self.step = nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if nested else nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.step(x)
+        return x
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_calls_of_one_module_running_are_in_it(
+    *, nested: bool, strict: bool, decomposed: bool
+) -> None:
+    eager, x = Repeated(nested=nested).eval(), torch.randn(4, 8)
+    program = torch.export.export(eager, (x,), strict=strict)
+    if decomposed:
+        program = program.run_decompositions()
+    lowered = to_backend(program, by_module={"step": XnnpackPartitioner()})
+    assert len(get_lowered_backend_modules(lowered.graph_module)) == 3
+    module = unflatten(lowered)
+    assert "executorch_call_delegate" not in module.code
+    assert "executorch_call_delegate" in module.get_submodule("step").code
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), eager(x))
+
+
 def test_the_table_of_a_lowered_program_tells_what_delegates_hold() -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
     program = export_preserving(eager, (x,))

@@ -119,7 +119,7 @@ class ModulePartitioner(Partitioner):
         return list(dict.fromkeys(wanted)), None
 
     def _check_patterns(self, nodes: list[Node]) -> None:
-        paths = list(dict.fromkeys(path for node in nodes for path in _paths(node)))
+        paths = list(dict.fromkeys(path for node in nodes for _, path in _calls(node)))
         for pattern in self._by_module:
             if not any(fnmatchcase(path, pattern) for path in paths):
                 shown = ", ".join(paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
@@ -167,22 +167,24 @@ class _Runs:
     def __init__(self, pattern: str, specs: dict[str, DelegationSpec]) -> None:
         self._pattern = pattern
         self._specs = specs
-        self._open: dict[str, tuple[str | None, str]] = {}
+        self._open: dict[str, tuple[str | None, str]] = {}  # by tag: the call, the new tag
 
     def of(
         self, node: Node, tag: str, meaning: Mapping[str, DelegationSpec], *, taken: bool
     ) -> str | None:
         """Return the tag of the run that ``node`` is in, None where it is in no chosen module."""
-        path = None if taken else self._unit(node)
+        call, path = (None, "") if taken else self._unit(node)
         known = self._open.get(tag)
-        if known is None or known[0] != path:
-            known = self._open[tag] = (path, self._new(tag, path) if path is not None else "")
-            if path is not None:
+        if known is None or known[0] != call:
+            known = self._open[tag] = (call, self._new(tag, path) if path else "")
+            if path:
                 self._specs[known[1]] = meaning[tag]
         return known[1] or None
 
-    def _unit(self, node: Node) -> str | None:
-        return next((path for path in _paths(node) if fnmatchcase(path, self._pattern)), None)
+    def _unit(self, node: Node) -> tuple[str | None, str]:
+        """Return the call and the name of the outermost module that matches."""
+        calls = _calls(node)
+        return next((one for one in calls if fnmatchcase(one[1], self._pattern)), (None, ""))
 
     def _new(self, tag: str, path: str) -> str:
         # Tags become names of attributes, where a dot would mean a module inside.
@@ -194,11 +196,15 @@ class _Runs:
         return found
 
 
-def _paths(node: Node) -> Iterator[str]:
-    """Yield the names of the modules that a node is in, the outermost first."""
-    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+def _calls(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield the calls of modules that a node is in, and the modules' names, the outermost first.
+
+    Of a module that is called twice running each call has a key of its own in the stack: the
+    delegates are in the module, not around it.
+    """
+    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if path:
-            yield _CALL.sub("", path)
+            yield key, _CALL.sub("", path)
 
 
 def tag_owned(program: ExportedProgram, owned: set[Node]) -> None:
