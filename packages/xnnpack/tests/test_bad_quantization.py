@@ -116,6 +116,26 @@ def test_what_an_operator_is_told_wrong_is_one_error_with_the_node(
     assert str(program.graph) == before
 
 
+@pytest.mark.parametrize("axis", [0, None])
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("rows", [None, by_row, IN])
+@pytest.mark.parametrize("wrong", [-9, 8, 127])
+def test_integers_beyond_half_a_byte_are_refused(
+    axis: int | None, group: int, rows: Any, wrong: int
+) -> None:
+    # The limits say 4 bits, and torch takes no notice of them: the values went into neighbours.
+    weight = IntegerWeight(32, 64, axis=axis, group=group, bits=4)
+    weight.integers[3, 5] = wrong
+    net = Function(lambda x, w: F.linear(x if rows is None else rows(x), w()), weight)
+    program = torch.export.export(net, ROWS)
+    error = failure(program, XnnpackPartitioner())
+    assert error is not None
+    said = f"{error} {error.__cause__}"
+    assert "whose limits say that they are of 4 bits" in said
+    assert str(wrong) in said
+    assert "dequantize" in said
+
+
 @pytest.mark.parametrize(
     ("mode", "call", "name", "value", "reason"),
     [

@@ -97,6 +97,12 @@ def test_the_command_quantises_without_torchao_what_needs_none(
     output = ["-o", str(tmp_path / "model.pte")]
     assert main([*words, "fp16", *output]) == 0
     assert "from float     output 0: max" in capsys.readouterr().out
+    assert main([*words, "fp16", *output, "--check", "--tolerance=0.1"]) == 0
+    capsys.readouterr()
+    (tmp_path / "model.pte").unlink()
+    assert main([*words, "fp16", *output, "--check"]) == 2
+    assert "say how far with --tolerance" in capsys.readouterr().err
+    assert not (tmp_path / "model.pte").exists()
     for mode in ("int8", "int8-dynamic", "8da4w"):
         assert main([*words, mode, *output]) == 4
         assert "needs torchao: pip install" in capsys.readouterr().err

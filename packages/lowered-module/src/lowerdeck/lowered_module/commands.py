@@ -38,6 +38,7 @@ from lowerdeck.torch_base import pytree
 
 _SAMPLES = "MODULE:FACTORY, such as mymodel:samples"
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
+_TOLERANCE = 1e-4
 _STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 _Example = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -99,8 +100,8 @@ class LowerCommand:
         parser.add_argument(
             "--tolerance",
             type=_tolerance,
-            default=1e-4,
-            help="largest difference that --check and --auto allow",
+            help="largest difference that --check and --auto allow (1e-4); with --quantize, "
+            "--check needs it",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -118,6 +119,14 @@ class LowerCommand:
             lowerdeck.emitter.EmitterError: It cannot be emitted.
             lowerdeck.serializer.CommandError: The file cannot be written.
         """
+        tolerance = args.tolerance if args.tolerance is not None else _TOLERANCE
+        if args.check and args.quantize and args.tolerance is None:
+            raise CommandError(
+                "--check compares with the model's own floats, from which a quantised one is "
+                "further off: say how far with --tolerance, or leave --check (how far it is is "
+                "printed)",
+                ExitStatus.USAGE,
+            )
         figures = lower_model(
             args.factory,
             args.backend,
@@ -126,17 +135,13 @@ class LowerCommand:
             html=args.html,
             quantize=args.quantize,
             calibrate=args.calibrate,
-            auto=args.tolerance if args.auto else None,
+            auto=tolerance if args.auto else None,
             debug=getattr(args, "debug", False),
         )
         say(*report_lines(figures))
-        if not args.check or (
-            figures.difference is not None and figures.difference <= args.tolerance
-        ):
+        if not args.check or (figures.difference is not None and figures.difference <= tolerance):
             return ExitStatus.DONE
-        say(
-            f"{args.output} differs from eager by {figures.difference}, more than {args.tolerance}"
-        )
+        say(f"{args.output} differs from eager by {figures.difference}, more than {tolerance}")
         return ExitStatus.DIFFERS
 
 

@@ -32,7 +32,7 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
 
     Raises:
         QuantizationError: The scales are not positive, finite and normal, or not as many as the
-            integers need.
+            integers need; or integers lie beyond the limits that they are said to have.
     """
     name = name_of(node)
     if name not in WEIGHTS:
@@ -133,6 +133,14 @@ def _check(node: Node, found: Quantized) -> None:
             f"found {found.scales.numel()} scales and {found.zero_points.numel()} zero points in "
             f"{describe_node(node)}, expected {needed}"
         )
+    if found.bits == 4 and found.data.numel():
+        low, high = map(int, found.data.aminmax())
+        # torch takes no notice of the limits where it dequantises; half a byte has no room.
+        if low < -8 or high > 7:
+            raise QuantizationError(
+                f"found integers of {low} to {high} in {describe_node(node)}, whose limits say "
+                "that they are of 4 bits; expected -8 to 7"
+            )
     zeros = found.zero_points
     if zeros.is_floating_point() and bool((zeros != zeros.round()).any()):
         raise QuantizationError(
