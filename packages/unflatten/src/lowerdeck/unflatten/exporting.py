@@ -6,6 +6,7 @@ from collections import namedtuple
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from lowerdeck.unflatten.calls.carrying import (
 )
 from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.same_results import drop_other_aliases, results_aliased
+from lowerdeck.unflatten.same_results import drop_other_aliases, has_told_apart, results_aliased
 
 
 def export_preserving(
@@ -53,9 +54,10 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export; two where a module is given or returns a list, dict or
-        cache, three where some signature cannot be recorded, and some for each module with whose
-        signature torch's export fails or loses a change.
+        The program. It costs one export; one more where a module is given or returns a list, dict
+        or cache, and one more where it is given or returns a tensor twice; three or four where some
+        signature cannot be recorded, and some for each module with whose signature torch's export
+        fails or loses a change.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -82,11 +84,11 @@ def export_preserving(
     # Every name of a shared module: export records a call by the name under which it is made.
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
 
-    def exported(recorded: Sequence[str], **more: Any) -> ExportedProgram:
+    def exported(recorded: Sequence[str], *, apart: bool = False, **more: Any) -> ExportedProgram:
         given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
-        with results_aliased(model, names):
+        with results_aliased(model, names, apart=apart):
             return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
@@ -114,7 +116,14 @@ def _with_signatures(
         strict: Whether ``exported`` does so strictly.
     """
     try:
-        program = exported(paths)
+        program = exported(paths, apart=True)
+        if has_told_apart(program):
+            # A module may compute something else for two tensors than for one twice.
+            as_one = exported(paths)
+            if compute_the_same(program, as_one):
+                exported = partial(exported, apart=True)
+            else:
+                program = as_one
     except Exception:
         # Which module it was is found by exporting without: torch's error does not say.
         # Strict export leaves out what hooks note.

@@ -27,6 +27,14 @@ ITSELF = "lowerdeck_itself"
 """Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
 returned."""
 
+TWICE = "lowerdeck_twice"
+"""Where ``custom`` of such an alias has the names of the module that was given or returned its
+tensor before, in the same call."""
+
+UNREAD_TWICE = "lowerdeck_unread_twice"
+"""Where ``custom`` of a node's meta has the modules that are given or return it more than once, of
+which only the first is read."""
+
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
 
@@ -119,6 +127,11 @@ def is_itself(node: Node) -> bool:
     return is_alias and ITSELF in (node.meta.get("custom") or ())
 
 
+def is_unread_twice(node: Node, path: str) -> bool:
+    """Return whether a module that is given or returns a tensor twice has readers of one only."""
+    return path in (node.meta.get("custom") or {}).get(UNREAD_TWICE, ())
+
+
 def is_read_as_argument(node: Node) -> bool:
     """Return whether an argument that a module returned as ``node`` is read afterwards too."""
     return bool((node.meta.get("custom") or {}).get(ARGUMENT_READ))
@@ -201,6 +214,51 @@ def must_be_one(held: Sequence[Any], names: Sequence[str]) -> None:
         "of these names the model's code reads or writes what was one when it was recorded. Put "
         "the same there by all of them, or export the model with the other module in it."
     )
+
+
+def must_be_twins(one: object, other: object, name: str, wheres: Sequence[str]) -> None:
+    """Check that a module returned one tensor twice, where it did so when it was recorded.
+
+    The program has one value for both, and does not tell which of them is read afterwards.
+
+    Args:
+        one: What it returned.
+        other: What it returned in the other place.
+        name: The module's name in its caller.
+        wheres: Which of its results these are.
+
+    Raises:
+        UnflattenError: They are two.
+    """
+    if one is other or isinstance(one, Proxy) or are_one(one, other):
+        return
+    places = " and as ".join(wheres)
+    raise UnflattenError(
+        f"{name!r} returned two tensors as {places}, which were one when it was recorded, so that "
+        "the program does not tell which of the two is read afterwards. Return one tensor in both "
+        "places, or export the model with export_preserving, or with a module that returns a copy."
+    )
+
+
+def are_one(one: object, other: object) -> bool:
+    """Return whether whatever reads one of two tensors gets what it would get from the other.
+
+    What is put around a module may change both alike, to two tensors of equal values. Where
+    gradients flow these would be two ways for them, of which the program has one.
+    """
+    if one is other:
+        return True
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if torch.compiler.is_compiling() or one.requires_grad is not other.requires_grad:
+        return False
+    try:
+        if _show_the_same(one, other):
+            return True
+        is_read_once = not (one.requires_grad and torch.is_grad_enabled())
+        return is_read_once and one.dtype is other.dtype and torch.equal(one, other)
+    except (NotImplementedError, RuntimeError):
+        return False  # what has no values: of a trace, or of torch.func
 
 
 def must_hand_through(result: object, argument: object, name: str, where: str) -> None:

@@ -14,12 +14,13 @@ from lowerdeck.unflatten.calls.carrying import (
     IN_PARTS,
     LOST_PART,
     PRIVATE,
+    must_be_twins,
     must_hand_through,
     read_by_others,
     reads_of_others,
 )
 from lowerdeck.unflatten.calls.python_names import on_one_line
-from lowerdeck.unflatten.calls.recorded_calls import untold_forms
+from lowerdeck.unflatten.calls.recorded_calls import twins_of, untold_forms
 from lowerdeck.unflatten.code import split_call_target
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
@@ -116,7 +117,7 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
 def _rows(
     root: torch.nn.Module, forbidden: Mapping[str, str], *, is_plain: bool
 ) -> Iterator[Swap]:
-    wanted, returned = _read_by_callers(root), _handed_through(root)
+    wanted, returned, twice = _read_by_callers(root), _handed_through(root), _returned_twice(root)
     for path, module in root.named_modules():
         if path in forbidden and isinstance(module, Container):
             yield Swap(path, False, False, forbidden[path])
@@ -139,6 +140,11 @@ def _rows(
         if replaceable and path in returned:
             wheres = " and as ".join(returned[path])
             reasons.append(f"another module in its place must return as {wheres} {_SAME}")
+        reasons += twins_of(bodies)
+        reasons += [
+            f"another module in its place must return one tensor as {places}"
+            for places in twice.get(path, ())
+        ]
         told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
 
@@ -167,6 +173,18 @@ def _handed_through(root: torch.nn.Module) -> dict[str, list[str]]:
             name, _ = split_call_target(str(call.target))
             found.setdefault(f"{path}.{name}" if path else name, {})[str(node.args[3])] = None
     return {path: list(wheres) for path, wheres in found.items()}
+
+
+def _returned_twice(root: torch.nn.Module) -> dict[str, list[str]]:
+    """Return for each module which of its results must be one tensor, by its path."""
+    found: dict[str, dict[str, None]] = {}
+    for path, graph in _graphs(root):
+        for node in graph.find_nodes(op="call_function", target=must_be_twins):
+            wheres: Any = node.args[3]
+            name, _ = split_call_target(str(node.args[2]))
+            owner = f"{path}.{name}" if path else name
+            found.setdefault(owner, {})[" and as ".join(wheres)] = None
+    return {path: list(places) for path, places in found.items()}
 
 
 def _graphs(root: torch.nn.Module) -> Iterator[tuple[str, Graph]]:
