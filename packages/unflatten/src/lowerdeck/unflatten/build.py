@@ -26,6 +26,7 @@ from lowerdeck.unflatten.modules import (
     UnflattenedModule,
     build_hierarchy,
     install_state,
+    note_uncalled,
     replace_children,
     restore,
     shadow_own_names,
@@ -137,6 +138,8 @@ def _built(
         meta={**program.graph_module.meta, NOT_REPLACEABLE: working.forbidden},
     )
     modules = build_hierarchy(root, forms, trace.paths)
+    if all(entry.signature is None for entry in program.module_call_graph if entry.fqn):
+        note_uncalled(modules.values())
     install_state(modules, trace.state, trace.paths)
     held = {name.rpartition(".")[2] for name in (*trace.paths.order, *trace.state.entries)}
     if not held.isdisjoint(OWN_NAMES):

@@ -55,9 +55,9 @@ def export_preserving(
 
     Returns:
         The program. It costs one export; one more where a module is given or returns a list, dict
-        or cache, and one more where it is given or returns a tensor twice; three or four where some
-        signature cannot be recorded, and some for each module with whose signature torch's export
-        fails or loses a change.
+        or cache, and one more where it is given or returns a tensor twice; three or four where
+        some signature cannot be recorded, and some for each module with whose signature torch's
+        export fails or loses a change.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is

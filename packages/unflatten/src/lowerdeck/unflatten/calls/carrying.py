@@ -105,6 +105,10 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
+UNKNOWN_CALL = (
+    "is called nowhere in this program, or computes nothing: another module in its place has no "
+    "effect; export_preserving tells which"
+)
 UNCALLED = (
     *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
     *(LOST_PART, LOST_MEMORY, NO_CALL, RETURNS_OTHERS),

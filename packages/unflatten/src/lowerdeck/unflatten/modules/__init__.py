@@ -1,6 +1,11 @@
 """The modules that come out."""
 
-from lowerdeck.unflatten.modules.assembly import build_hierarchy, install_state, share
+from lowerdeck.unflatten.modules.assembly import (
+    build_hierarchy,
+    install_state,
+    note_uncalled,
+    share,
+)
 from lowerdeck.unflatten.modules.bodies import BodyMaker
 from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
 from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children, restore
@@ -21,6 +26,7 @@ __all__ = [
     "UnflattenedModule",
     "build_hierarchy",
     "install_state",
+    "note_uncalled",
     "replace_children",
     "restore",
     "shadow_own_names",

@@ -14,6 +14,7 @@ from lowerdeck.unflatten.calls.carrying import (
     IN_PARTS,
     LOST_PART,
     PRIVATE,
+    UNKNOWN_CALL,
     must_be_twins,
     must_hand_through,
     read_by_others,
@@ -24,6 +25,7 @@ from lowerdeck.unflatten.calls.recorded_calls import twins_of, untold_forms
 from lowerdeck.unflatten.code import split_call_target
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
+from lowerdeck.unflatten.modules.replacing import FORMER
 
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""
@@ -37,10 +39,6 @@ _LOSES_WRITES = (
 _UNTOLD = (
     "take such arguments that these do not tell which is meant: called alone with them it is "
     "refused; call one form, call_modules()[number] of the module"
-)
-_UNCALLED = (
-    "is called nowhere in this program, or computes nothing: another module in its place has no "
-    "effect; export_preserving tells which"
 )
 _SAME = "what it is given or holds, as the one recorded did, for others read that afterwards too"
 _READ_THERE = "which the code that calls it reads or writes there"
@@ -109,20 +107,18 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
     forbidden = meta.get(NOT_REPLACEABLE, {})
-    recorded = root.__dict__["module_call_graph"]
-    is_plain = all(entry.signature is None for entry in recorded if entry.fqn)
-    return SwapTable(tuple(_rows(root, forbidden, is_plain=is_plain)))
+    return SwapTable(tuple(_rows(root, forbidden)))
 
 
-def _rows(
-    root: torch.nn.Module, forbidden: Mapping[str, str], *, is_plain: bool
-) -> Iterator[Swap]:
+def _rows(root: torch.nn.Module, forbidden: Mapping[str, str]) -> Iterator[Swap]:
     wanted, returned, twice = _read_by_callers(root), _handed_through(root), _returned_twice(root)
     for path, module in root.named_modules():
-        if path in forbidden and isinstance(module, Container):
-            yield Swap(path, False, False, forbidden[path])
-        elif is_plain and isinstance(module, Container) and not children_of(module):
-            yield Swap(path, False, False, _UNCALLED)
+        if path in forbidden and not isinstance(module, GeneratedModule):
+            yield Swap(path, False, not isinstance(module, Container), forbidden[path])
+            continue
+        if getattr(_former(root, path) or module, "_lowerdeck_uncalled", False):
+            yield Swap(path, False, not isinstance(module, Container), UNKNOWN_CALL)
+            continue
         if not path or isinstance(module, Container):
             continue
         if not isinstance(module, GeneratedModule):
@@ -147,6 +143,13 @@ def _rows(
         ]
         told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
+
+
+def _former(root: torch.nn.Module, path: str) -> torch.nn.Module | None:
+    """Return the module without a call in whose place there is an Identity."""
+    outer, _, name = path.rpartition(".")
+    former: dict[str, torch.nn.Module] = root.get_submodule(outer).__dict__.get(FORMER, {})
+    return former.get(name)
 
 
 def _read_by_callers(root: torch.nn.Module) -> dict[str, list[str]]:
