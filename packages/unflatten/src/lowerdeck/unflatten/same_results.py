@@ -19,6 +19,7 @@ from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, pytree, schem
 from lowerdeck.unflatten.calls.carrying import (
     ARGUMENT_READ,
     ITSELF,
+    RETURNED,
     TWICE,
     UNREAD_TWICE,
     is_itself,
@@ -174,6 +175,7 @@ def drop_other_aliases(program: ExportedProgram) -> None:
         alike = (other for other in known if memory.group(other) is group)
         if is_read or any(user > node for other in alike for user in other.users):
             source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: is_read}
+        source.meta["custom"] = {**(source.meta.get("custom") or {}), RETURNED: True}
         _drop(held.graph, node, renamed)
     for held in graphs if renamed else ():
         held.recompile()

@@ -23,6 +23,10 @@ ARGUMENT_READ = "lowerdeck_argument_read"
 """Where ``custom`` of the meta of what its module then returns, and which is its argument, says
 whether that argument is read or written afterwards too, or only what shares its memory."""
 
+RETURNED = "lowerdeck_returned"
+"""Where ``custom`` of the meta of what a module returned, and which is its argument, says that
+readers of the argument were told from those of the result, so that ``ARGUMENT_READ`` is known."""
+
 ITSELF = "lowerdeck_itself"
 """Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
 returned."""
@@ -139,6 +143,11 @@ def is_unread_twice(node: Node, path: str) -> bool:
 def is_read_as_argument(node: Node) -> bool:
     """Return whether an argument that a module returned as ``node`` is read afterwards too."""
     return bool((node.meta.get("custom") or {}).get(ARGUMENT_READ))
+
+
+def is_told_from_argument(node: Node) -> bool:
+    """Return whether the program tells if an argument that was returned is read afterwards."""
+    return RETURNED in (node.meta.get("custom") or ())
 
 
 def has_read_memory(node: Node) -> bool:
@@ -290,8 +299,8 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
     raise UnflattenError(
         f"{name!r} returned as {where} something else than the argument, or what it holds, that "
         "it returned when it was recorded, so that the program does not tell which of the two is "
-        "read afterwards. Return that argument or state, or export the model with a module that "
-        "computes it."
+        "read afterwards. Return that argument or state, or export the model with "
+        "export_preserving, if that was not done, or with a module that computes it."
     )
 
 
