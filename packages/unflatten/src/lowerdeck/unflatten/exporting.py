@@ -22,6 +22,7 @@ from lowerdeck.unflatten._torch_private import hooks_inside
 from lowerdeck.unflatten.calls.carrying import (
     IN_BRANCHES,
     LOST_CHANGES,
+    MODULE_NUMBERS,
     NOT_RECORDED,
 )
 from lowerdeck.unflatten.comparing import compute_the_same
@@ -97,6 +98,8 @@ def export_preserving(
             stack.enter_context(hooks_inside(module))
         program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
     drop_other_aliases(program)
+    if numbers := _numbers_of_tied(model):
+        _note(program, MODULE_NUMBERS, numbers)
     return _without_unused_names(program, model)
 
 
@@ -149,7 +152,7 @@ def _with_signatures(
         if not found and compute_the_same(program, plain):
             return program
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
-    _note(program, {**found, **more})
+    _note(program, NOT_RECORDED, {**found, **more})
     return program
 
 
@@ -228,8 +231,34 @@ def _with_most(
     return program, found
 
 
-def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
-    """Note what could not be recorded, and why, where saved programs keep it: in nodes' meta."""
+def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
+    """Return a number for each name of modules of one type that hold the same state."""
+    alike: dict[object, dict[str, int]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        held = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        if path and held:
+            state = tuple((name, id(tensor)) for name, tensor in held)
+            alike.setdefault((type(module), state), {})[path] = id(module)
+    tied = [names for names in alike.values() if len(names) > 1]
+    numbers: dict[int, int] = {}
+    return {
+        path: numbers.setdefault(identity, len(numbers))
+        for names in tied
+        for path, identity in names.items()
+    }
+
+
+def _note(program: ExportedProgram, key: str, found: Mapping[str, Any]) -> None:
+    """Note what is known of modules where saved programs keep it: in nodes' meta.
+
+    Args:
+        program: The program.
+        key: The name of the note.
+        found: What is known, by the modules' names.
+    """
     nodes = [node for held in graphs_of(program.graph_module) for node in held.graph.nodes]
     stacks = [
         [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()] for node in nodes
@@ -242,7 +271,7 @@ def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
         told = {path: found[path] for path in (*stack, *more) if path in found}
         if told:
             custom = dict(node.meta.get("custom") or {})
-            node.meta["custom"] = {**custom, NOT_RECORDED: told}
+            node.meta["custom"] = {**custom, key: told}
 
 
 def _without_unused_names(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:

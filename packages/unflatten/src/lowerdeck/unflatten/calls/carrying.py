@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Node, Proxy
 
-from lowerdeck.torch_base import storage_identity
+from lowerdeck.torch_base import graphs_of, storage_identity
 from lowerdeck.unflatten._torch_private import has_hooks
 from lowerdeck.unflatten.errors import UnflattenError
 
 NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
+
+MODULE_NUMBERS = "lowerdeck_module_numbers"
+"""Where ``custom`` of a node's meta has a number for each name of modules that hold the same
+state: two names have one number where they are one module."""
 
 ARGUMENT_READ = "lowerdeck_argument_read"
 """Where ``custom`` of the meta of what its module then returns, and which is its argument, says
@@ -127,6 +132,21 @@ UNSURE_MODE = (
     "on: another module might run in another precision. Export the model without switching "
     "gradients in this module, or replace the module around it."
 )
+
+
+def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
+    """Return what ``export_preserving`` noted of modules, by their names.
+
+    Args:
+        program: The program.
+        key: The name of the note.
+    """
+    found: dict[str, Any] = {}
+    for held in graphs_of(program.graph_module):
+        for node in held.graph.nodes:
+            if custom := node.meta.get("custom"):
+                found.update(custom.get(key, {}))
+    return found
 
 
 def is_itself(node: Node) -> bool:

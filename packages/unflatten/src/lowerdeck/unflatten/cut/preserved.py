@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
+from lowerdeck.torch_base import OpOverload, pytree, schema_of
 from lowerdeck.unflatten.calls.carrying import (
     CARRIED,
     CARRIES,
@@ -32,6 +32,7 @@ from lowerdeck.unflatten.calls.carrying import (
     must_be_apart,
     must_be_twins,
     must_hand_through,
+    notes_of,
 )
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
 from lowerdeck.unflatten.trace.call_tree import Frame
@@ -85,12 +86,7 @@ def asked_signatures(program: ExportedProgram) -> dict[str, Any]:
 
 def not_recorded(program: ExportedProgram) -> dict[str, str]:
     """Return the modules whose signatures ``export_preserving`` could not record, and why."""
-    found: dict[str, str] = {}
-    for held in graphs_of(program.graph_module):
-        for node in held.graph.nodes:
-            if custom := node.meta.get("custom"):
-                found.update(custom.get(NOT_RECORDED, {}))
-    return found
+    return notes_of(program, NOT_RECORDED)
 
 
 def preserved_calls(program: ExportedProgram, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,9 @@ from lowerdeck.unflatten.modules.replacing import FORMER
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""
 
+SUPPOSED_ONE = "lowerdeck_supposed_one"
+"""Where the meta of the outermost module has the names that are taken for one module."""
+
 _FLAT = "takes and returns flat values: the program does not tell its signature"
 _PRESERVE = "export the model with export_preserving"
 _LOSES_WRITES = (
@@ -39,6 +42,10 @@ _LOSES_WRITES = (
 _UNTOLD = (
     "take such arguments that these do not tell which is meant: called alone with them it is "
     "refused; call one form, call_modules()[number] of the module"
+)
+_ONE = (
+    "hold the same tensors, for which they are taken for one module: what changes one changes all "
+    "of them; export_preserving tells them apart"
 )
 _SAME = "what it is given or holds, as the one recorded did, for others read that afterwards too"
 _READ_THERE = "which the code that calls it reads or writes there"
@@ -107,10 +114,12 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
     forbidden = meta.get(NOT_REPLACEABLE, {})
-    return SwapTable(tuple(_rows(root, forbidden)))
+    return SwapTable(tuple(_rows(root, forbidden, meta.get(SUPPOSED_ONE, {}))))
 
 
-def _rows(root: torch.nn.Module, forbidden: Mapping[str, str]) -> Iterator[Swap]:
+def _rows(
+    root: torch.nn.Module, forbidden: Mapping[str, str], supposed: Mapping[str, Sequence[str]]
+) -> Iterator[Swap]:
     wanted, returned, twice = _read_by_callers(root), _handed_through(root), _returned_twice(root)
     for path, module in root.named_modules():
         if path in forbidden and not isinstance(module, GeneratedModule):
@@ -136,6 +145,9 @@ def _rows(root: torch.nn.Module, forbidden: Mapping[str, str]) -> Iterator[Swap]
         if replaceable and path in returned:
             wheres = " and as ".join(returned[path])
             reasons.append(f"another module in its place must return as {wheres} {_SAME}")
+        if path in supposed:
+            names = ", ".join(map(repr, supposed[path]))
+            reasons.append(f"{names} {_ONE}")
         reasons += twins_of(bodies)
         reasons += [
             f"another module in its place must return one tensor as {places}"
