@@ -86,7 +86,8 @@ def test_what_others_read_may_be_replaced() -> None:
             self.table = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ self.table.weight
+            found: torch.Tensor = x @ self.table.weight
+            return found
 
     eager = Reads()
     module: Any = unflatten(torch.export.export(eager, (X,)))
