@@ -103,7 +103,7 @@ def test_a_preserved_program_says_after_a_swap_what_it_said_before() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.layer(x)
-            z = self.nothing(y)
+            z: torch.Tensor = self.nothing(y)
             y.add_(1)
             return z
 
