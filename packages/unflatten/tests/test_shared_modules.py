@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 import warnings
@@ -317,3 +318,55 @@ def test_what_nobody_replaced_is_never_refused(strict: bool) -> None:
         export(copy.deepcopy(module), (x,)).module(),
     ):
         torch.testing.assert_close(made(x), wanted)
+
+
+class TiedTables(nn.Module):
+    """Three modules of one weight, of which one is never called, as in T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.one, self.two = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.same = self.two
+        self.one.weight = self.two.weight = self.shared.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.one(x), self.two(x).sin(), self.same(x + 1)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("change", ["raw", "saved", "decomposed"])
+def test_modules_that_share_all_state_stay_apart_where_we_exported(
+    change: str, strict: bool
+) -> None:
+    eager, x = TiedTables(), torch.randn(2, 4)
+    program = export_preserving(eager, (x,), strict=strict)
+    if change == "saved":
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        program = torch.export.load(file)
+    elif change == "decomposed":
+        program = program.run_decompositions()
+    module: Any = unflatten(program)
+    assert module.one is not module.two
+    assert module.same is module.two
+    assert module.one.weight is module.two.weight
+    torch.testing.assert_close(module(x), eager(x))
+    assert not any("taken for one" in row.reason for row in module.swappable())
+    for path in ("shared", "one", "two", "same"):
+        handles = [
+            each.get_submodule(path).register_forward_hook(lambda _, args, result: result * 2)
+            for each in (eager, module)
+        ]
+        torch.testing.assert_close(module(x), eager(x))
+        for handle in handles:
+            handle.remove()
+    module.one.weight = eager.one.weight = nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(module(x), eager(x))
+
+
+def test_the_table_names_modules_that_are_taken_for_one() -> None:
+    module = unflatten(torch.export.export(TiedTables(), (torch.randn(2, 4),)))
+    rows = [row for row in module.swappable() if "taken for one module" in row.reason]
+    assert [row.path for row in rows] == ["shared"]
+    assert all(name in rows[0].reason for name in ("'shared'", "'one'", "'two'", "'same'"))

@@ -48,8 +48,9 @@ class Structured(Model):
 
     def forward(self, x: Tensor, parts: Any, scale: float = 1.0) -> Any:
         y = self.one(x, 3) + parts["a"][0].float().float()
-        y, (z,) = self.two(y, shift={"by": parts["a"][1], "twice": (x, y)})
-        return {"y": self.one(y, 2) * scale, "z": z}
+        other = y.neg()
+        y, (z,) = self.two(y, shift={"by": parts["a"][1], "twice": (x, other)})
+        return {"y": self.one(y, 2) * scale, "z": z + other}
 
 
 class Counts(Model):

@@ -149,6 +149,53 @@ def test_other_modules_compute_as_eagers_or_are_told(
             torch.testing.assert_close(module(x), changed(x))
 
 
+def recorded_by_torch(eager: nn.Module, x: Tensor) -> Any:
+    return torch.export.export(eager, (x,), preserve_module_call_signature=("1.act",))
+
+
+# Torch's own export has one name for the argument and the result, whoever reads them.
+@pytest.mark.parametrize("preserve", [None, "all"])
+@pytest.mark.parametrize("export", [torch.export.export, recorded_by_torch])
+@pytest.mark.parametrize("model", [*TOLD, *UNTOLD])
+def test_other_modules_are_told_where_torch_exported(
+    model: type[Model], export: Any, preserve: Any
+) -> None:
+    eager = nn.Sequential(nn.Tanh(), model())
+    x = torch.randn(3, 4)
+    program = export(eager, (x,)) if export is torch.export.export else export(eager, x)
+    table = unflatten(program, preserve=preserve).swappable()
+    if export is recorded_by_torch:
+        row = next(row for row in table if row.path == "1.act")
+        assert "must return as its result what it is given" in row.reason
+    for other in (nn.ReLU(inplace=True), nn.ReLU6(inplace=True), nn.GELU()):
+        for put in (other, nn.Sequential(other)):
+            module, changed = unflatten(program, preserve=preserve), copy.deepcopy(eager)
+            module.set_submodule("1.act", put)
+            changed.set_submodule("1.act", put)
+            if isinstance(other, nn.GELU):
+                with pytest.raises(UnflattenError, match="Return that argument"):
+                    module(x)
+            else:
+                torch.testing.assert_close(module(x), changed(x))
+    module = unflatten(program, preserve=preserve)
+    handle = module.get_submodule("1.act").register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(module(x), eager(x))
+    handle.remove()
+    module.get_submodule("1.act").register_forward_hook(lambda _, args, result: result * 2)
+    with pytest.raises(UnflattenError, match="Return that argument"):
+        module(x)
+
+
+def test_a_call_around_the_write_is_told_too() -> None:
+    eager, x = ReadsOutside(), torch.randn(3, 4)
+    for path in ("act.0", "act.0.0"):
+        module = unflatten(torch.export.export(eager, (x,)))
+        torch.testing.assert_close(module(x), eager(x))
+        module.get_submodule(path).register_forward_hook(lambda _, args, result: result * 2)
+        with pytest.raises(UnflattenError, match="Return that argument"):
+            module(x)
+
+
 @pytest.mark.parametrize(
     ("model", "path", "other", "is_told"),
     [

@@ -20,12 +20,14 @@ from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_gra
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules import (
     NOT_REPLACEABLE,
+    SUPPOSED_ONE,
     Body,
     BodyMaker,
     ModuleFactory,
     UnflattenedModule,
     build_hierarchy,
     install_state,
+    note_uncalled,
     replace_children,
     restore,
     shadow_own_names,
@@ -128,15 +130,22 @@ def _built(
     signature = _signature(program, working, flat_args_adapter, trace.mutations)
     body = Body(graph, signature, attributes, trace.tree.root.type_name)
     root = UnflattenedModule(body)
+    supposed = {trace.paths.canonical(one): names for one, names in trace.paths.supposed.items()}
     root.__dict__.update(
         graph_signature=_copied(program.graph_signature),
         module_call_graph=[_twin(entry) for entry in program.module_call_graph],
         range_constraints=dict(program.range_constraints),
         flat_args_adapter=flat_args_adapter,
         check_input_constraints=True,
-        meta={**program.graph_module.meta, NOT_REPLACEABLE: working.forbidden},
+        meta={
+            **program.graph_module.meta,
+            NOT_REPLACEABLE: working.forbidden,
+            SUPPOSED_ONE: supposed,
+        },
     )
     modules = build_hierarchy(root, forms, trace.paths)
+    if all(entry.signature is None for entry in program.module_call_graph if entry.fqn):
+        note_uncalled(modules.values())
     install_state(modules, trace.state, trace.paths)
     held = {name.rpartition(".")[2] for name in (*trace.paths.order, *trace.state.entries)}
     if not held.isdisjoint(OWN_NAMES):

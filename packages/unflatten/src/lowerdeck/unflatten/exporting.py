@@ -6,6 +6,7 @@ from collections import namedtuple
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from lowerdeck.unflatten._torch_private import hooks_inside
 from lowerdeck.unflatten.calls.carrying import (
     IN_BRANCHES,
     LOST_CHANGES,
+    MODULE_NUMBERS,
     NOT_RECORDED,
 )
 from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.same_results import drop_other_aliases, results_aliased
+from lowerdeck.unflatten.same_results import drop_other_aliases, has_told_apart, results_aliased
 
 
 def export_preserving(
@@ -53,9 +55,10 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export; two where a module is given or returns a list, dict or
-        cache, three where some signature cannot be recorded, and some for each module with whose
-        signature torch's export fails or loses a change.
+        The program. It costs one export; one more where a module is given or returns a list, dict
+        or cache, and one more where it is given or returns a tensor twice; three or four where
+        some signature cannot be recorded, and some for each module with whose signature torch's
+        export fails or loses a change.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -82,11 +85,11 @@ def export_preserving(
     # Every name of a shared module: export records a call by the name under which it is made.
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
 
-    def exported(recorded: Sequence[str], **more: Any) -> ExportedProgram:
+    def exported(recorded: Sequence[str], *, apart: bool = False, **more: Any) -> ExportedProgram:
         given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
-        with results_aliased(model, names):
+        with results_aliased(model, names, apart=apart):
             return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
@@ -95,6 +98,8 @@ def export_preserving(
             stack.enter_context(hooks_inside(module))
         program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
     drop_other_aliases(program)
+    if numbers := _numbers_of_tied(model):
+        _note(program, MODULE_NUMBERS, numbers)
     return _without_unused_names(program, model)
 
 
@@ -114,7 +119,14 @@ def _with_signatures(
         strict: Whether ``exported`` does so strictly.
     """
     try:
-        program = exported(paths)
+        program = exported(paths, apart=True)
+        if has_told_apart(program):
+            # A module may compute something else for two tensors than for one twice.
+            as_one = exported(paths)
+            if compute_the_same(program, as_one):
+                exported = partial(exported, apart=True)
+            else:
+                program = as_one
     except Exception:
         # Which module it was is found by exporting without: torch's error does not say.
         # Strict export leaves out what hooks note.
@@ -140,7 +152,7 @@ def _with_signatures(
         if not found and compute_the_same(program, plain):
             return program
     program, more = _with_most(exported, _names_of_modules(model, found), plain)
-    _note(program, {**found, **more})
+    _note(program, NOT_RECORDED, {**found, **more})
     return program
 
 
@@ -219,8 +231,34 @@ def _with_most(
     return program, found
 
 
-def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
-    """Note what could not be recorded, and why, where saved programs keep it: in nodes' meta."""
+def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
+    """Return a number for each name of modules of one type that hold the same state."""
+    alike: dict[object, dict[str, int]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        held = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        if path and held:
+            state = tuple((name, id(tensor)) for name, tensor in held)
+            alike.setdefault((type(module), state), {})[path] = id(module)
+    tied = [names for names in alike.values() if len(names) > 1]
+    numbers: dict[int, int] = {}
+    return {
+        path: numbers.setdefault(identity, len(numbers))
+        for names in tied
+        for path, identity in names.items()
+    }
+
+
+def _note(program: ExportedProgram, key: str, found: Mapping[str, Any]) -> None:
+    """Note what is known of modules where saved programs keep it: in nodes' meta.
+
+    Args:
+        program: The program.
+        key: The name of the note.
+        found: What is known, by the modules' names.
+    """
     nodes = [node for held in graphs_of(program.graph_module) for node in held.graph.nodes]
     stacks = [
         [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()] for node in nodes
@@ -233,7 +271,7 @@ def _note(program: ExportedProgram, found: Mapping[str, str]) -> None:
         told = {path: found[path] for path in (*stack, *more) if path in found}
         if told:
             custom = dict(node.meta.get("custom") or {})
-            node.meta["custom"] = {**custom, NOT_RECORDED: told}
+            node.meta["custom"] = {**custom, key: told}
 
 
 def _without_unused_names(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:

@@ -1,7 +1,8 @@
 """Results of modules that are their arguments, told apart from these in a program.
 
 A program has one name for an argument and a result that is the same tensor, and nothing of a
-module that only returns what it is given. An alias made by such a module is its result then.
+module that only returns what it is given. An alias made by such a module is its result then. So
+is the second of two arguments, or of two results, that are one tensor.
 """
 
 from __future__ import annotations
@@ -12,53 +13,125 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node, traceback
+from torch.fx import Graph, Node, traceback
 
 from lowerdeck.torch_base import MemoryUse, OpOverload, graphs_of, pytree, schema_of
-from lowerdeck.unflatten.calls.carrying import ARGUMENT_READ, ITSELF, is_itself
+from lowerdeck.unflatten.calls.carrying import (
+    ARGUMENT_READ,
+    ITSELF,
+    RETURNED,
+    TWICE,
+    UNREAD_TWICE,
+    is_itself,
+)
 
 _ALIAS = torch.ops.aten.alias.default
 
 
 @contextmanager
-def results_aliased(model: torch.nn.Module, recorded: Sequence[str]) -> Iterator[None]:
+def results_aliased(
+    model: torch.nn.Module, recorded: Sequence[str], *, apart: bool = True
+) -> Iterator[None]:
     """Let modules return aliases of those of their results that are their arguments.
 
     Args:
         model: The model.
         recorded: The modules whose signatures are recorded. Others keep the containers that they
             return, which may be changed by another name.
+        apart: Whether a recorded module that is given or returns one tensor twice has an alias
+            for the second. Its code may ask whether they are one.
     """
-    known = set(map(model.get_submodule, recorded))
+    names: dict[torch.nn.Module, list[str]] = {}
+    for path in recorded:
+        names.setdefault(model.get_submodule(path), []).append(path)
     with ExitStack() as stack:
         for module in model.modules():
-            if module is not model:
-                after = _aliasing(is_recorded=module in known)
-                handle = module.register_forward_hook(after, with_kwargs=True)
+            if module is model:
+                continue
+            told = names.get(module, ())
+            twice = " ".join(told) if apart and told and not _asks_for_one(module) else ""
+            if twice:
+                before = _aliasing_arguments(twice)
+                handle = module.register_forward_pre_hook(before, with_kwargs=True)
                 stack.callback(handle.remove)
+            after = _aliasing(is_recorded=bool(told), twice=twice)
+            handle = module.register_forward_hook(after, with_kwargs=True)
+            stack.callback(handle.remove)
         yield
 
 
-def _aliasing(*, is_recorded: bool) -> Callable[..., Any]:
+def _asks_for_one(module: torch.nn.Module) -> bool:
+    """Return whether one product is made for what are one tensor, and several for copies."""
+    return any(isinstance(inner, torch.nn.MultiheadAttention) for inner in module.modules())
+
+
+def has_told_apart(program: ExportedProgram) -> bool:
+    """Return whether a module of the program is given or returns an alias of a second tensor."""
+    nodes = (node for held in graphs_of(program.graph_module) for node in held.graph.nodes)
+    return any(TWICE in (node.meta.get("custom") or ()) for node in nodes)
+
+
+def _aliasing_arguments(twice: str) -> Callable[..., Any]:
+    """Return the hook that gives a module an alias for what it is given once more."""
+
+    def before(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
+        if not _has_twins(pytree.tree_leaves((args, kwargs))):
+            return None
+        seen: list[Any] = []
+
+        def one(leaf: Any) -> Any:
+            if not _is_tensor(leaf):
+                return leaf
+            if any(leaf is other for other in seen):
+                return _alias(leaf, {ITSELF: True, TWICE: twice})
+            seen.append(leaf)
+            return leaf
+
+        found: tuple[Any, Any] = pytree.tree_map(one, (args, kwargs))
+        return found
+
+    return before
+
+
+def _has_twins(leaves: Sequence[Any]) -> bool:
+    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+    return any(one is other for index, one in enumerate(tensors) for other in tensors[:index])
+
+
+def _alias(leaf: Any, told: dict[str, Any]) -> Any:
+    # Strict export keeps what it is told of nodes; the other one asks.
+    is_strict = torch.compiler.is_dynamo_compiling()
+    keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
+    with keeping, traceback.annotate(told):
+        return _ALIAS(leaf)
+
+
+def _aliasing(*, is_recorded: bool, twice: str) -> Callable[..., Any]:
     """Return the hook; it holds no module, which strict export would name by the hook."""
 
     def after(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        seen: list[Any] = []
 
         def one(leaf: Any) -> Any:
-            if not _is_tensor(leaf) or not any(leaf is other for other in given):
+            if not _is_tensor(leaf):
                 return leaf
-            # Strict export keeps what it is told of nodes; the other one asks.
-            is_strict = torch.compiler.is_dynamo_compiling()
-            keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
-            with keeping, traceback.annotate({ITSELF: True}):
-                return _ALIAS(leaf)
+            if any(leaf is other for other in given):
+                return _alias(leaf, {ITSELF: True})
+            if twice and any(leaf is other for other in seen):
+                return _alias(leaf, {ITSELF: True, TWICE: twice})
+            seen.append(leaf)
+            return leaf
 
         if not is_recorded and not _is_tensor(result):
             return None
-        if not any(leaf is other for leaf in pytree.tree_leaves(result) for other in given):
+        leaves = pytree.tree_leaves(result)
+        is_given = any(leaf is other for leaf in leaves for other in given)
+        if not is_given and not (twice and _has_twins(leaves)):
             return None
         return pytree.tree_map(one, result)
 
@@ -85,20 +158,25 @@ def drop_other_aliases(program: ExportedProgram) -> None:
     renamed: dict[str, str] = {}
     # From the back: what only reads another alias goes first.
     for held, node in reversed(aliases):
+        twice = (node.meta.get("custom") or {}).get(TWICE)
         node.meta["custom"] = {ITSELF: True}
         writers = memory.writers(node) if held is program.graph_module else [node] * writes
         if not writers and any(map(_reads, node.users)):
             continue
         source: Any = node.args[0]
+        if twice is not None:
+            if not writers:
+                _note_unread(source, twice)
+            _drop(held.graph, node, renamed)
+            continue
         is_read = any(user > node for user in source.users)
         known = [other for other in held.graph.nodes if other < node] if writers else []
         group = memory.group(source)
         alike = (other for other in known if memory.group(other) is group)
         if is_read or any(user > node for other in alike for user in other.users):
             source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: is_read}
-        node.replace_all_uses_with(source)
-        held.graph.erase_node(node)
-        renamed[node.name] = source.name
+        source.meta["custom"] = {**(source.meta.get("custom") or {}), RETURNED: True}
+        _drop(held.graph, node, renamed)
     for held in graphs if renamed else ():
         held.recompile()
     signatures = [entry.signature for entry in program.module_call_graph if entry.signature]
@@ -106,6 +184,19 @@ def drop_other_aliases(program: ExportedProgram) -> None:
     for leaf in (*leaves, *(spec.arg for spec in program.graph_signature.output_specs)):
         while getattr(leaf, "name", None) in renamed:
             leaf.name = renamed[leaf.name]
+
+
+def _note_unread(source: Node, twice: str) -> None:
+    custom = source.meta.get("custom") or {}
+    paths = {**custom.get(UNREAD_TWICE, {}), **dict.fromkeys(twice.split(" "), True)}
+    source.meta["custom"] = {**custom, UNREAD_TWICE: paths}
+
+
+def _drop(graph: Graph, node: Node, renamed: dict[str, str]) -> None:
+    source: Any = node.args[0]
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
+    renamed[node.name] = source.name
 
 
 def _reads(node: Node) -> bool:

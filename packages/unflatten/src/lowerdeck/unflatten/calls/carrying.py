@@ -10,22 +10,39 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Node, Proxy
 
-from lowerdeck.torch_base import storage_identity
+from lowerdeck.torch_base import graphs_of, storage_identity
 from lowerdeck.unflatten._torch_private import has_hooks
 from lowerdeck.unflatten.errors import UnflattenError
 
 NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
+MODULE_NUMBERS = "lowerdeck_module_numbers"
+"""Where ``custom`` of a node's meta has a number for each name of modules that hold the same
+state: two names have one number where they are one module."""
+
 ARGUMENT_READ = "lowerdeck_argument_read"
 """Where ``custom`` of the meta of what its module then returns, and which is its argument, says
 whether that argument is read or written afterwards too, or only what shares its memory."""
 
+RETURNED = "lowerdeck_returned"
+"""Where ``custom`` of the meta of what a module returned, and which is its argument, says that
+readers of the argument were told from those of the result, so that ``ARGUMENT_READ`` is known."""
+
 ITSELF = "lowerdeck_itself"
 """Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
 returned."""
+
+TWICE = "lowerdeck_twice"
+"""Where ``custom`` of such an alias has the names of the module that was given or returned its
+tensor before, in the same call."""
+
+UNREAD_TWICE = "lowerdeck_unread_twice"
+"""Where ``custom`` of a node's meta has the modules that are given or return it more than once, of
+which only the first is read."""
 
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
@@ -97,6 +114,10 @@ SHARED_STATE = (
     "that the program does not tell. Put a module there that holds the same tensor, or export the "
     "model with the other module in it."
 )
+UNKNOWN_CALL = (
+    "is called nowhere in this program, or computes nothing: another module in its place has no "
+    "effect; export_preserving tells which"
+)
 UNCALLED = (
     *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
     *(LOST_PART, LOST_MEMORY, NO_CALL, RETURNS_OTHERS),
@@ -113,15 +134,40 @@ UNSURE_MODE = (
 )
 
 
+def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
+    """Return what ``export_preserving`` noted of modules, by their names.
+
+    Args:
+        program: The program.
+        key: The name of the note.
+    """
+    found: dict[str, Any] = {}
+    for held in graphs_of(program.graph_module):
+        for node in held.graph.nodes:
+            if custom := node.meta.get("custom"):
+                found.update(custom.get(key, {}))
+    return found
+
+
 def is_itself(node: Node) -> bool:
     """Return whether ``node`` is an alias that stands for a tensor itself."""
     is_alias = node.target is torch.ops.aten.alias.default
     return is_alias and ITSELF in (node.meta.get("custom") or ())
 
 
+def is_unread_twice(node: Node, path: str) -> bool:
+    """Return whether a module that is given or returns a tensor twice has readers of one only."""
+    return path in (node.meta.get("custom") or {}).get(UNREAD_TWICE, ())
+
+
 def is_read_as_argument(node: Node) -> bool:
     """Return whether an argument that a module returned as ``node`` is read afterwards too."""
     return bool((node.meta.get("custom") or {}).get(ARGUMENT_READ))
+
+
+def is_told_from_argument(node: Node) -> bool:
+    """Return whether the program tells if an argument that was returned is read afterwards."""
+    return RETURNED in (node.meta.get("custom") or ())
 
 
 def has_read_memory(node: Node) -> bool:
@@ -203,6 +249,51 @@ def must_be_one(held: Sequence[Any], names: Sequence[str]) -> None:
     )
 
 
+def must_be_twins(one: object, other: object, name: str, wheres: Sequence[str]) -> None:
+    """Check that a module returned one tensor twice, where it did so when it was recorded.
+
+    The program has one value for both, and does not tell which of them is read afterwards.
+
+    Args:
+        one: What it returned.
+        other: What it returned in the other place.
+        name: The module's name in its caller.
+        wheres: Which of its results these are.
+
+    Raises:
+        UnflattenError: They are two.
+    """
+    if one is other or isinstance(one, Proxy) or are_one(one, other):
+        return
+    places = " and as ".join(wheres)
+    raise UnflattenError(
+        f"{name!r} returned two tensors as {places}, which were one when it was recorded, so that "
+        "the program does not tell which of the two is read afterwards. Return one tensor in both "
+        "places, or export the model with export_preserving, or with a module that returns a copy."
+    )
+
+
+def are_one(one: object, other: object) -> bool:
+    """Return whether whatever reads one of two tensors gets what it would get from the other.
+
+    What is put around a module may change both alike, to two tensors of equal values. Where
+    gradients flow these would be two ways for them, of which the program has one.
+    """
+    if one is other:
+        return True
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if torch.compiler.is_compiling() or one.requires_grad is not other.requires_grad:
+        return False
+    try:
+        if _show_the_same(one, other):
+            return True
+        is_read_once = not (one.requires_grad and torch.is_grad_enabled())
+        return is_read_once and one.dtype is other.dtype and torch.equal(one, other)
+    except (NotImplementedError, RuntimeError):
+        return False  # what has no values: of a trace, or of torch.func
+
+
 def must_hand_through(result: object, argument: object, name: str, where: str) -> None:
     """Check that a module returned what it was given, where it did so when it was recorded.
 
@@ -228,8 +319,8 @@ def must_hand_through(result: object, argument: object, name: str, where: str) -
     raise UnflattenError(
         f"{name!r} returned as {where} something else than the argument, or what it holds, that "
         "it returned when it was recorded, so that the program does not tell which of the two is "
-        "read afterwards. Return that argument or state, or export the model with a module that "
-        "computes it."
+        "read afterwards. Return that argument or state, or export the model with "
+        "export_preserving, if that was not done, or with a module that computes it."
     )
 
 

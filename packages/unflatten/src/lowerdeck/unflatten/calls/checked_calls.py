@@ -17,18 +17,30 @@ import torch
 from torch.fx import Node, Proxy
 
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.calls.carrying import PRIVATE
-from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
-from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, fits
+from lowerdeck.unflatten.calls.carrying import PRIVATE, are_one
+from lowerdeck.unflatten.calls.recorded_calls import (
+    RecordedCall,
+    fits,
+    lacks_twin,
+    path_of_leaf,
+)
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedConstant, RecordedTensor
-from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels
+from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.errors import InputConstraintError
 
-Pattern = tuple[tuple[bool, ...] | str | None, ...]
-"""What is compared of each leaf: the fixed sizes of a tensor, a constant, or nothing."""
+Pattern = tuple[tuple[bool, ...] | int | str | None, ...]
+"""What is compared of each leaf: the fixed sizes of a tensor, the number of the leaf that must be
+the same tensor, a constant, or nothing."""
 
 _CONSTANT = "constant"
 _REMEMBERED = 1000
+
+_TWINS = (
+    "were one tensor when the program was recorded; found two. The program reads one of them for "
+    "both: pass one tensor for both, put an eager module in its place, or export again with "
+    "export_preserving, or where that does not tell them apart, with a clone() of one in the "
+    "code that calls it."
+)
 
 _SINGLE = "torch.nn.modules."
 _ANY_SIZE = {
@@ -78,7 +90,7 @@ def pattern_of(calls: Sequence[RecordedCall]) -> Pattern:
     if not calls:
         return ()
     return tuple(
-        tuple(size is not None for size in leaf.shape)
+        (tuple(size is not None for size in leaf.shape) if leaf.twin is None else leaf.twin)
         if isinstance(leaf, RecordedTensor)
         else _CONSTANT
         if isinstance(leaf, RecordedConstant)
@@ -100,6 +112,8 @@ def check_lines(pattern: Pattern, leaves: Sequence[str], prefix: str) -> Iterato
         if kind == _CONSTANT:
             terms.append(f"{leaf}.__class__ is not {prefix}_type_{index}")
             terms.append(f"{leaf} != {prefix}_value_{index}")
+        elif isinstance(kind, int):
+            terms.append(f"{leaf} is not {leaves[kind]}")
         elif isinstance(kind, tuple):
             shape = f"{prefix}_shape_{index}"
             terms.append(f"{leaf}.__class__ is not {prefix}_tensor")
@@ -156,6 +170,8 @@ class Expected:
             InputConstraintError: No call was recorded with such ones.
         """
         key = None if torch.compiler.is_compiling() else _key(leaves)
+        if key is not None and (twins := self._twins()):
+            key = (key, tuple(are_one(leaves[index], leaves[twin]) for index, twin in twins))
         if key is not None and key in self.known:
             return
         body = module.__dict__[PRIVATE]
@@ -171,6 +187,15 @@ class Expected:
             return
         raise InputConstraintError(self._told(given, fitting, body.type_name))
 
+    def _twins(self) -> list[tuple[int, int]]:
+        """Return which leaves must be one tensor in some of the calls."""
+        return [
+            (index, leaf.twin)
+            for call in self.calls
+            for index, leaf in enumerate(call)
+            if isinstance(leaf, RecordedTensor) and leaf.twin is not None
+        ]
+
     def _told(
         self, given: Sequence[Any], fitting: Sequence[RecordedCall], type_name: str | None
     ) -> str:
@@ -181,6 +206,7 @@ class Expected:
                 (index, want)
                 for index, (want, leaf) in enumerate(zip(call, given, strict=True))
                 if (want is not None and not want.fits(leaf))
+                or lacks_twin(want, leaf, given)
                 or (fitting and _is_other_type(want, leaf))
             ]
             if not most_like or len(wrong) < len(most_like):
@@ -190,6 +216,9 @@ class Expected:
         recorded = f"{want}" if not isinstance(want, RecordedTensor) else f"{want} of {want.dtype}"
         more = f" (and other ones in {others} more calls)" if others else ""
         of = f" of a {type_name}" if type_name else ""
+        if isinstance(want, RecordedTensor) and lacks_twin(want, given[index], given):
+            one, other = self._path(want.twin or 0), self._path(index)
+            return f"Arguments {one!r} and {other!r}{of} {_TWINS}"
         return (
             f"Argument {self._path(index)!r}{of} was recorded as {recorded}{more}; found "
             f"{_described(given[index])}. The program holds what the module computes for what was "
@@ -197,11 +226,7 @@ class Expected:
         )
 
     def _path(self, index: int) -> str:
-        if self.signature is None:
-            return f"argument {index}"
-        examples = self.calls[0]
-        labels = argument_labels(self.signature.in_spec, self.signature.names)
-        return leaf_paths(self.signature.in_spec, labels, examples)[index]
+        return path_of_leaf(self.signature, self.calls[0], index)
 
 
 def _key(leaves: Sequence[Any]) -> object:

@@ -14,9 +14,10 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.calls.carrying import IN_PARTS, PRIVATE
+from lowerdeck.unflatten.calls.carrying import IN_PARTS, PRIVATE, are_one
+from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedTensor
-from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
+from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, flatten_like
 from lowerdeck.unflatten.errors import (
     InputConstraintError,
     InputStructureError,
@@ -30,8 +31,16 @@ RecordedCall = tuple[Recorded, ...]
 def fits(call: RecordedCall, leaves: Sequence[Any]) -> bool:
     """Return whether ``leaves`` may be passed to what was recorded of a call."""
     return len(call) == len(leaves) and all(
-        want is None or want.fits(leaf) for want, leaf in zip(call, leaves, strict=True)
+        (want is None or want.fits(leaf)) and not lacks_twin(want, leaf, leaves)
+        for want, leaf in zip(call, leaves, strict=True)
     )
+
+
+def lacks_twin(want: Recorded, leaf: object, leaves: Sequence[Any]) -> bool:
+    """Return whether ``leaf`` must be the tensor that another one of ``leaves`` is, and is not."""
+    if not isinstance(want, RecordedTensor) or want.twin is None:
+        return False
+    return not are_one(leaf, leaves[want.twin])
 
 
 def told_by_arguments(
@@ -89,6 +98,35 @@ def untold_forms(bodies: Sequence[Any]) -> list[int]:
         if _are_alike(*(bodies[number] for number in pair))
     ]
     return sorted({number for pair in pairs for number in pair})
+
+
+def twins_of(bodies: Sequence[Any]) -> list[str]:
+    """Return which arguments must be one tensor whatever calls what runs ``bodies``, and why.
+
+    Args:
+        bodies: What the forms run.
+    """
+    found: dict[str, None] = {}
+    for body in bodies:
+        for call in body.recorded if body.is_checked else ():
+            for index, leaf in enumerate(call):
+                if isinstance(leaf, RecordedTensor) and leaf.twin is not None:
+                    one, two = leaf_name(body, leaf.twin), leaf_name(body, index)
+                    found[f"its arguments {one!r} and {two!r} were one tensor, and must be"] = None
+    return list(found)
+
+
+def leaf_name(body: Any, index: int) -> str:
+    """Return how a caller of what runs ``body`` names a leaf of the arguments."""
+    return path_of_leaf(body.signature, body.recorded[0], index)
+
+
+def path_of_leaf(signature: CallSignature | None, examples: RecordedCall, index: int) -> str:
+    """Return the name of a leaf of arguments that are structured so."""
+    if signature is None:
+        return f"argument {index}"
+    labels = argument_labels(signature.in_spec, signature.names)
+    return leaf_paths(signature.in_spec, labels, examples)[index]
 
 
 def _are_alike(one: Any, other: Any) -> bool:

@@ -18,10 +18,13 @@ class RecordedTensor:
     Attributes:
         shape: Its sizes; None where one may vary.
         dtype: Its type.
+        twin: The number of the earlier leaf that was the same tensor, of which the program reads
+            one alone; None where there was none.
     """
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype
+    twin: int | None = None
 
     def fits(self, value: Any) -> bool:
         """Return whether ``value`` may be passed in its place."""

@@ -36,7 +36,8 @@ OWN_NAMES = frozenset(
         "_lowerdeck_generated_class",
         "_lowerdeck_moving",
         "_lowerdeck_check",
-        "_lowerdeck_deleted",
+        "_lowerdeck_former",
+        "_lowerdeck_uncalled",
         "__deepcopy__",
         "__getitem__",
     }

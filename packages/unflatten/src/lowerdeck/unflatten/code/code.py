@@ -293,7 +293,7 @@ class _Writer:
         seen: set[Node] = set()
         dead: dict[Node, list[Node]] = {}
         for node in reversed(nodes):
-            for source in node.all_input_nodes:
+            for source in () if is_itself(node) else map(_origin, node.all_input_nodes):
                 if source not in seen:
                     seen.add(source)
                     if node.op != "output" and source.op not in {"placeholder", "get_attr"}:
@@ -310,6 +310,10 @@ class _Writer:
             self.line(f"{self._name(node)} = {text}")
             return
         if node.op == "call_function" and self._mode(node):
+            return
+        if is_itself(node):
+            # The tensor itself, by the name that it has.
+            self.local[node] = self.local[_origin(node)]
             return
         text = self._call(node)
         if node.users:
@@ -348,8 +352,6 @@ class _Writer:
 
     def _call(self, node: Node) -> str:
         if node.op == "call_function":
-            if is_itself(node):
-                return self.argument(node.args[0])
             if node.target is operator.getitem:
                 value, key = node.args
                 return f"{self.argument(value)}[{self.argument(key)}]"
@@ -495,6 +497,13 @@ class _Writer:
         """Add a line at the current depth."""
         self.lines.append(text if outer else self.indent + text)
         self.comments.append(comment)
+
+
+def _origin(node: Node) -> Node:
+    """Return what ``node`` is an alias of that stands for the tensor itself; else ``node``."""
+    while is_itself(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def _words(value: object) -> str:

@@ -15,9 +15,13 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, returns_written, schema_of
-from lowerdeck.unflatten.calls.carrying import is_read_as_argument
+from lowerdeck.unflatten.calls.carrying import (
+    is_read_as_argument,
+    is_told_from_argument,
+    must_hand_through,
+)
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
-from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
 # They return their argument where there is nothing to convert.
@@ -52,6 +56,50 @@ def read_arguments_themselves(made: WorkingGraph) -> None:
         made.preserved[frame] = replace(call, written=written, held=held)
 
 
+def guard_written_arguments(made: WorkingGraph) -> None:
+    """Let callers check that a call returns the argument that it writes, if others read it.
+
+    Export has one name for both from then on. Calls of known signature check that themselves.
+
+    Args:
+        made: The whole working graph; changed.
+    """
+    frame_of = {node: frame for frame in made.tree.frames() for node in frame.nodes}
+    added: set[Node] = set()
+    for node, inner in frame_of.items():
+        if not _returns_argument(node) or is_told_from_argument(node):
+            continue
+        given: Node = node
+        is_written = False
+        for frame in frames_around(inner):
+            while _returns_argument(given) and frame in frames_around(frame_of[given]):
+                is_written |= returns_written(given.target)
+                source = given.args[0]
+                if not isinstance(source, Node) or source.op == "get_attr":
+                    break
+                given = source
+            owner = frame_of.get(given, made.tree.root)
+            if frame.parent is None or frame in frames_around(owner):
+                break
+            if frame in made.preserved or not is_written:
+                continue
+            readers = [frame_of.get(user, made.tree.root) for user in node.users.keys() - added]
+            if any(frame not in frames_around(reader) for reader in readers):
+                added.add(_check_handed_through(made, frame, frame.parent, node, given))
+
+
+def _check_handed_through(
+    made: WorkingGraph, frame: Frame, caller: Frame, node: Node, given: Node
+) -> Node:
+    last = max(nodes_in(frame))
+    with made.graph.inserting_after(last):
+        check = (node, given, frame.accessor, "its result")
+        checked = made.graph.call_function(must_hand_through, check)
+    index = sum(1 for other in caller.nodes if other < checked)
+    caller.nodes[index:index] = [checked]
+    return checked
+
+
 def _held(
     made: WorkingGraph, frame: Frame, call: PreservedCall, frame_of: Mapping[Node, Frame]
 ) -> Iterator[tuple[Node, str]]:
@@ -71,14 +119,16 @@ def _written(node: Node, call: PreservedCall) -> Node | None:
 
     Export has one name for both from then on.
     """
-    if not is_read_as_argument(node):
+    is_told = is_told_from_argument(node)
+    if is_told and not is_read_as_argument(node):
         return None
-    found = node
+    found, is_written = node, is_told
     while found not in call.inputs:
         if not _returns_argument(found) or not isinstance(found.args[0], Node):
             return None
+        is_written |= returns_written(found.target)
         found = found.args[0]
-    return found if found is not node else None
+    return found if found is not node and is_written else None
 
 
 def _given(node: Node, inner: Frame, frame_of: dict[Node, Frame]) -> Node | None:

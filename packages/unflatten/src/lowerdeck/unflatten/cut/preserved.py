@@ -12,7 +12,7 @@ import inspect
 import operator
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -22,14 +22,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
+from lowerdeck.torch_base import OpOverload, pytree, schema_of
 from lowerdeck.unflatten.calls.carrying import (
     CARRIED,
     CARRIES,
     NEEDS,
     NOT_RECORDED,
+    is_unread_twice,
     must_be_apart,
+    must_be_twins,
     must_hand_through,
+    notes_of,
 )
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
 from lowerdeck.unflatten.trace.call_tree import Frame
@@ -56,6 +59,7 @@ class PreservedCall:
             as arguments too, and which arguments they are.
         held: Results that are state of the module, and by which path the caller reads that state.
         apart: Results that may not share memory with arguments, and which arguments these are.
+        path: The module's name.
     """
 
     signature: CallSignature
@@ -64,6 +68,7 @@ class PreservedCall:
     written: Mapping[Node, Node] = field(default_factory=dict)
     held: Mapping[Node, str] = field(default_factory=dict)
     apart: Mapping[Node, Sequence[Node]] = field(default_factory=dict)
+    path: str = ""
 
     def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
         """Return the different nodes among ``leaves``."""
@@ -81,12 +86,7 @@ def asked_signatures(program: ExportedProgram) -> dict[str, Any]:
 
 def not_recorded(program: ExportedProgram) -> dict[str, str]:
     """Return the modules whose signatures ``export_preserving`` could not record, and why."""
-    found: dict[str, str] = {}
-    for held in graphs_of(program.graph_module):
-        for node in held.graph.nodes:
-            if custom := node.meta.get("custom"):
-                found.update(custom.get(NOT_RECORDED, {}))
-    return found
+    return notes_of(program, NOT_RECORDED)
 
 
 def preserved_calls(program: ExportedProgram, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,7 +376,8 @@ def _unpack(
     written = {leaf: here[argument] for leaf, argument in call.written.items()}
     later = {**_read_later(cut, here), **written}
     apart = {leaf: [here[other] for other in others] for leaf, others in call.apart.items()}
-    reader = _Reader(node.graph, node, results, later, call.held, apart)
+    single = {leaf for leaf in call.nodes(call.outputs) if is_unread_twice(leaf, call.path)}
+    reader = _Reader(node.graph, node, results, later, call.held, apart, single)
     result = node
     if more:
         result = reader.node(operator.getitem, (node, 0))
@@ -399,6 +400,7 @@ class _Reader:
         later: Mapping[Node, Node],
         held: Mapping[Node, str],
         apart: Mapping[Node, Sequence[Any]],
+        single: Container[Node] = (),
     ) -> None:
         self.graph = graph
         self.anchor = anchor
@@ -406,6 +408,8 @@ class _Reader:
         self.later = later
         self.held = held
         self.apart = apart
+        self.single = single
+        self.bound: dict[Node, tuple[Node, str]] = {}
         self.name = str(anchor.target)
         self.replaced: dict[Node, Node] = {}
         self.added: list[Node] = []
@@ -454,6 +458,11 @@ class _Reader:
             self.graph.erase_node(old)
         if not where or not isinstance(leaf, Node):
             return
+        first, place = self.bound.setdefault(leaf, (value, where))
+        if first is not value and leaf not in self.single:
+            with self.graph.inserting_after(self.anchor):
+                twins = (value, first, self.name, (place, where))
+                self.anchor = self.graph.call_function(must_be_twins, twins)
         for argument in self.apart.get(leaf, ()):
             with self.graph.inserting_after(self.anchor):
                 checked = (value, argument, self.name)

@@ -284,7 +284,7 @@ def _marked_call(
     inputs, outputs = (leaves.get(f"module_call_{kind}") for kind in ("inputs", "outputs"))
     if inputs is None or outputs is None:
         return None
-    found = PreservedCall(preserved_signature(frame, signature), inputs, outputs)
+    found = PreservedCall(preserved_signature(frame, signature), inputs, outputs, path=frame.path)
     wanted = (signature.in_spec.num_leaves, signature.out_spec.num_leaves)
     return found if (len(inputs), len(outputs)) == wanted else None
 
@@ -345,7 +345,8 @@ class _Leaves:
             return None
         inputs = tuple(self.of(signature.inputs, frame.parent))
         outputs = tuple(self.of(signature.outputs, frame))
-        return PreservedCall(preserved_signature(frame, signature), inputs, outputs)
+        told = preserved_signature(frame, signature)
+        return PreservedCall(told, inputs, outputs, path=frame.path)
 
     def of(self, specs: Sequence[Any], frame: Frame) -> Iterator[Leaf]:
         """Yield the values of ``specs``; reads of state come first in ``frame``."""

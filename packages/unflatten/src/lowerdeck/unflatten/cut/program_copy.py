@@ -27,7 +27,10 @@ from lowerdeck.unflatten.cut.flat_calls import (
     result_alone,
     with_other_values,
 )
-from lowerdeck.unflatten.cut.handed_through import read_arguments_themselves
+from lowerdeck.unflatten.cut.handed_through import (
+    guard_written_arguments,
+    read_arguments_themselves,
+)
 from lowerdeck.unflatten.cut.lost_calls import forbid_lost_calls
 from lowerdeck.unflatten.cut.own_sizes import compute_own_sizes
 from lowerdeck.unflatten.cut.preserved_frames import (
@@ -105,6 +108,7 @@ class ProgramCopier:
 
     def _part_calls(self) -> None:
         """Let preserved calls depend on their arguments alone, as far as these tell."""
+        guard_written_arguments(self.made)
         flat = frames_without_signature(self.made) if self.preserve_all else []
         self.made.preserved.update((frame, result_alone(frame)) for frame in flat)
         if not self.made.preserved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from types import FunctionType
@@ -188,6 +188,13 @@ def build_hierarchy(
         for caller, name in each.called_as:
             _tell(made[caller], name, made[first])
     return made
+
+
+def note_uncalled(modules: Iterable[torch.nn.Module]) -> None:
+    """Note of modules without a call or children that nothing tells whether eager calls them."""
+    for module in modules:
+        if isinstance(module, Container) and not children_of(module):
+            module.__dict__["_lowerdeck_uncalled"] = True
 
 
 def _tell(caller: torch.nn.Module, name: str, module: torch.nn.Module) -> None:

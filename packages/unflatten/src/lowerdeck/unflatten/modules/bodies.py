@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
+from lowerdeck.unflatten.calls.carrying import is_unread_twice
 from lowerdeck.unflatten.calls.checked_calls import Pattern, computes_any_size, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
-from lowerdeck.unflatten.calls.recorded_leaves import recorded
+from lowerdeck.unflatten.calls.recorded_leaves import RecordedTensor, recorded
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.cut import (
     Absent,
@@ -91,6 +92,9 @@ class BodyMaker:
             leaf.meta.get("val", _ABSENT) if isinstance(leaf, Node) else leaf for leaf in taken
         ]
         found = tuple([recorded(example) for example in examples])
+        nodes = [leaf for leaf in taken if isinstance(leaf, Node)] if call is not None else []
+        if len(set(nodes)) < len(nodes):
+            found = _with_twins(found, taken, frame)
         # One object for equal ones, so that they are told apart by it.
         return self._recorded_calls.setdefault(found, found)
 
@@ -160,6 +164,19 @@ class BodyMaker:
             outer.calls[region],
             outer.results[region],
         )
+
+
+def _with_twins(found: RecordedCall, taken: Sequence[object], frame: Frame) -> RecordedCall:
+    """Return what was recorded of a call, with which of its arguments were one tensor."""
+    first: dict[object, int] = {}
+    made = list(found)
+    for index, (leaf, want) in enumerate(zip(taken, found, strict=True)):
+        if not isinstance(leaf, Node) or not isinstance(want, RecordedTensor):
+            continue
+        twin = first.setdefault(leaf, index)
+        if twin != index and not is_unread_twice(leaf, frame.path):
+            made[index] = replace(want, twin=twin)
+    return tuple(made)
 
 
 _ABSENT = Absent()

@@ -20,6 +20,9 @@ class Container(Holder):
     It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.
     """
 
+    _lowerdeck_uncalled = False
+    """Whether the program neither calls it nor tells whether eager's model does."""
+
     def __getitem__(self, key: int | str | slice) -> torch.nn.Module:
         if isinstance(key, slice):
             return torch.nn.ModuleList(list(self)[key])

@@ -14,8 +14,14 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from lowerdeck.unflatten._torch_private import MovesConstants, children_of
-from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
+from lowerdeck.unflatten._torch_private import (
+    MovesConstants,
+    buffers_of,
+    children_of,
+    has_hooks,
+    parameters_of,
+)
+from lowerdeck.unflatten.calls.carrying import PRIVATE, UNKNOWN_CALL, Generated
 from lowerdeck.unflatten.errors import UnflattenError
 
 
@@ -35,7 +41,7 @@ class Holder(Generated, MovesConstants):
         super().__delattr__(name)
         if isinstance(old, Generated):
             # What is put there next takes its place.
-            self.__dict__.setdefault(_DELETED, {})[name] = old
+            self.__dict__.setdefault(FORMER, {})[name] = old
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Put a module where another one was, or there was none, as ``torch.nn.Module`` does.
@@ -47,13 +53,28 @@ class Holder(Generated, MovesConstants):
         super().add_module(name, module)
 
     def _lowerdeck_check(self, name: str, new: torch.nn.Module | None) -> None:
-        deleted: dict[str, torch.nn.Module] = self.__dict__.get(_DELETED, {})
-        check_replacement(name, children_of(self).get(name) or deleted.get(name), new)
-        deleted.pop(name, None)
+        former: dict[str, torch.nn.Module] = self.__dict__.get(FORMER, {})
+        old = former.pop(name, None) or children_of(self).get(name)
+        if is_without_call(old):
+            # What takes the place of its Identity has no call either.
+            self.__dict__.setdefault(FORMER, {})[name] = old
+        check_replacement(name, old, new)
 
 
-_DELETED = "_lowerdeck_deleted"
-"""Where a module has the children that somebody deleted, whose calls it still makes."""
+FORMER = "_lowerdeck_former"
+"""Where a module has the children that were deleted, whose calls it still makes, and those without
+a call in whose place there is an Identity."""
+
+
+def is_without_call(module: torch.nn.Module | None) -> bool:
+    """Return whether another module in the place of this one would silently not be called.
+
+    Of what it holds, others may read: then another one in its place has an effect.
+    """
+    if not getattr(module, "_lowerdeck_uncalled", False) or module is None:
+        return False
+    held = (*parameters_of(module), *buffers_of(module))
+    return not held and not any(isinstance(it, torch.Tensor) for it in vars(module).values())
 
 
 def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Module | None) -> None:
@@ -74,6 +95,10 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
         return
     body = old.__dict__.get(PRIVATE)
     if body is None:
+        if is_without_call(old) and not _computes_nothing(new):
+            raise UnflattenError(
+                f"A {type(new).__name__} cannot take the place of {name!r}, which {UNKNOWN_CALL}."
+            )
         for key, child in children_of(old).items():
             check_replacement(f"{name}.{key}", child, children_of(new).get(key))
         return
@@ -89,6 +114,12 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
                 f"program has no signature: {why}. Export the model with export_preserving, "
                 "or put a module there whose forward takes *values, in the order of their use."
             )
+
+
+def _computes_nothing(module: torch.nn.Module) -> bool:
+    if isinstance(module, Generated):
+        return PRIVATE not in module.__dict__  # a container
+    return isinstance(module, torch.nn.Identity) and not has_hooks(module)
 
 
 def _is_told(form: Any) -> bool:

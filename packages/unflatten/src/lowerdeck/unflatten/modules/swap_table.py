@@ -14,18 +14,24 @@ from lowerdeck.unflatten.calls.carrying import (
     IN_PARTS,
     LOST_PART,
     PRIVATE,
+    UNKNOWN_CALL,
+    must_be_twins,
     must_hand_through,
     read_by_others,
     reads_of_others,
 )
 from lowerdeck.unflatten.calls.python_names import on_one_line
-from lowerdeck.unflatten.calls.recorded_calls import untold_forms
+from lowerdeck.unflatten.calls.recorded_calls import twins_of, untold_forms
 from lowerdeck.unflatten.code import split_call_target
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
+from lowerdeck.unflatten.modules.replacing import FORMER
 
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""
+
+SUPPOSED_ONE = "lowerdeck_supposed_one"
+"""Where the meta of the outermost module has the names that are taken for one module."""
 
 _FLAT = "takes and returns flat values: the program does not tell its signature"
 _PRESERVE = "export the model with export_preserving"
@@ -37,9 +43,9 @@ _UNTOLD = (
     "take such arguments that these do not tell which is meant: called alone with them it is "
     "refused; call one form, call_modules()[number] of the module"
 )
-_UNCALLED = (
-    "is called nowhere in this program, or computes nothing: another module in its place has no "
-    "effect; export_preserving tells which"
+_ONE = (
+    "hold the same tensors, for which they are taken for one module: what changes one changes all "
+    "of them; export_preserving tells them apart"
 )
 _SAME = "what it is given or holds, as the one recorded did, for others read that afterwards too"
 _READ_THERE = "which the code that calls it reads or writes there"
@@ -108,20 +114,20 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
     forbidden = meta.get(NOT_REPLACEABLE, {})
-    recorded = root.__dict__["module_call_graph"]
-    is_plain = all(entry.signature is None for entry in recorded if entry.fqn)
-    return SwapTable(tuple(_rows(root, forbidden, is_plain=is_plain)))
+    return SwapTable(tuple(_rows(root, forbidden, meta.get(SUPPOSED_ONE, {}))))
 
 
 def _rows(
-    root: torch.nn.Module, forbidden: Mapping[str, str], *, is_plain: bool
+    root: torch.nn.Module, forbidden: Mapping[str, str], supposed: Mapping[str, Sequence[str]]
 ) -> Iterator[Swap]:
-    wanted, returned = _read_by_callers(root), _handed_through(root)
+    wanted, returned, twice = _read_by_callers(root), _handed_through(root), _returned_twice(root)
     for path, module in root.named_modules():
-        if path in forbidden and isinstance(module, Container):
-            yield Swap(path, False, False, forbidden[path])
-        elif is_plain and isinstance(module, Container) and not children_of(module):
-            yield Swap(path, False, False, _UNCALLED)
+        if path in forbidden and not isinstance(module, GeneratedModule):
+            yield Swap(path, False, not isinstance(module, Container), forbidden[path])
+            continue
+        if getattr(_former(root, path) or module, "_lowerdeck_uncalled", False):
+            yield Swap(path, False, not isinstance(module, Container), UNKNOWN_CALL)
+            continue
         if not path or isinstance(module, Container):
             continue
         if not isinstance(module, GeneratedModule):
@@ -139,8 +145,23 @@ def _rows(
         if replaceable and path in returned:
             wheres = " and as ".join(returned[path])
             reasons.append(f"another module in its place must return as {wheres} {_SAME}")
+        if path in supposed:
+            names = ", ".join(map(repr, supposed[path]))
+            reasons.append(f"{names} {_ONE}")
+        reasons += twins_of(bodies)
+        reasons += [
+            f"another module in its place must return one tensor as {places}"
+            for places in twice.get(path, ())
+        ]
         told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
+
+
+def _former(root: torch.nn.Module, path: str) -> torch.nn.Module | None:
+    """Return the module without a call in whose place there is an Identity."""
+    outer, _, name = path.rpartition(".")
+    former: dict[str, torch.nn.Module] = root.get_submodule(outer).__dict__.get(FORMER, {})
+    return former.get(name)
 
 
 def _read_by_callers(root: torch.nn.Module) -> dict[str, list[str]]:
@@ -167,6 +188,18 @@ def _handed_through(root: torch.nn.Module) -> dict[str, list[str]]:
             name, _ = split_call_target(str(call.target))
             found.setdefault(f"{path}.{name}" if path else name, {})[str(node.args[3])] = None
     return {path: list(wheres) for path, wheres in found.items()}
+
+
+def _returned_twice(root: torch.nn.Module) -> dict[str, list[str]]:
+    """Return for each module which of its results must be one tensor, by its path."""
+    found: dict[str, dict[str, None]] = {}
+    for path, graph in _graphs(root):
+        for node in graph.find_nodes(op="call_function", target=must_be_twins):
+            wheres: Any = node.args[3]
+            name, _ = split_call_target(str(node.args[2]))
+            owner = f"{path}.{name}" if path else name
+            found.setdefault(owner, {})[" and as ".join(wheres)] = None
+    return {path: list(places) for path, places in found.items()}
 
 
 def _graphs(root: torch.nn.Module) -> Iterator[tuple[str, Graph]]:

@@ -14,10 +14,12 @@ class ModulePaths:
 
     Attributes:
         order: Every name in eager's order; the root is ``""``.
+        supposed: Names that are taken for one module as these hold the same state, by one of them.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         self.order: list[str] = []
+        self.supposed: dict[str, list[str]] = {}
         self._known: set[str] = set()
         self._first: dict[str, str] = {}
         self._pairs: list[tuple[str, str]] = []

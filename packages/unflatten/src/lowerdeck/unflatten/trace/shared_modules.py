@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY
+from lowerdeck.unflatten.calls.carrying import MODULE_NUMBERS, notes_of
 from lowerdeck.unflatten.trace.flat_items import Item, Role, mode_arguments
 from lowerdeck.unflatten.trace.module_paths import ModulePaths
 from lowerdeck.unflatten.trace.state import ProgramState, StateEntry, StateKind
@@ -36,24 +38,28 @@ class _Calls:
     identities: dict[str, str] = field(default_factory=dict)
 
 
-def note_shared_modules(paths: ModulePaths, items: Sequence[Item], state: ProgramState) -> None:
+def note_shared_modules(
+    paths: ModulePaths, items: Sequence[Item], state: ProgramState, program: ExportedProgram
+) -> None:
     """Note in ``paths`` which names are one module, and in ``state`` which names it lacks.
 
-    Identity is proof for and against. Otherwise two names of modules of one type, whose whole
-    state is the same tensors, are taken for one module: a program cannot tell a module with two
-    names from two modules that share all their state.
+    Identity is proof for and against, and so is what ``export_preserving`` noted. Otherwise two
+    names of modules of one type, whose whole state is the same tensors, are taken for one module:
+    a program cannot tell a module with two names from two modules that share all their state.
 
     Args:
         paths: The names; changed.
         items: The program's steps, with their module stacks.
         state: The program's state; changed.
+        program: The program.
     """
     calls = _read_calls(paths, items)
     is_strict = bool(calls.identities)
     kinds = _SAVED if is_strict else _SAVED | {StateKind.TRANSIENT_BUFFER}
     # Where every tensor has one name, no two modules have the same ones.
     if state.has_aliases():
-        _note_equal_state(paths, calls, _state_under(state, kinds))
+        numbers = notes_of(program, MODULE_NUMBERS)
+        _note_equal_state(paths, calls, _state_under(state, kinds), numbers)
         paths.settle()
     if is_strict:
         _note_foreign_calls(paths, items, state, calls)
@@ -64,10 +70,13 @@ def note_shared_modules(paths: ModulePaths, items: Sequence[Item], state: Progra
 
 
 def _note_equal_state(
-    paths: ModulePaths, calls: _Calls, held: Mapping[str, tuple[object, ...]]
+    paths: ModulePaths,
+    calls: _Calls,
+    held: Mapping[str, tuple[object, ...]],
+    numbers: Mapping[str, int],
 ) -> None:
     types, identities = calls.types, calls.identities
-    by_state: dict[tuple[object, ...], dict[object, str]] = {}
+    by_state: dict[tuple[object, ...], dict[tuple[object, int | None], str]] = {}
     # What is called has a type, and comes first: a tied Linear and Embedding are two modules, and
     # a name that is never called is one of them.
     number = {path: index for index, path in enumerate(paths.order)}
@@ -76,13 +85,15 @@ def _note_equal_state(
         if not tensors:
             continue
         alike = by_state.setdefault(tensors, {})
-        kind = types[path] if path in types else next(iter(alike), None)
-        other = alike.setdefault(kind, path)
+        kind = types[path] if path in types else next((known for known, _ in alike), None)
+        other = alike.setdefault((kind, numbers.get(path)), path)
         if other == path:
             continue
         one, two = identities.get(other), identities.get(path)
         if one is not None and two is not None and one != two:
             continue
+        if path not in numbers and (one is None or one != two):
+            paths.supposed.setdefault(other, [other]).append(path)
         paths.alias(*sorted((other, path), key=number.__getitem__))
         if two is not None:
             identities[other] = two

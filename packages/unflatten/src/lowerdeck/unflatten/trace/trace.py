@@ -55,7 +55,7 @@ class Trace:
         for name in state.entries:
             paths.add(name.rpartition(".")[0])
         items = list(flat_items(program.graph_module))
-        note_shared_modules(paths, items, state)
+        note_shared_modules(paths, items, state, program)
         tree = build_call_tree(items, paths)
         written_out = find_lost(program, tree, items)
         mutations = plan_mutations(program, items, tree, state, paths)
