@@ -139,9 +139,11 @@ def _arithmetic() -> list[Case]:
         ),
         *(_called(f"aten.logical_{name}.default", x > 0, y > 0) for name in ("and", "or", "xor")),
     ]
+    strange = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0])
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         found.append(_called(f"aten.{name}.Tensor", x.round(), y.round()))
         found.append(_called(f"aten.{name}.Tensor", whole, x.round()))
+        found.append(_called(f"aten.{name}.Tensor", strange[:, None], strange))
         found.append(_called(f"aten.{name}.Scalar", x.round(), 1))
         found.append(_called(f"aten.{name}.Scalar", whole, 0.5))
     return found
@@ -219,6 +221,7 @@ def _movement() -> list[Case]:
         _called("aten.to.dtype", x.round(), torch.bool),
         _called("aten.to.dtype", x > 0, torch.float32),
         _called("aten._to_copy.default", x, dtype=torch.float16),
+        Case("aten.to.dtype", lambda t: t - t.to(torch.float16).to(torch.float32), (x * 100,)),
         _called("aten.type_as.default", x, numbers(1, dtype=torch.float16)),
         _called("aten.permute.default", x, [2, 0, -2]),
         _called("aten.transpose.int", x, 0, -1),

@@ -329,6 +329,46 @@ def test_the_usual_mask_of_padding(dtype: torch.dtype, causal: bool) -> None:
     )
 
 
+def _halves_and_what_lies_between() -> torch.Tensor:
+    halves = torch.arange(0x7C01, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    halves[-1] = 65536.0
+    middle = (halves[1:] + halves[:-1]) / 2
+    zero, most = torch.tensor(0.0), torch.tensor(1e9)
+    beside = torch.nextafter(middle, zero), torch.nextafter(middle, most)
+    further = torch.logspace(-38, 38, 999), torch.tensor([torch.inf, torch.nan])
+    found = torch.cat([halves, middle, *beside, *further])
+    return torch.cat([found, -found])
+
+
+def test_casts_to_float16_round_as_in_torch() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            *(x.half().float(), x.half(), x - x.half().float(), (x.half() * 1).float()),
+            *(x.half() == x, x.half() >= x.half().float(), x.type_as(x.half()).float() * 2),
+        )
+
+    x = _halves_and_what_lies_between()
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, (x,), partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, x), function(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_integers_cast_to_float16_round_as_in_torch() -> None:
+    x = torch.cat(
+        [WHOLE, torch.arange(2040, 2060, dtype=torch.int32), torch.tensor([65519, 65520])]
+    )
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.half().float()
+
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, (x.int(),), partitioner)
+    assert not partitioner.refused
+    assert torch.equal(run(program, x.int()), function(x.int()))
+
+
 def test_values_are_compared_a_few_times_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
     plain = openvino.Output.__eq__
