@@ -139,11 +139,11 @@ def _arithmetic() -> list[Case]:
         ),
         *(_called(f"aten.logical_{name}.default", x > 0, y > 0) for name in ("and", "or", "xor")),
     ]
-    strange = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0])
+    strange = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0]).repeat(6, 1)
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         found.append(_called(f"aten.{name}.Tensor", x.round(), y.round()))
         found.append(_called(f"aten.{name}.Tensor", whole, x.round()))
-        found.append(_called(f"aten.{name}.Tensor", strange[:, None], strange))
+        found.append(_called(f"aten.{name}.Tensor", strange, strange.T.contiguous()))
         found.append(_called(f"aten.{name}.Scalar", x.round(), 1))
         found.append(_called(f"aten.{name}.Scalar", whole, 0.5))
     return found
