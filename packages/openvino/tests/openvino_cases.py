@@ -221,7 +221,7 @@ def _movement() -> list[Case]:
         _called("aten.to.dtype", x.round(), torch.bool),
         _called("aten.to.dtype", x > 0, torch.float32),
         _called("aten._to_copy.default", x, dtype=torch.float16),
-        Case("aten.to.dtype", lambda t: t - t.to(torch.float16).to(torch.float32), (x * 100,)),
+        Case("aten.to.dtype", lambda t: t.to(torch.float16).to(torch.float32), (x * 100,)),
         _called("aten.type_as.default", x, numbers(1, dtype=torch.float16)),
         _called("aten.permute.default", x, [2, 0, -2]),
         _called("aten.transpose.int", x, 0, -1),
