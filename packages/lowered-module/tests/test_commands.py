@@ -50,6 +50,13 @@ class Branches(torch.nn.Module):
 def cannot_be_exported():
     return Branches(), (torch.ones(1),)
 
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+def noisy():
+    return Noisy(), (torch.ones(8),)
+
 class Determinant(torch.nn.Module):
     def forward(self, x):
         return torch.linalg.det(x)
@@ -187,6 +194,13 @@ def test_check_knows_models_that_write_what_they_are_given(model: str, tmp_path:
     pytest.importorskip("lowerdeck.runner")
     module = model.partition(":")[0]
     assert run(f"{module}:doubles", "-o", str(tmp_path / "m.pte"), "--check") == 0
+
+
+def test_auto_refuses_a_model_that_draws_at_random(model: str, tmp_path: Path) -> None:
+    path, module = tmp_path / "m.pte", model.partition(":")[0]
+    with pytest.raises(LoweringError, match="between two calls of eager with the same inputs"):
+        run(f"{module}:noisy", "--auto", "-o", str(path))
+    assert not path.exists()
 
 
 def test_auto_refuses_a_backend_that_nobody_offers(model: str, tmp_path: Path) -> None:

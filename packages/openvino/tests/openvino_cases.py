@@ -139,9 +139,11 @@ def _arithmetic() -> list[Case]:
         ),
         *(_called(f"aten.logical_{name}.default", x > 0, y > 0) for name in ("and", "or", "xor")),
     ]
+    strange = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0]).repeat(6, 1)
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         found.append(_called(f"aten.{name}.Tensor", x.round(), y.round()))
         found.append(_called(f"aten.{name}.Tensor", whole, x.round()))
+        found.append(_called(f"aten.{name}.Tensor", strange, strange.T.contiguous()))
         found.append(_called(f"aten.{name}.Scalar", x.round(), 1))
         found.append(_called(f"aten.{name}.Scalar", whole, 0.5))
     return found
@@ -169,7 +171,24 @@ def _matrices() -> list[Case]:
         _called(attention, q, k, v, scale=0.25),
         _called(attention, q, k, v, numbers(7, 7)),
         _called(attention, q, k, v, numbers(7, 7).abs() > 1),
+        *(_called(attention, q, k, v, mask) for mask in _masks()),
     ]
+
+
+def _masks() -> list[torch.Tensor]:
+    """Return masks of 7 x 7 whose rows leave all, some or nothing, each by the usual numbers."""
+    causal = torch.ones(7, 7).triu(1).bool()
+    rows = (torch.arange(7) % 3 != 0)[:, None] & causal | (torch.arange(7) == 3)[:, None]
+    least = torch.finfo(torch.float32).min
+    fillings = (-1e4, -1e9, -1e30, -1.7e38, -1.8e38, least, -torch.inf)
+    # float16's own, which remain what they are in the test of halves.
+    masks = [torch.zeros(7, 7).masked_fill(rows, x) for x in (*fillings, -32752.0, -65504.0)]
+    mixed = torch.zeros(7, 7)
+    mixed[0], mixed[1], mixed[2] = least, -torch.inf, least
+    mixed[2, ::2], mixed[3], mixed[3, 2], mixed[4] = -torch.inf, -1e38, -2e38, -2e38
+    mixed[4, 5], mixed[5], mixed[5, 0], mixed[6] = -1e38, -torch.inf, -3e38, -65504.0
+    mixed[6, 3] = -torch.inf
+    return [*masks, mixed, mixed.expand(2, 1, 7, 7).contiguous()]
 
 
 def _movement() -> list[Case]:
@@ -202,6 +221,7 @@ def _movement() -> list[Case]:
         _called("aten.to.dtype", x.round(), torch.bool),
         _called("aten.to.dtype", x > 0, torch.float32),
         _called("aten._to_copy.default", x, dtype=torch.float16),
+        Case("aten.to.dtype", lambda t: t.to(torch.float16).to(torch.float32), (x * 100,)),
         _called("aten.type_as.default", x, numbers(1, dtype=torch.float16)),
         _called("aten.permute.default", x, [2, 0, -2]),
         _called("aten.transpose.int", x, 0, -1),
@@ -307,6 +327,9 @@ def _norms() -> list[Case]:
         _called("aten._weight_norm.default", image, numbers(2, 1, 1, 1)),
         _called("aten._weight_norm.default", image, numbers(1, 1, 1, 3), 3),
         _called("aten._weight_norm.default", image, numbers(1, 1, 1, 1), -1),
+        _called("aten._weight_norm.default", image, numbers(1, 1, 5, 1), -2),
+        _called("aten._weight_norm.default", image, numbers(1, 4, 1, 1), -3),
+        _called("aten._weight_norm.default", image, numbers(2, 1, 1, 1), -4),
     ]
 
 

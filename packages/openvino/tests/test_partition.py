@@ -76,6 +76,24 @@ REFUSED = [
     (lambda x: x.sum(0), (numbers(3),), "no dimensions"),
     (lambda x, y: x * y, (numbers(3), torch.tensor(2.0)), "no dimensions"),
     *(
+        (lambda x, one=one: one(x, 4, 3, 0, ceil_mode=True), (IMAGE[..., :3, :3],), "larger than")
+        for one in (torch.nn.functional.max_pool2d, torch.nn.functional.avg_pool2d)
+    ),
+    (
+        lambda x: torch.nn.functional.max_pool1d(x, 4, 3, 0, 2, True),
+        (numbers(1, 2, 6),),
+        "larger than",
+    ),
+    *(
+        (function, (numbers(3, 1),), "than its correction")
+        for function in (
+            lambda x: x.var(-1),
+            lambda x: x.std(1, keepdim=True),
+            lambda x: torch.var(x, 0, correction=3),
+            lambda x: torch.std(x, (0, 1), correction=4, keepdim=True),
+        )
+    ),
+    *(
         (lambda x, y, one=one: one(x, y), (WHOLE, WHOLE.flip(0)), "int32 in float32")
         for one in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
     ),
@@ -286,6 +304,69 @@ def test_rows_of_which_a_mask_leaves_nothing_are_zero(dtype: torch.dtype) -> Non
     expected = attend(query, key, value, mask)
     assert not expected[0, :, 1].any()
     torch.testing.assert_close(run(program, query, key, value, mask), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_usual_mask_of_padding(dtype: torch.dtype, causal: bool) -> None:
+    least = torch.finfo(dtype).min
+    later = torch.full((7, 7), least, dtype=dtype).triu(1)
+
+    def attend(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        mask = (1.0 - seen[:, None, None, :]) * least
+        mask = torch.minimum(later, mask) if causal else mask
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    # Padded on the left, nothing but padding, and none of it.
+    seen = torch.tensor([[0.0, 0, 1, 1, 0, 1, 1], [0.0] * 7, [1.0] * 7], dtype=dtype)
+    x = numbers(3, 2, 7, 8, dtype=dtype)
+    partitioner = OpenvinoPartitioner()
+    program = lowered(attend, (x, seen), partitioner)
+    assert not partitioner.refused
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(
+        run(program, x, seen), attend(x, seen), rtol=tolerance, atol=tolerance
+    )
+
+
+def _halves_and_what_lies_between() -> torch.Tensor:
+    halves = torch.arange(0x7C01, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    halves[-1] = 65536.0
+    middle = (halves[1:] + halves[:-1]) / 2
+    zero, most = torch.tensor(0.0), torch.tensor(1e9)
+    beside = torch.nextafter(middle, zero), torch.nextafter(middle, most)
+    further = torch.logspace(-38, 38, 999), torch.tensor([torch.inf, torch.nan])
+    found = torch.cat([halves, middle, *beside, *further])
+    return torch.cat([found, -found])
+
+
+def test_casts_to_float16_round_as_in_torch() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            *(x.half().float(), x.half(), x - x.half().float(), (x.half() * 1).float()),
+            *(x.half() == x, x.half() >= x.half().float(), x.type_as(x.half()).float() * 2),
+        )
+
+    x = _halves_and_what_lies_between()
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, (x,), partitioner)
+    assert not partitioner.refused
+    for found, wanted in zip(run(program, x), function(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_integers_cast_to_float16_round_as_in_torch() -> None:
+    x = torch.cat(
+        [WHOLE, torch.arange(2040, 2060, dtype=torch.int32), torch.tensor([65519, 65520])]
+    )
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.half().float()
+
+    partitioner = OpenvinoPartitioner()
+    program = lowered(function, (x.int(),), partitioner)
+    assert not partitioner.refused
+    assert torch.equal(run(program, x.int()), function(x.int()))
 
 
 def test_values_are_compared_a_few_times_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:

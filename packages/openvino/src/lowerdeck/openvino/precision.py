@@ -1,4 +1,4 @@
-"""Marks in a payload that let each operator be computed in the precision that it has.
+"""What lets each operator be computed in the precision that it has: marks in a payload.
 
 The official runtime imports payloads without settings, and a processor with bfloat16 then
 chooses that for float32. No setting survives the export. What does is a mark on operators, but
@@ -13,6 +13,7 @@ from itertools import cycle
 from xml.etree import ElementTree
 
 import openvino
+from openvino import Output, Type, opset13
 
 from lowerdeck.openvino.errors import CompileError
 
@@ -21,6 +22,30 @@ _HEADER = struct.Struct("<6Q")
 # With these OpenVINO makes the text unreadable for whoever looks at a payload in passing.
 _KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _MARK = {"name": "precise", "version": "0"}
+
+
+def rounded_to_float16(value: Output) -> Output:
+    """Return float32 rounded to what float16 holds, computed in float32.
+
+    OpenVINO computes float16 in float32 there, and so drops conversions to it and back.
+
+    Args:
+        value: In float32.
+    """
+
+    def number(found: float) -> Output:
+        return opset13.constant(found, Type.f32).output(0)
+
+    size = opset13.abs(value)
+    # The upper 11 bits: those below are lost beside a number that is 2**13 times as large.
+    larger = opset13.multiply(value, number(2.0**13 + 1))
+    normal = opset13.subtract(larger, opset13.subtract(larger, value))
+    # Beneath the normal numbers, multiples of the least.
+    steps = opset13.round(opset13.multiply(value, number(2.0**24)), "half_to_even")
+    small = opset13.multiply(steps, number(2.0**-24))
+    finite = opset13.select(opset13.less(size, number(2.0**-14)), small, normal)
+    infinite = opset13.multiply(value, number(1e38))  # or NaN
+    return opset13.select(opset13.less(size, number(65520.0)), finite, infinite).output(0)
 
 
 def with_precision_kept(payload: bytes) -> bytes:

@@ -20,6 +20,7 @@ from lowerdeck.openvino.layout import (
     with_channels_first,
     with_channels_last,
 )
+from lowerdeck.openvino.precision import rounded_to_float16
 from lowerdeck.torch_base import bytes_of, view_tensor
 
 TYPES: dict[torch.dtype, Type] = {
@@ -51,6 +52,7 @@ class Translation(DeclarativeBackend):
         Args:
             part: The partition.
         """
+        self._keeps_float32 = part.compile_specs.get(PRECISION) != b"device"
         self._values: dict[Node, Output] = {}
         self._known: set[Output] = set()
         self._parameters = [self._parameter(node) for node in part.inputs]
@@ -86,6 +88,8 @@ class Translation(DeclarativeBackend):
             # As a conversion, OpenVINO takes the least int32 for 0.
             exact = self.read(found, torch.float32)
             return opset13.not_equal(exact, self.read(0.0)).output(0)
+        if dtype == torch.float16 and self._keeps_float32:
+            value = rounded_to_float16(self.read(found, torch.float32))
         return opset13.convert(value, TYPES[dtype]).output(0)
 
     def give(self, part: PartitionView, node: Node, made: openvino.Node | Output) -> None:
@@ -118,8 +122,7 @@ class Translation(DeclarativeBackend):
         results = [self._result(node) for node in (*part.mutations.values(), *part.outputs)]
         try:
             model = openvino.Model(results, self._parameters, "partition")
-            keep = part.compile_specs.get(PRECISION) != b"device"
-            return payload_of(model, device, keep_precision=keep)
+            return payload_of(model, device, keep_precision=self._keeps_float32)
         except RuntimeError as error:
             raise CompileError(f"OpenVINO cannot compile this partition: {error}") from error
 

@@ -65,8 +65,9 @@ _COMPARISONS: dict[str, Callable[[Output, Output], openvino.Node]] = {
     "aten.ne": opset13.not_equal,
     "aten.lt": opset13.less,
     "aten.le": opset13.less_equal,
-    "aten.gt": opset13.greater,
-    "aten.ge": opset13.greater_equal,
+    # Turned round, as OpenVINO takes NaN for greater than anything, and for less than nothing.
+    "aten.gt": lambda left, right: opset13.less(right, left),
+    "aten.ge": lambda left, right: opset13.less_equal(right, left),
 }
 _LOGIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
     "aten.logical_and": opset13.logical_and,

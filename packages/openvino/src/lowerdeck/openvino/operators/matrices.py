@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from openvino import Output, opset13
+from openvino import Output, Type, opset13
 from torch.fx import Node
 
 from lowerdeck.lowered_module import PartitionView, SupportedOp, arguments_of, visits
@@ -15,6 +15,10 @@ from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 
 _ATTENTION = "aten.scaled_dot_product_attention"
+# A number of a mask that is less leaves nothing of a score that is added to it.
+_BEYOND = -1e30
+# OpenVINO holds constants within the bounds of bfloat16, and computes what is less beside them.
+_LEAST = torch.finfo(torch.bfloat16).min
 
 
 def _attention(node: Node) -> bool | str:
@@ -82,32 +86,48 @@ class Matrices(Translation):
         scale = found["scale"]
         if scale is None:
             scale = float(tensor_of(found["query"]).shape[-1]) ** -0.5
-        query, key, value = (self.read(found[name]) for name in ("query", "key", "value"))
-        scores = opset13.multiply(query, self.read(scale, dtype))
+        # In float32, as in torch: beside the least float16 a score is no rounding error.
+        query, key, value = (self.read(found[x], torch.float32) for x in ("query", "key", "value"))
+        scores = opset13.multiply(query, self.read(scale))
         scores = opset13.matmul(scores, key, False, True)
-        # Half of what is least: the sum of it and a score is still finite.
-        least = self.read(torch.finfo(dtype).min / 2, dtype)
-        bias = self._bias(found, least)
+        bias, seen = self._bias(found)
         if bias is not None:
             scores = opset13.add(scores, bias)
         made = opset13.matmul(opset13.softmax(scores, -1), value, False, False)
-        if found["attn_mask"] is not None:
-            # Rows of which a mask leaves nothing are 0, as in torch.
-            most = opset13.reduce_max(bias, whole([-1]), keep_dims=True)
-            seen = opset13.convert(opset13.greater(most, least), TYPES[dtype])
-            made = opset13.multiply(made, seen)
-        self.give(part, node, made)
+        if seen is not None:
+            made = opset13.multiply(made, opset13.convert(seen, Type.f32))
+        self.give(
+            part, node, made if dtype == torch.float32 else opset13.convert(made, TYPES[dtype])
+        )
 
-    def _bias(self, found: Mapping[str, Any], least: Output) -> Output | None:
-        """Return what is added to scores: 0 where they count, and finite numbers."""
-        zero = opset13.convert_like(whole(0), least)
+    def _bias(self, found: Mapping[str, Any]) -> tuple[Output | None, Output | None]:
+        """Return what is added to scores, as finite numbers, and which rows have any that count.
+
+        torch leaves nothing of a row that is minus infinity alone, and 0 is its result; the least
+        finite number says otherwise: a row of it alone is a mean. A softmax without infinities
+        tells the two apart as they are different here, and as a sum with any score stays finite.
+        """
+        zero, never = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
         mask = found["attn_mask"]
         if mask is not None:
             if tensor_of(mask).dtype == torch.bool:
-                return opset13.select(self.read(mask), zero, least).output(0)
-            return opset13.maximum(self.read(mask), least).output(0)
+                counts = self.read(mask)
+                bias = opset13.select(counts, zero, never)
+            else:
+                value = self.read(mask, torch.float32)
+                counts = opset13.not_equal(value, self.read(float("-inf"))).output(0)
+                # What is beyond any score is halved, all of it beyond this bound: what was less
+                # is less, and no score is told beside either.
+                bound = self.read(_BEYOND)
+                excess = opset13.clamp(value, _LEAST, _BEYOND)
+                excess = opset13.multiply(excess, self.read(0.5))
+                far = opset13.add(excess, self.read(_BEYOND / 2))
+                bias = opset13.select(opset13.less(value, bound), far, value)
+                bias = opset13.select(counts, bias, never)
+            seen = opset13.reduce_logical_or(counts, whole([-1]), keep_dims=True)
+            return bias.output(0), seen.output(0)
         if not found["is_causal"]:
-            return None
+            return None, None
         rows, columns = (
             opset13.range(
                 whole(0),
@@ -118,4 +138,4 @@ class Matrices(Translation):
             for name in ("query", "key")
         )
         counts = opset13.less_equal(columns, opset13.unsqueeze(rows, whole(1)))
-        return opset13.select(counts, zero, least).output(0)
+        return opset13.select(counts, zero, never).output(0), None

@@ -13,7 +13,7 @@ from torch.fx import Node
 from lowerdeck.lowered_module import PartitionView, SupportedOp, arguments_of, visits
 from lowerdeck.openvino.layout import whole
 from lowerdeck.openvino.operators.dtypes import FLOATS
-from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
+from lowerdeck.openvino.translation import TYPES, Translation, axis_of, tensor_of
 
 
 def _first_alone(node: Node) -> bool | str:
@@ -125,7 +125,8 @@ class Norms(Translation):
         found = arguments_of(node)
         value = self.read(found["v"])
         # -1 is torch's word for all dimensions, not for the last one.
-        axes = [axis for axis in range(tensor_of(found["v"]).dim()) if axis != found["dim"]]
+        kept = found["dim"] if found["dim"] == -1 else axis_of(found["v"], found["dim"])
+        axes = [axis for axis in range(tensor_of(found["v"]).dim()) if axis != kept]
         made = opset13.divide(value, opset13.reduce_l2(value, whole(axes), True))
         self.give(part, node, opset13.multiply(made, self.read(found["g"])))
 

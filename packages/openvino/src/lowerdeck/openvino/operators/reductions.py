@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import ClassVar
 
 import openvino
@@ -49,6 +50,24 @@ def _has_elements(node: Node) -> bool | str:
     return 0 not in tensor_of(node.all_input_nodes[0]).shape or "there is nothing to reduce"
 
 
+def _degrees(node: Node) -> float:
+    """Return what a sum of squares is divided by."""
+    found = arguments_of(node)
+    correction = found.get("correction", 1 if found.get("unbiased", True) else 0)
+    sizes = tensor_of(found["self"]).shape
+    count = prod(int(sizes[axis]) for axis in axes_of(found["self"], found["dim"]))
+    return count - (1 if correction is None else correction)
+
+
+def _varied(node: Node) -> bool | str:
+    """Refuse what is divided by zero, of which OpenVINO may make zero."""
+    answer = _has_elements(node)
+    sizes = tensor_of(node.all_input_nodes[0]).shape
+    if answer is True and all(isinstance(size, int) for size in sizes):
+        return _degrees(node) > 0 or "it has no more elements than its correction"
+    return answer
+
+
 class Reductions(Translation):
     """Reductions."""
 
@@ -56,7 +75,7 @@ class Reductions(Translation):
         *(SupportedOp(name, FLOATS, when=_has_elements) for name in _REDUCTIONS),
         *(SupportedOp(name, {torch.bool}, when=_has_elements) for name in _TRUTHS),
         *(SupportedOp(name, FLOATS) for name in _SOFTMAX),
-        *(SupportedOp(name, FLOATS, static=True, when=_has_elements) for name in _VARIANCES),
+        *(SupportedOp(name, FLOATS, static=True, when=_varied) for name in _VARIANCES),
         SupportedOp("aten.linalg_vector_norm", FLOATS, when=_norm),
         SupportedOp("aten.cumsum", NUMBERS),
     )
@@ -83,16 +102,11 @@ class Reductions(Translation):
         """Visit a variance, or its root."""
         found = arguments_of(node)
         axes = axes_of(found["self"], found["dim"])
-        correction = found.get("correction", 1 if found.get("unbiased", True) else 0)
-        correction = 1 if correction is None else correction
         value, dtype = self.read(found["self"]), tensor_of(node).dtype
         mean = opset13.reduce_mean(value, whole(axes), True)
         squares = opset13.squared_difference(value, mean)
         total = opset13.reduce_sum(squares, whole(axes), bool(found["keepdim"]))
-        count = 1
-        for axis in axes:
-            count *= int(tensor_of(found["self"]).shape[axis])
-        made = opset13.divide(total, self.read(max(count - correction, 0), dtype))
+        made = opset13.divide(total, self.read(_degrees(node), dtype))
         if operator_name(node).startswith("aten.std"):
             made = opset13.sqrt(made)
         self.give(part, node, made)

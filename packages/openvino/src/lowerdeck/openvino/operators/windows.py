@@ -58,11 +58,27 @@ def _pool(node: Node) -> bool | str:
         if read:
             return f"{read[0].name} reads where the maxima are"
     batched = _batched(node)
+    if batched is True and _larger_than_image(node):
+        return "its window is larger than the image"
     if batched is True and _hangs_over(found):
         source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
         if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):
             return "its windows reach beyond the border of sizes that are dynamic"
     return batched
+
+
+def _larger_than_image(node: Node) -> bool:
+    """Tell whether a window is larger than the image and its border, as ``ceil_mode`` allows."""
+    found = arguments_of(node)
+    sizes = tensor_of(node.all_input_nodes[0]).shape[2:]
+    kernel, padding, dilation = (
+        _each(one, len(sizes))
+        for one in (found["kernel_size"], found["padding"], found.get("dilation", 1))
+    )
+    return any(
+        isinstance(size, int) and step * (width - 1) + 1 > size + 2 * border
+        for size, width, border, step in zip(sizes, kernel, padding, dilation, strict=True)
+    )
 
 
 def _hangs_over(found: dict[str, Any]) -> bool:
