@@ -476,6 +476,48 @@ def test_encoders_are_named(tmp_path: Path) -> None:
         export_language_model(tmp_path / "masked", context=16)
 
 
+@pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
+@pytest.mark.parametrize("kind", ["bert", "gemma3", "llama"])
+def test_attention_to_what_follows_is_named(kind: str, attention: str) -> None:
+    # The kernel is causal: compared with itself, such a model is right.
+    import transformers
+
+    torch.manual_seed(0)
+    if kind == "bert":
+        config = transformers.BertConfig(
+            vocab_size=50,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+        )
+        model = transformers.BertLMHeadModel(config).eval()
+    elif kind == "gemma3":
+        model = small_model("Gemma3Text", use_bidirectional_attention=True)
+    else:
+        model = small_model(is_causal=False)
+    with pytest.raises(UnsupportedModelError, match="it is an encoder, and generates no text"):
+        export_language_model(model, context=8, attention=attention)
+
+
+def test_a_choice_among_what_was_kept_is_named() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.DogeConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        keep_window_size=8,
+    )
+    model = transformers.DogeForCausalLM(config).eval()
+    with pytest.raises(UnsupportedModelError, match=r"keep_window_size.*a context of at most 8"):
+        export_language_model(model, context=9)
+
+
 def test_attention_with_biases_of_its_own_is_left_to_the_delegate() -> None:
     import transformers
 

@@ -221,13 +221,20 @@ def tokenizer_beside(file: Path) -> Path:
 
     Args:
         file: The file.
+
+    Raises:
+        FolderError: It is no name of a file.
     """
+    if not file.name:
+        raise FolderError(f"{str(file)!r} is a folder, expected a model's file")
     return file.with_name(f"{file.stem}.tokenizer.json")
 
 
 def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
     if given is None:
         given = tokenizer_beside(file)
+        if not file.is_file():
+            raise FolderError(f"there is no file {file}, expected one of `lowerdeck lm export`")
         if not given.is_file():
             raise FolderError(f"there is no {given}: name the model's folder with --tokenizer")
     text = tokenizer_json(given) if given.is_dir() else _read(given)

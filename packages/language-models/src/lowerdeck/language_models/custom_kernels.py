@@ -97,11 +97,10 @@ def _attention(
                 "leave attention to the delegate"
             )
     if start_position is None:
-        # A text without a cache, which the decoder is compared with.
-        alone = nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        raise UnsupportedModelError(
+            "the model does not tell its attention where the tokens stand, as llama::custom_sdpa "
+            "must know: leave attention to the delegate"
         )
-        return alone.transpose(1, 2), None
     found = torch.ops.llama.custom_sdpa(
         query.transpose(1, 2), key, value, start_position, None, 0.0, True, scaling
     )

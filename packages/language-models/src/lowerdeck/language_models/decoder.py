@@ -75,6 +75,7 @@ class CachedDecoder(nn.Module):
         self.model = model
         self._custom = custom_kernel
         self._context = context
+        self._own_attention = model.config._attn_implementation
         if custom_kernel:
             register()
             try:
@@ -179,7 +180,14 @@ class CachedDecoder(nn.Module):
         Args:
             tokens: The text, ``int64[1, n]``.
         """
-        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        if self._custom:
+            # The kernel's attention is causal whatever the model's own is.
+            self.model.set_attn_implementation(self._own_attention)
+        try:
+            logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            if self._custom:
+                self.model.set_attn_implementation(NAME)
         return logits
 
     def _start(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
