@@ -65,6 +65,9 @@ value = 3
 INT8 = "lower good:example --backend XnnpackBackend --quantize int8 --calibrate"
 
 
+_NO_TOKENS = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model, its file, and files that are none."""
@@ -79,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (found / name).mkdir()
     for name, config in (("broken", "{"), ("images", '{"model_type": "resnet"}')):
         (found / name / "config.json").write_text(config)
-        (found / name / "tokenizer.json").write_text("{}")
+        (found / name / "tokenizer.json").write_text(_NO_TOKENS)
     return found
 
 
