@@ -497,7 +497,7 @@ def test_attention_to_what_follows_is_named(kind: str, attention: str) -> None:
     else:
         model = small_model(is_causal=False)
     with pytest.raises(UnsupportedModelError, match="it is an encoder, and generates no text"):
-        export_language_model(model, context=8, attention=attention)
+        export_language_model(model, context=5, attention=attention)
 
 
 def test_a_choice_among_what_was_kept_is_named() -> None:
