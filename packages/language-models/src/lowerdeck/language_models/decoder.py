@@ -75,7 +75,6 @@ class CachedDecoder(nn.Module):
         self.model = model
         self._custom = custom_kernel
         self._context = context
-        self._own_attention = model.config._attn_implementation
         if custom_kernel:
             register()
             try:
@@ -183,7 +182,7 @@ class CachedDecoder(nn.Module):
         """
         if self._custom:
             # The kernel's attention is causal whatever the model's own is.
-            self.model.set_attn_implementation(self._own_attention)
+            _compute_in_torch(self.model)
         try:
             logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
         finally:
@@ -197,6 +196,14 @@ class CachedDecoder(nn.Module):
         check(start >= 0)
         check(start + tokens.shape[1] <= self._context)
         return start
+
+
+def _compute_in_torch(model: PreTrainedModel) -> None:
+    """Give a model its own attention, in torch's operators."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:  # not every family has it
+        model.set_attn_implementation("eager")
 
 
 def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> StaticCache:
