@@ -146,7 +146,7 @@ def _built(
     modules = build_hierarchy(root, forms, trace.paths)
     if all(entry.signature is None for entry in program.module_call_graph if entry.fqn):
         # What is refused when it is called has a reason of its own: a delegate holds it, say.
-        note_uncalled(one for path, one in modules.items() if path not in working.forbidden)
+        note_uncalled([one for path, one in modules.items() if path not in working.forbidden])
     install_state(modules, trace.state, trace.paths)
     held = {name.rpartition(".")[2] for name in (*trace.paths.order, *trace.state.entries)}
     if not held.isdisjoint(OWN_NAMES):
