@@ -140,11 +140,13 @@ class Expected:
         calls: What its calls were recorded with.
         signature: How leaves are named; None where they are no more than numbered.
         known: Leaves that were found to be right.
+        twins: Which leaves must be one tensor in some of the calls; None until it is asked.
     """
 
     calls: tuple[RecordedCall, ...]
     signature: CallSignature | None
     known: set[object] = field(default_factory=set, repr=False)
+    twins: Sequence[tuple[int, int]] | None = field(default=None, init=False, repr=False)
 
     def names(self, prefix: str) -> dict[str, object]:
         """Return the objects that the lines of ``check_lines`` name."""
@@ -187,14 +189,20 @@ class Expected:
             return
         raise InputConstraintError(self._told(given, fitting, body.type_name))
 
-    def _twins(self) -> list[tuple[int, int]]:
+    def _twins(self) -> Sequence[tuple[int, int]]:
         """Return which leaves must be one tensor in some of the calls."""
-        return [
-            (index, leaf.twin)
-            for call in self.calls
-            for index, leaf in enumerate(call)
-            if isinstance(leaf, RecordedTensor) and leaf.twin is not None
-        ]
+        found = self.twins
+        if found is None:
+            pairs = (
+                (index, leaf.twin)
+                for call in self.calls
+                for index, leaf in enumerate(call)
+                if isinstance(leaf, RecordedTensor) and leaf.twin is not None
+            )
+            # There may be thousands of calls, and this is asked in each of them.
+            found = list(dict.fromkeys(pairs))
+            object.__setattr__(self, "twins", found)
+        return found
 
     def _told(
         self, given: Sequence[Any], fitting: Sequence[RecordedCall], type_name: str | None

@@ -8,6 +8,7 @@ is called in between.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -71,7 +72,12 @@ def guard_written_arguments(made: WorkingGraph) -> None:
             continue
         given: Node = node
         is_written = False
+        readers = [frame_of.get(user, made.tree.root) for user in node.users.keys() - added]
         for frame in frames_around(inner):
+            # First what most nodes answer with no: who walks back from each of a chain of writes
+            # walks as far as its square.
+            if all(frame in frames_around(reader) for reader in readers):
+                break
             while _returns_argument(given) and frame in frames_around(frame_of[given]):
                 is_written |= returns_written(given.target)
                 source = given.args[0]
@@ -81,10 +87,7 @@ def guard_written_arguments(made: WorkingGraph) -> None:
             owner = frame_of.get(given, made.tree.root)
             if frame.parent is None or frame in frames_around(owner):
                 break
-            if frame in made.preserved or not is_written:
-                continue
-            readers = [frame_of.get(user, made.tree.root) for user in node.users.keys() - added]
-            if any(frame not in frames_around(reader) for reader in readers):
+            if frame not in made.preserved and is_written:
                 added.add(_check_handed_through(made, frame, frame.parent, node, given))
 
 
@@ -95,8 +98,7 @@ def _check_handed_through(
     with made.graph.inserting_after(last):
         check = (node, given, frame.accessor, "its result")
         checked = made.graph.call_function(must_hand_through, check)
-    index = sum(1 for other in caller.nodes if other < checked)
-    caller.nodes[index:index] = [checked]
+    insort(caller.nodes, checked)
     return checked
 
 
