@@ -269,8 +269,6 @@ def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> M
 
     Args:
         vocabulary: The tokens.
-        quantize_embedding: 8 or 4 bits for the embedding, None to leave it. The application must
-            then link the quantised kernels.
         context: How many tokens a text may have.
         chunk: How many are taken at once at most.
         layers: Number of layers.
