@@ -61,9 +61,13 @@ OUT = ROOT / "out"
 DEV = ("-c", str(ROOT / "constraints/dev.txt"))
 UMBRELLA_EXTRAS = ",".join(umbrella()["optional-dependencies"])
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
-TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis")
 # A process per core for the long suites; more than four want more memory than most machines have.
-SIDE_BY_SIDE = ("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal")
+# A test that hangs is named and fails: by a thread, as tests' forks count on SIGALRM's default.
+SIDE_BY_SIDE = (
+    *("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal"),
+    *("--timeout", "900", "--timeout-method", "thread"),
+)
 OFFICIAL_RUNTIME = os.environ.get("EXECUTORCH", "executorch==1.4.1")
 
 

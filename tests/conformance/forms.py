@@ -84,8 +84,12 @@ def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int) -> list[tuple
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.close(reader)
-        _run_here(info, dtype, seed, count, lib, writer)
+        try:
+            os.close(reader)
+            _run_here(info, dtype, seed, count, lib, writer)
+        finally:
+            # Whatever is raised: a fork that came back would go on as a second test process.
+            os._exit(1)
     os.close(writer)
     data, ended = read_until(reader, time.monotonic() + SECONDS)
     os.close(reader)

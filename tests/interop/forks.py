@@ -43,16 +43,20 @@ def run_in_fork(
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.close(reader)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(nowhere, stream)
-        with os.fdopen(writer, "w") as out:
-            for found in work():
-                print(json.dumps(found), file=out, flush=True)
-        # Past Python's own end, which would run what the parent registered.
-        os._exit(0)
+        # os._exit: past Python's own end, which would run what the parent registered; and whatever
+        # is raised, as a fork that came back would go on as a second test process.
+        try:
+            os.close(reader)
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (1, 2):
+                os.dup2(nowhere, stream)
+            with os.fdopen(writer, "w") as out:
+                for found in work():
+                    print(json.dumps(found), file=out, flush=True)
+            os._exit(0)
+        finally:
+            os._exit(1)
     os.close(writer)
     data, ended = read_until(reader, time.monotonic() + waits * seconds)
     os.close(reader)

@@ -211,8 +211,12 @@ def run_batch(files: Sequence[tuple[bytes, Calls]], folder: Path) -> list[str]:
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            os.close(reader)
-            _serve(files, len(found), writer, folder)
+            try:
+                os.close(reader)
+                _serve(files, len(found), writer, folder)
+            finally:
+                # Whatever is raised: a fork that came back would go on as a second test process.
+                os._exit(1)
         os.close(writer)
         with os.fdopen(reader) as lines:
             # A line without an end is of a file in whose midst the process ended.
@@ -226,6 +230,8 @@ def run_batch(files: Sequence[tuple[bytes, Calls]], folder: Path) -> list[str]:
 
 
 def _serve(files: Sequence[tuple[bytes, Calls]], first: int, writer: int, folder: Path) -> None:
+    # Before the import, which may wait for a lock that some thread of the parent held.
+    signal.alarm(6 * SECONDS)
     # Only here: the tests' own process never loads the runtime.
     lib = importlib.import_module(str(official.binding_name()))
     null = os.open(os.devnull, os.O_WRONLY)

@@ -49,9 +49,13 @@ def run_group(group: str, *, seconds: int = SECONDS) -> list[Finding]:
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.close(reader)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        _run_here(group, writer)
+        try:
+            os.close(reader)
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+            _run_here(group, writer)
+        finally:
+            # Whatever is raised: a fork that came back would go on as a second test process.
+            os._exit(1)
     os.close(writer)
     data, ended = read_until(reader, time.monotonic() + _WAITS * seconds)
     os.close(reader)

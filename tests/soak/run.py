@@ -64,9 +64,13 @@ def run_seed(seed: int, ways: Iterable[str] = ALL, *, seconds: float = SECONDS) 
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        os.close(reader)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 1))
-        _run_here(seed, tuple(ways), lib, writer)
+        try:
+            os.close(reader)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 1))
+            _run_here(seed, tuple(ways), lib, writer)
+        finally:
+            # Whatever is raised: a fork that came back would go on as a second test process.
+            os._exit(1)
     os.close(writer)
     data, ended = read_until(reader, time.monotonic() + _WAITS * seconds)
     os.close(reader)

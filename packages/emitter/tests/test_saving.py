@@ -67,9 +67,12 @@ def test_a_killed_process_leaves_no_program_with_the_data_of_another(tmp_path: P
         old.save(folder / "model.pte")
         child = os.fork()
         if not child:
-            _stop_at(step, lambda: os._exit(9))
-            new.save(folder / "model.pte")
-            os._exit(0)
+            try:
+                _stop_at(step, lambda: os._exit(9))
+                new.save(folder / "model.pte")
+                os._exit(0)
+            finally:
+                os._exit(1)
         _, status = os.waitpid(child, 0)
         found.append(marks(folder))
         if not status:

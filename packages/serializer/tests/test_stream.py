@@ -190,9 +190,12 @@ def test_a_killed_writer_never_leaves_a_program_with_the_data_of_another(tmp_pat
         _model("a", folder / "model.pte")
         child = os.fork()
         if not child:
-            _at_step(step, lambda: os._exit(9))
-            _model("b", folder / "model.pte")
-            os._exit(0)
+            try:
+                _at_step(step, lambda: os._exit(9))
+                _model("b", folder / "model.pte")
+                os._exit(0)
+            finally:
+                os._exit(1)
         _, status = os.waitpid(child, 0)
         found = _letters(folder)
         assert found in (_OLD, _NEW) or "model.pte" not in found, f"step {step}: {found}"
