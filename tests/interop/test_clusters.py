@@ -1,7 +1,7 @@
 """Partitions that a cluster preprocesses: Dask's ``distributed``, workers in processes.
 
 A worker that is killed leaves, once in some hundred times, a scheduler that never says that its
-work is done (dask/distributed#3196). Nothing here may wait for that: work has ``SECONDS``, and where
+work is done (dask/distributed#3196). Nothing may wait for that: work has ``SECONDS``, and where
 it is stuck another cluster tries again.
 """
 
