@@ -86,8 +86,11 @@ def _is_rename(breakage: griffe.Breakage, renamed: dict[str, str]) -> bool:
     if breakage.kind is griffe.BreakageKind.OBJECT_CHANGED_KIND:
         return breakage.obj.name in renamed
     if breakage.kind is griffe.BreakageKind.PARAMETER_CHANGED_DEFAULT:
-        # A default that is made by the class, under its new name.
         old, new = str(breakage.old_value), str(breakage.new_value)
+        # The same default of a dataclass, made by a factory.
+        if new == f"(lambda: {old})()":
+            return True
+        # A default that is made by the class, under its new name.
         return any(re.sub(rf"\b{name}\b", now, old) == new for name, now in renamed.items())
     return False
 

@@ -169,6 +169,16 @@ def _breaks(root: Path, before: dict[str, str], after: dict[str, str]) -> list[s
     return public_api.breaks("lowerdeck.serializer", root / "before", root / "after")
 
 
+def test_the_same_default_made_by_a_factory_breaks_nobody(tmp_path):
+    head = "from dataclasses import dataclass, field\n__all__ = ['Entry']\n@dataclass\nclass Entry:\n"
+    before = {"__init__.py": f"{head}    size: int | None = None\n"}
+    same = {"__init__.py": f"{head}    size: int | None = field(default_factory=lambda: None)\n"}
+    assert _breaks(tmp_path / "same", before, same) == []
+    other = {"__init__.py": f"{head}    size: int | None = field(default_factory=lambda: 1)\n"}
+    (problem,) = _breaks(tmp_path / "other", before, other)
+    assert "size" in problem
+
+
 def test_what_stands_behind_the_front_door_is_free_to_change(tmp_path):
     before = {"__init__.py": DOOR, "files.py": FILES}
     moved = {
