@@ -88,7 +88,7 @@ def _is_rename(breakage: griffe.Breakage, renamed: dict[str, str]) -> bool:
     if breakage.kind is griffe.BreakageKind.PARAMETER_CHANGED_DEFAULT:
         old, new = str(breakage.old_value), str(breakage.new_value)
         # The same default of a dataclass, made by a factory.
-        if new == f"(lambda: {old})()":
+        if re.sub(r"\(lambda: (.*)\)\(\)$", r"\1", new) == old:
             return True
         # A default that is made by the class, under its new name.
         return any(re.sub(rf"\b{name}\b", now, old) == new for name, now in renamed.items())

@@ -170,7 +170,9 @@ def _breaks(root: Path, before: dict[str, str], after: dict[str, str]) -> list[s
 
 
 def test_the_same_default_made_by_a_factory_breaks_nobody(tmp_path):
-    head = "from dataclasses import dataclass, field\n__all__ = ['Entry']\n@dataclass\nclass Entry:\n"
+    head = (
+        "from dataclasses import dataclass, field\n__all__ = ['Entry']\n@dataclass\nclass Entry:\n"
+    )
     before = {"__init__.py": f"{head}    size: int | None = None\n"}
     same = {"__init__.py": f"{head}    size: int | None = field(default_factory=lambda: None)\n"}
     assert _breaks(tmp_path / "same", before, same) == []
