@@ -18,6 +18,7 @@ from torch.fx import Node, Proxy
 
 from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.carrying import PRIVATE, are_one
+from lowerdeck.unflatten.calls.former_calls import described
 from lowerdeck.unflatten.calls.recorded_calls import (
     RecordedCall,
     fits,
@@ -229,7 +230,7 @@ class Expected:
             return f"Arguments {one!r} and {other!r}{of} {_TWINS}"
         return (
             f"Argument {self._path(index)!r}{of} was recorded as {recorded}{more}; found "
-            f"{_described(given[index])}. The program holds what the module computes for what was "
+            f"{described(given[index])}. The program holds what the module computes for what was "
             f"recorded alone: {_advice(want, given[index])}."
         )
 
@@ -295,15 +296,6 @@ def _may_be_of_type(
         or any(tensor.dtype is found for tensor in module.parameters())
         or any(tensor.dtype is found for tensor in module.buffers())
     )
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Proxy):
-        return "a Proxy of a symbolic trace, whose value would be ignored"
-    if isinstance(value, torch.Tensor):
-        sizes = ", ".join(map(str, value.shape))
-        return f"a tensor of shape ({sizes}) of {value.dtype}"
-    return repr(value)
 
 
 def _advice(want: object, value: Any) -> str:

@@ -14,6 +14,7 @@ from torch.fx import Node
 from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.calls.carrying import (
     CALLED_ELSEWHERE,
+    CANNOT_RECORD,
     COMPUTES_NOTHING,
     IN_BRANCHES,
     LOST_CALL,
@@ -156,7 +157,7 @@ def _without(call: PreservedCall, which: Sequence[bool], leaf: Leaf) -> Preserve
 
 def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
     told = not_recorded(trace.program)
-    why = {path: f"{reason}, which export cannot record" for path, reason in told.items()}
+    why = {path: f"{reason}, {CANNOT_RECORD}" for path, reason in told.items()}
     frames = [frame for frame in made.tree.frames() if frame.path in why]
     for frame in frames:
         if frame.parent is not None:
@@ -166,7 +167,7 @@ def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
         if path in trace.paths and told[path] == IN_BRANCHES:
             forbid_uncalled(trace, made, path, reason)
         elif path in trace.paths and path in uncalled:
-            forbid_uncalled(trace, made, path, f"{reason}; {NO_CALL}")
+            forbid_uncalled(trace, made, path, f"{reason.rstrip('.')}; {NO_CALL}")
 
 
 def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:
