@@ -1,4 +1,4 @@
-"""A module whose calls export cannot record: what is put there is refused, and the advice works."""
+"""What is put where export cannot record the calls is refused, and the advice given works."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ PUT: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("put", "strict"), [*((put, False) for put in PUT), ("logs", True)]
-)
+@pytest.mark.parametrize(("put", "strict"), [*((put, False) for put in PUT), ("logs", True)])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_advice_works_when_it_is_followed(way: str, put: str, strict: bool) -> None:
     eager = Model(way)

@@ -60,7 +60,9 @@ def described(value: Any) -> str:
     return repr(value)
 
 
-def say_how_it_was_called(error: Exception, module: torch.nn.Module, paths: Iterator[str]) -> None:
+def say_how_it_was_called(
+    error: BaseException, module: torch.nn.Module, paths: Iterator[str]
+) -> None:
     """Raise an error of ours if ``error`` comes of a module that was given flat values unawares.
 
     What a module raises that says itself what it takes is its own affair.

@@ -108,15 +108,16 @@ def check_replacement(name: str, old: Any, new: torch.nn.Module | None) -> dict[
     """
     if not isinstance(old, Generated) or new is None or new is old:
         return {}
-    body = old.__dict__.get(PRIVATE)
+    held: Any = old
+    body = held.__dict__.get(PRIVATE)
     if body is None:
-        if is_without_call(old) and not _computes_nothing(new):
+        if is_without_call(held) and not _computes_nothing(new):
             raise UnflattenError(
                 f"A {type(new).__name__} cannot take the place of {name!r}, which {UNKNOWN_CALL}."
             )
         inside = [
             check_replacement(f"{name}.{key}", child, children_of(new).get(key))
-            for key, child in children_of(old).items()
+            for key, child in children_of(held).items()
         ]
         return {path: each for found in inside for path, each in found.items()}
     unknown = [form for form in (body, *body.others) if not (form.is_guarded or _is_told(form))]
