@@ -263,7 +263,8 @@ class Named(nn.Module):
     """Reads its arguments in another order, and takes any by name, as blocks of models do."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return y.neg() + x * kwargs.get("by", 1)
+        made: torch.Tensor = y.neg() + x * kwargs.get("by", 1)
+        return made
 
 
 class Hidden(nn.Module):
