@@ -91,7 +91,7 @@ SOMETIMES_NOTHING = (
 )
 CANNOT_RECORD = (
     "which export cannot record. Put the other module, or what is to be around this one, into the "
-    "model, and export it anew."
+    "model, and export it anew"
 )
 NO_CALL = "has no call in this program, in which another module or a hook would have no effect"
 CALLED_ELSEWHERE = (

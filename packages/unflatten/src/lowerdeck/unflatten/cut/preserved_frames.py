@@ -168,7 +168,7 @@ def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
         if path in trace.paths and told[path] == IN_BRANCHES:
             forbid_uncalled(trace, made, path, reason)
         elif path in trace.paths and path in uncalled:
-            forbid_uncalled(trace, made, path, f"{reason.rstrip('.')}; {NO_CALL}")
+            forbid_uncalled(trace, made, path, f"{reason}; {NO_CALL}")
 
 
 def _guard_lost_parts(trace: Trace, made: WorkingGraph) -> None:

@@ -184,7 +184,7 @@ def _rows(
             f"another module in its place must return one tensor as {places}"
             for places in twice.get(path, ())
         ]
-        told = "; ".join(dict.fromkeys(reasons)).replace(".; ", "; ")
+        told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
 
 
