@@ -138,7 +138,8 @@ def _is_eagers(case: Case, program: ExportedProgram) -> bool:
 def _check(case: Case, program: ExportedProgram, made: Outcome, rng: random.Random) -> None:
     module = unflatten(program, preserve="all" if "plain all" in made.form else None)
     table = module.swappable()
-    made.refused = dict(Counter(_kind_of(row.reason) for row in table))
+    told = [row.reason for row in table if row.called or not row.replaceable]
+    made.refused = dict(Counter(map(_kind_of, told)))
     for number in range(2):
         changed = module if not number or "copied" not in made.form else copy.deepcopy(module)
         chosen = _chosen(case, module, table, made, rng)
