@@ -21,7 +21,7 @@ from benchmarks.harness import (
     in_rounds,
     paired,
 )
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import export_preserving, unflatten
 
 PACKAGE = "unflatten"
 PEER = "torch.export.unflatten"
@@ -91,6 +91,27 @@ class Special(nn.Module):
 
     def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
         return x * number
+
+
+class Dicts(nn.Module):
+    """Tiny modules in a list, each of which takes a dict and returns one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(TakesDict() for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = {"one": x, "two": x + 1}
+        for part in self.parts:
+            held = part(held)
+        return held["one"]
+
+
+class TakesDict(nn.Module):
+    """Two operators for the two tensors of a dict."""
+
+    def forward(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"one": held["one"] + held["two"], "two": held["two"] * 0.5}
 
 
 class FlatOps(nn.Module):
@@ -227,9 +248,12 @@ def _forward(quick: bool) -> Iterator[Row]:
         ),
         ("200 flat operators", FlatOps(), torch.randn(8), 1.15),
         (f"depth {depth}", Nested(depth), torch.randn(1, 4), 1.15),
+        ("30 tiny modules that take a dict, signatures recorded", Dicts(30), torch.randn(4), 1.15),
     ]
     for name, model, x, goal in cases:
-        program = _program(model, x)
+        # Only a recorded signature passes a dict on as one.
+        is_recorded = isinstance(model, Dicts)
+        program = export_preserving(model, (x,)) if is_recorded else _program(model, x)
         mine, theirs = unflatten(program), torch_unflatten(program)
         repeat = 5 if quick else 15
         with torch.no_grad():

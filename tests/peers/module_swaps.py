@@ -108,6 +108,8 @@ def sweep(eager: nn.Module, args: tuple[Any, ...]) -> tuple[Counter[str], list[s
     found: Counter[str] = Counter()
     reasons = []
     for row in made.swappable():
+        if row.replaceable and not row.called:
+            continue  # a list of layers, which are looked at themselves
         own, original = made.get_submodule(row.path), eager.get_submodule(row.path)
         if row.callable_alone and row.path in own_calls:
             if "flat values" in row.reason:

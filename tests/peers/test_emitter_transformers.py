@@ -43,15 +43,6 @@ def test_model_from_config_equals_eager(item: Configured) -> None:
         torch.testing.assert_close(program.run("forward", *call), wanted, atol=1e-4, rtol=1e-3)
 
 
-def test_gpt2_from_config_equals_eager() -> None:
-    config = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "n_positions": 64}
-    calls = [(torch.randint(0, 99, (1, 11)),) for _ in range(2)]
-    options = {"use_cache": False}
-    test_model_from_config_equals_eager(
-        Configured("GPT2LMHeadModel", "GPT2Config", config, ("input_ids",), lambda: calls, options)
-    )
-
-
 # What users of ExecuTorch export: a decoder whose cache is state, for any number of tokens a call.
 CACHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaConfig", GROUPED),

@@ -361,4 +361,15 @@ CONFIGURED = (
     _seeing(
         "TimesformerModel", "TimesformerConfig", {**IMAGE, "num_frames": 4}, *(1, 4, 3, 32, 32)
     ),
+    # Last: others know these by their numbers.
+    Configured(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "n_positions": 64}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+        ("input_ids",),
+        _tokens(),
+        {"use_cache": False},
+        heavy=False,
+    ),
 )

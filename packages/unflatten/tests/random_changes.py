@@ -138,7 +138,8 @@ def _is_eagers(case: Case, program: ExportedProgram) -> bool:
 def _check(case: Case, program: ExportedProgram, made: Outcome, rng: random.Random) -> None:
     module = unflatten(program, preserve="all" if "plain all" in made.form else None)
     table = module.swappable()
-    made.refused = dict(Counter(_kind_of(row.reason) for row in table))
+    told = [row.reason for row in table if row.called or not row.replaceable]
+    made.refused = dict(Counter(map(_kind_of, told)))
     for number in range(2):
         changed = module if not number or "copied" not in made.form else copy.deepcopy(module)
         chosen = _chosen(case, module, table, made, rng)
@@ -156,7 +157,8 @@ def _free(case: Case, table: SwapTable) -> list[str]:
     return sorted(
         row.path
         for row in table
-        if row.replaceable
+        if row.called
+        and row.replaceable
         and row.callable_alone
         and free.get(row.path)
         and not isinstance(case.model.get_submodule(row.path), nn.Sequential)
@@ -209,7 +211,8 @@ def _chosen(
 ) -> dict[str, str]:
     """Return which modules are changed, and how: those within others first."""
     free = loose(case.model)
-    allowed = {row.path for row in table if row.replaceable or "plain" in made.form}
+    is_plain = "plain" in made.form
+    allowed = {row.path for row in table if row.called and (row.replaceable or is_plain)}
     # Forms that arguments do not tell are told by the caller, through what is around the module.
     alone = {row.path for row in table if row.callable_alone or "of which" in row.reason}
     told = {name for name, one in module.named_modules() if hasattr(one, "graph") and name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -101,3 +102,79 @@ def test_what_calls_a_module_that_it_does_not_hold_can_be_replaced(is_called_too
     made.calls = Calls(made.get_submodule("held") if is_called_too else eager.held)
     made.calls.fc = eager.calls.fc
     torch.testing.assert_close(made(X), eager(X))
+
+
+class Layered(nn.Module):
+    """Calls what a child holds beside that child, or without ever calling it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.b = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4))
+        self.many, self.one, self.way = nn.ModuleList([nn.Linear(4, 4)]), nn.Identity(), way
+        self.never = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b: Any = self.b
+        if self.way == "inside":
+            made: Tensor = b[1](self.many[0](b(x)))
+        elif self.way == "deep inside":
+            made = b[0][1](b[1](b(x)))
+        elif self.way == "only inside":
+            made = b[0][0](b[1](x))
+        else:
+            made = b[0](b[0][1](self.one(x)))
+        return made
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("export", EXPORTS)
+@pytest.mark.parametrize("way", ["inside", "deep inside", "only inside", "other"])
+def test_each_module_is_in_the_table_once(way: str, export: str, restored: bool) -> None:
+    eager = Layered(way).eval()
+    program = EXPORTS[export](eager, (X,))
+    types: Any = eager if restored else False
+    table = unflatten(program, restore_types=types).swappable()
+    assert [row.path for row in table] == [path for path, _ in eager.named_modules() if path]
+    for row in table:
+        assert row.replaceable or row.reason
+        made = unflatten(program, restore_types=types)
+        if row.replaceable:
+            made.set_submodule(row.path, eager.get_submodule(row.path))
+            torch.testing.assert_close(made(X), eager(X))
+        if row.callable_alone and row.called and export == "signatures":
+            alone = unflatten(program, restore_types=types).get_submodule(row.path)
+            torch.testing.assert_close(alone(X), eager.get_submodule(row.path)(X))
+    if export == "plain":
+        assert not any(row.replaceable for row in table)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_may_compute_nothing_is_refused_where_some_signatures_are_recorded(
+    strict: bool,
+) -> None:
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Identity()).eval()
+    program = torch.export.export(
+        eager, (X,), strict=strict, preserve_module_call_signature=("0",)
+    )
+    made = unflatten(program)
+    assert [row.replaceable for row in made.swappable()] == [True, False]
+    with pytest.raises(UnflattenError, match="computes nothing"):
+        made.set_submodule("1", nn.Tanh())
+
+
+@pytest.mark.parametrize("how", ["decomposed", "saved"])
+def test_what_nobody_calls_is_known_in_programs_of_ours_however_they_are_kept(how: str) -> None:
+    program = export_preserving(Layered("inside").eval(), (X,))
+    if how == "decomposed":
+        program = program.run_decompositions()
+    else:
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        program = torch.export.load(file)
+    made = unflatten(program)
+    rows = {row.path: row for row in made.swappable()}
+    assert (rows["never"].replaceable, rows["never"].called) == (True, False)
+    wanted = made(X)
+    made.never = nn.Linear(4, 4)
+    torch.testing.assert_close(made(X), wanted)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import UnflattenError, unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 
 class Listed(nn.Module):
@@ -127,3 +127,37 @@ def test_a_container_of_ours_in_the_place_of_forms_is_told() -> None:
     module.step = module.held
     with pytest.raises(UnflattenError, match="calls nowhere"):
         module(X)
+
+
+class Holds(nn.Module):
+    """Calls what a list and a module hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = nn.ModuleList([nn.Tanh(), nn.ReLU()])
+        self.pair = nn.Sequential(nn.Sigmoid(), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.pair[1](self.many[1](self.many[0](x)))
+        return made
+
+
+@pytest.mark.parametrize("export", [torch.export.export, export_preserving])
+def test_calls_of_what_a_list_holds_ask_no_module_for_a_name(
+    export: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch looks a name up in three places, which costs as much as half an operator.
+    eager, x = Holds(), torch.randn(3)
+    made, wanted = unflatten(export(eager, (x,))), eager(x)
+    asked: list[str] = []
+    own = nn.Module.__getattr__
+
+    def counting(self: nn.Module, name: str) -> Any:
+        asked.append(name)
+        return own(self, name)
+
+    monkeypatch.setattr(nn.Module, "__getattr__", counting)
+    result = made(x)
+    assert not asked
+    monkeypatch.undo()
+    torch.testing.assert_close(result, wanted)

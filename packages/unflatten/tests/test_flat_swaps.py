@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -246,3 +248,157 @@ def test_containers_look_at_what_is_put_in_them_however_they_are_made(how: str) 
             one.parts[0] = Alone()
         assert len(one.parts[:1]) == len(list(one.parts)[:1]) == 1
         assert isinstance(one.parts, nn.ModuleList) == (how == "as eager")
+
+
+def _undone(function: Any) -> Any:
+    """Decorate as libraries do that hide what a forward takes."""
+
+    def decorated(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    return decorated
+
+
+class Named(nn.Module):
+    """Reads its arguments in another order, and takes any by name, as blocks of models do."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = y.neg() + x * kwargs.get("by", 1)
+        return made
+
+
+class Hidden(nn.Module):
+    @_undone
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y.neg() + x
+
+
+class OneNamed(nn.Module):
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = x * kwargs["by"]
+        return made
+
+
+class Any1(nn.Module):
+    @_undone
+    def forward(self, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+        return x * by
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named, self.hidden, self.one, self.any = Named(), Hidden(), OneNamed(), Any1()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.any(self.one(self.hidden(x, self.named(x, x + 1)), by=2), 3.0)
+        return made
+
+
+@pytest.mark.parametrize("preserve", [None, "all"])
+@pytest.mark.parametrize("path", ["named", "hidden", "one", "any"])
+def test_eager_blocks_that_take_anything_are_refused_with_what_both_take(
+    path: str, preserve: Any
+) -> None:
+    eager = Blocks()
+    made: Any = unflatten(torch.export.export(eager, (X,)), preserve=preserve)
+    with pytest.raises(UnflattenError) as caught:
+        made.set_submodule(path, copy.deepcopy(eager.get_submodule(path)))
+    told = str(caught.value)
+    assert "a tensor of shape (3, 4) of torch.float32" in told
+    assert f"The forward of a {type(eager.get_submodule(path)).__name__} takes (" in told
+    assert "Export the model with export_preserving" in told
+    torch.testing.assert_close(made(X), eager(X))
+    made = unflatten(export_preserving(eager, (X,)))
+    made.set_submodule(path, copy.deepcopy(eager.get_submodule(path)))
+    torch.testing.assert_close(made(X), eager(X))
+
+
+class Fails(nn.Module):
+    """Takes anything, and does something else with it than is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] + kwargs["by"]
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("my own")
+
+
+class Stops(Exception):  # noqa: N818
+    pass
+
+
+class Early(nn.Module):
+    def forward(self, *values: torch.Tensor) -> Any:
+        raise Stops("early")
+
+
+@pytest.mark.parametrize("place", ["difference", "blocks.0", "blocks"])
+def test_what_fails_with_flat_values_is_told_what_they_were(place: str) -> None:
+    eager = Model().eval()
+    made: Any = unflatten(torch.export.export(eager, (X,)))
+    if place == "blocks":
+        made.blocks = nn.ModuleList([Fails(), made.blocks[1]])
+    else:
+        made.set_submodule(place, Fails())
+    for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        with pytest.raises(UnflattenError, match="and failed: KeyError: 'by'") as caught:
+            one(X)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert "a tensor of shape (3, 4)" in str(caught.value)
+        assert "takes (*args, **kwargs)" in str(caught.value)
+
+
+def test_a_wrapper_that_takes_less_is_told_what_it_is_given() -> None:
+    eager = Model().eval()
+    made: Any = unflatten(torch.export.export(eager, (X,)))
+    made.difference = nn.Sequential(made.difference)
+    with pytest.raises(UnflattenError, match=r"takes \(input\)\. Export the model"):
+        made(X)
+
+
+def test_what_a_module_raises_that_says_what_it_takes_is_its_own() -> None:
+    made: Any = unflatten(torch.export.export(Model().eval(), (X,)))
+    made.layer = Own()
+    with pytest.raises(RuntimeError, match=r"^my own$"):
+        made(X)
+    made.layer = Early()
+    with pytest.raises(Stops, match=r"^early$"):
+        made(X)
+
+
+@pytest.mark.parametrize("first", ["flat", "wrapped", "deleted", "refused after deleting"])
+def test_what_comes_next_is_looked_at_too(first: str) -> None:
+    eager = Model().eval()
+    made: Any = unflatten(torch.export.export(eager, (X,)))
+    if first == "flat":
+        made.difference = Flat()
+    elif first == "wrapped":
+        made.difference = Around(made.difference)
+    else:
+        del made.difference
+    if first == "refused after deleting":
+        with pytest.raises(UnflattenError, match="order that may be another one"):
+            made.difference = eager.difference
+    with pytest.raises(UnflattenError, match="order that may be another one"):
+        made.difference = eager.difference
+    row = (
+        next(row for row in made.swappable() if row.path == "difference")
+        if (first in {"flat", "wrapped"})
+        else None
+    )
+    assert row is None or not row.replaceable
+    made.difference = Flat()
+    torch.testing.assert_close(made(X), eager(X))
+
+
+def test_a_module_that_was_replaced_is_not_kept_alive() -> None:
+    made: Any = unflatten(torch.export.export(Model().eval(), (X,)))
+    layer = weakref.ref(made.layer)
+    weight = weakref.ref(made.layer.weight)
+    made.layer = nn.Linear(4, 4)
+    gc.collect()
+    assert layer() is None
+    assert weight() is None

@@ -38,6 +38,20 @@ def test_a_modules_own_registries_are_live() -> None:
     assert [name for name, _ in module.named_children()] == ["child", "type"]
 
 
+def test_the_frame_of_a_modules_call_has_the_module_and_what_it_is_given() -> None:
+    class Fails(torch.nn.Module):
+        def forward(self, x: torch.Tensor, **_: object) -> None:
+            raise ValueError(x)
+
+    module, x = Fails(), torch.ones(1)
+    with pytest.raises(ValueError, match="tensor") as caught:
+        module(x, by=2)
+    frames = [step.frame for step in caught.traceback]
+    (held,) = [one.f_locals for one in frames if one.code.raw is private.CALL_MODULE]
+    assert held["self"] is module
+    assert held["args"] == (x,)
+
+
 def test_tensors_of_a_transform_are_told_from_others() -> None:
     seen: list[bool] = []
 

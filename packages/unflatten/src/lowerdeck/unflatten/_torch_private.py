@@ -23,6 +23,7 @@ from lowerdeck.torch_base import with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
+    "CALL_MODULE",
     "EMPTY_STACK_KEY",
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
@@ -111,6 +112,10 @@ def shares_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) -
     """Let ``module`` hold the children, parameters and buffers of ``owner``, now and later."""
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         module.__dict__[name] = owner.__dict__[name]
+
+
+CALL_MODULE = torch.nn.Module._wrapped_call_impl.__code__
+"""The code of what calls a module, with the module and what it is given in its variables."""
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -11,12 +11,18 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.torch_base import collector_held, mended
 from lowerdeck.unflatten._torch_private import without_effect_tokens
+from lowerdeck.unflatten.calls.carrying import ALL_ASKED, notes_of
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
 from lowerdeck.unflatten.code import OWN_NAMES
-from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_graph
+from lowerdeck.unflatten.cut import (
+    ProgramCopier,
+    WorkingGraph,
+    cut,
+    direct_graph,
+)
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules import (
     NOT_REPLACEABLE,
@@ -144,7 +150,7 @@ def _built(
         },
     )
     modules = build_hierarchy(root, forms, trace.paths)
-    if all(entry.signature is None for entry in program.module_call_graph if entry.fqn):
+    if not notes_of(program, ALL_ASKED):
         # What is refused when it is called has a reason of its own: a delegate holds it, say.
         note_uncalled([one for path, one in modules.items() if path not in working.forbidden])
     install_state(modules, trace.state, trace.paths)

@@ -20,6 +20,7 @@ from lowerdeck.torch_base import (
 )
 from lowerdeck.unflatten._torch_private import hooks_inside
 from lowerdeck.unflatten.calls.carrying import (
+    ALL_ASKED,
     IN_BRANCHES,
     LOST_CHANGES,
     MODULE_NUMBERS,
@@ -98,6 +99,7 @@ def export_preserving(
             stack.enter_context(hooks_inside(module))
         program = _with_signatures(exported, model, paths, strict=bool(options.get("strict")))
     drop_other_aliases(program)
+    _note(program, ALL_ASKED, {"*": True})
     if numbers := _numbers_of_tied(model):
         _note(program, MODULE_NUMBERS, numbers)
     return _without_unused_names(program, model)

@@ -77,16 +77,17 @@ def _aliasing_arguments(twice: str) -> Callable[..., Any]:
     def before(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
-        if not _has_twins(pytree.tree_leaves((args, kwargs))):
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        if len(_different(leaves)) == len(leaves):
             return None
-        seen: list[Any] = []
+        seen = _different([])
 
         def one(leaf: Any) -> Any:
             if not _is_tensor(leaf):
                 return leaf
-            if any(leaf is other for other in seen):
+            if _is_among(leaf, seen):
                 return _alias(leaf, {ITSELF: True, TWICE: twice})
-            seen.append(leaf)
+            seen[_key(leaf, seen)] = leaf
             return leaf
 
         found: tuple[Any, Any] = pytree.tree_map(one, (args, kwargs))
@@ -95,9 +96,24 @@ def _aliasing_arguments(twice: str) -> Callable[..., Any]:
     return before
 
 
-def _has_twins(leaves: Sequence[Any]) -> bool:
-    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
-    return any(one is other for index, one in enumerate(tensors) for other in tensors[:index])
+def _different(leaves: Sequence[Any]) -> dict[int, Any]:
+    """Return the different ones of some tensors, by what ``_key`` says of them."""
+    found: dict[int, Any] = {}
+    for leaf in leaves:
+        if not _is_among(leaf, found):
+            found[_key(leaf, found)] = leaf
+    return found
+
+
+def _is_among(leaf: Any, among: dict[int, Any]) -> bool:
+    # Strict export traces this, and does not know which number a tensor has.
+    if torch.compiler.is_dynamo_compiling():
+        return any(leaf is other for other in among.values())
+    return id(leaf) in among
+
+
+def _key(leaf: Any, among: dict[int, Any]) -> int:
+    return len(among) if torch.compiler.is_dynamo_compiling() else id(leaf)
 
 
 def _alias(leaf: Any, told: dict[str, Any]) -> Any:
@@ -114,24 +130,24 @@ def _aliasing(*, is_recorded: bool, twice: str) -> Callable[..., Any]:
     def after(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
-        seen: list[Any] = []
+        if not is_recorded and not _is_tensor(result):
+            return None
+        given = _different(list(filter(_is_tensor, pytree.tree_leaves((args, kwargs)))))
+        seen = _different([])
 
         def one(leaf: Any) -> Any:
             if not _is_tensor(leaf):
                 return leaf
-            if any(leaf is other for other in given):
+            if _is_among(leaf, given):
                 return _alias(leaf, {ITSELF: True})
-            if twice and any(leaf is other for other in seen):
+            if twice and _is_among(leaf, seen):
                 return _alias(leaf, {ITSELF: True, TWICE: twice})
-            seen.append(leaf)
+            seen[_key(leaf, seen)] = leaf
             return leaf
 
-        if not is_recorded and not _is_tensor(result):
-            return None
-        leaves = pytree.tree_leaves(result)
-        is_given = any(leaf is other for leaf in leaves for other in given)
-        if not is_given and not (twice and _has_twins(leaves)):
+        leaves = list(filter(_is_tensor, pytree.tree_leaves(result)))
+        is_given = any(_is_among(leaf, given) for leaf in leaves)
+        if not is_given and not (twice and len(_different(leaves)) < len(leaves)):
             return None
         return pytree.tree_map(one, result)
 

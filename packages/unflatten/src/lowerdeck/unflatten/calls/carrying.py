@@ -20,6 +20,10 @@ from lowerdeck.unflatten.errors import UnflattenError
 NOT_RECORDED = "lowerdeck_not_recorded"
 """Where ``custom`` of a node's meta has the modules whose signatures export could not record."""
 
+ALL_ASKED = "lowerdeck_all_asked"
+"""Where ``custom`` of a node's meta says that the signature of each module was asked for, so that
+one without was not called, under the name that no module has: "*"."""
+
 MODULE_NUMBERS = "lowerdeck_module_numbers"
 """Where ``custom`` of a node's meta has a number for each name of modules that hold the same
 state: two names have one number where they are one module."""
@@ -84,6 +88,10 @@ SOMETIMES_NOTHING = (
     "returns in some of its calls what it is given, so that this program has not all of them: "
     "another module in its place would have no effect there. Export the model with that module "
     "in it."
+)
+CANNOT_RECORD = (
+    "which export cannot record. Put the other module, or what is to be around this one, into the "
+    "model, and export it anew"
 )
 NO_CALL = "has no call in this program, in which another module or a hook would have no effect"
 CALLED_ELSEWHERE = (

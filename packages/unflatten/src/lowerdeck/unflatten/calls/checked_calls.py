@@ -18,6 +18,7 @@ from torch.fx import Node, Proxy
 
 from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.carrying import PRIVATE, are_one
+from lowerdeck.unflatten.calls.former_calls import described
 from lowerdeck.unflatten.calls.recorded_calls import (
     RecordedCall,
     fits,
@@ -141,12 +142,14 @@ class Expected:
         signature: How leaves are named; None where they are no more than numbered.
         known: Leaves that were found to be right.
         twins: Which leaves must be one tensor in some of the calls; None until it is asked.
+        exact: What ``_key`` says of the calls that have one; None until it is asked.
     """
 
     calls: tuple[RecordedCall, ...]
     signature: CallSignature | None
     known: set[object] = field(default_factory=set, repr=False)
     twins: Sequence[tuple[int, int]] | None = field(default=None, init=False, repr=False)
+    exact: Collection[object] | None = field(default=None, init=False, repr=False)
 
     def names(self, prefix: str) -> dict[str, object]:
         """Return the objects that the lines of ``check_lines`` name."""
@@ -171,9 +174,14 @@ class Expected:
         Raises:
             InputConstraintError: No call was recorded with such ones.
         """
-        key = None if torch.compiler.is_compiling() else _key(leaves)
-        if key is not None and (twins := self._twins()):
-            key = (key, tuple(are_one(leaves[index], leaves[twin]) for index, twin in twins))
+        key: object = None
+        if not torch.compiler.is_compiling() and (told := _key(leaves)) is not None:
+            if not (twins := self._twins()):
+                key = told
+                if told[: len(self.calls[0])] in self._exact():
+                    return
+            else:
+                key = (told, tuple(are_one(leaves[index], leaves[twin]) for index, twin in twins))
         if key is not None and key in self.known:
             return
         body = module.__dict__[PRIVATE]
@@ -204,6 +212,30 @@ class Expected:
             object.__setattr__(self, "twins", found)
         return found
 
+    def _exact(self) -> Collection[object]:
+        """Return what tells the leaves of each call that was recorded with fixed sizes alone.
+
+        To ask all calls one by one would take their square, for each of them asks.
+        """
+        found = self.exact
+        if found is None:
+            found = {
+                tuple(
+                    (leaf.shape, leaf.dtype)
+                    if isinstance(leaf, RecordedTensor)
+                    else _constant_key(leaf.value)
+                    for leaf in call
+                    if leaf is not None
+                )
+                for call in self.calls
+                if not any(
+                    leaf is None or (isinstance(leaf, RecordedTensor) and None in leaf.shape)
+                    for leaf in call
+                )
+            }
+            object.__setattr__(self, "exact", found)
+        return found
+
     def _told(
         self, given: Sequence[Any], fitting: Sequence[RecordedCall], type_name: str | None
     ) -> str:
@@ -229,7 +261,7 @@ class Expected:
             return f"Arguments {one!r} and {other!r}{of} {_TWINS}"
         return (
             f"Argument {self._path(index)!r}{of} was recorded as {recorded}{more}; found "
-            f"{_described(given[index])}. The program holds what the module computes for what was "
+            f"{described(given[index])}. The program holds what the module computes for what was "
             f"recorded alone: {_advice(want, given[index])}."
         )
 
@@ -237,14 +269,11 @@ class Expected:
         return path_of_leaf(self.signature, self.calls[0], index)
 
 
-def _key(leaves: Sequence[Any]) -> object:
+def _key(leaves: Sequence[Any]) -> tuple[object, ...] | None:
     """Return what tells these leaves; None where nothing cheap does."""
     try:
         key = tuple(
-            (leaf.shape, leaf.dtype)
-            if isinstance(leaf, torch.Tensor)
-            # As text: -0.0 equals 0.0.
-            else (leaf.__class__, leaf, repr(leaf) if isinstance(leaf, float) else None)
+            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else _constant_key(leaf)
             for leaf in leaves
         )
         hash(key)
@@ -252,6 +281,11 @@ def _key(leaves: Sequence[Any]) -> object:
         # A list, or a size that varies.
         return None
     return key
+
+
+def _constant_key(value: object) -> object:
+    # As text: -0.0 equals 0.0.
+    return (value.__class__, value, repr(value) if isinstance(value, float) else None)
 
 
 def _is_other_type(want: object, leaf: Any) -> bool:
@@ -295,15 +329,6 @@ def _may_be_of_type(
         or any(tensor.dtype is found for tensor in module.parameters())
         or any(tensor.dtype is found for tensor in module.buffers())
     )
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Proxy):
-        return "a Proxy of a symbolic trace, whose value would be ignored"
-    if isinstance(value, torch.Tensor):
-        sizes = ", ".join(map(str, value.shape))
-        return f"a tensor of shape ({sizes}) of {value.dtype}"
-    return repr(value)
 
 
 def _advice(want: object, value: Any) -> str:

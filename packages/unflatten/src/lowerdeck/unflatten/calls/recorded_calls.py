@@ -7,7 +7,6 @@ than a fixed one, it does not hold: the constants in it may come from these.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -92,12 +91,46 @@ def untold_forms(bodies: Sequence[Any]) -> list[int]:
     Args:
         bodies: What the forms run.
     """
-    pairs = [
-        pair
-        for pair in combinations(range(len(bodies)), 2)
-        if _are_alike(*(bodies[number] for number in pair))
-    ]
-    return sorted({number for pair in pairs for number in pair})
+    parts = [_parts(body) for body in bodies]
+    found: set[int] = set()
+    for numbers in _maybe_alike(bodies):
+        for number in numbers:
+            if number in found:
+                continue
+            for other in numbers:
+                if other == number or not _are_structured_alike(parts[number], parts[other]):
+                    continue
+                if _have_calls_alike(bodies[number], bodies[other]):
+                    found |= {number, other}
+                    break
+    return sorted(found)
+
+
+def _maybe_alike(bodies: Sequence[Any]) -> list[list[int]]:
+    """Return groups of forms; those in no group together have no calls alike.
+
+    There may be thousands, most of them told apart by one constant.
+    """
+    varies: dict[tuple[int, int], bool] = {}
+    for body in bodies:
+        for call in body.recorded:
+            for index, leaf in enumerate(call):
+                varies[len(call), index] = varies.get((len(call), index), False) or (
+                    leaf is None or (isinstance(leaf, RecordedTensor) and None in leaf.shape)
+                )
+    groups: dict[object, dict[int, None]] = {}
+    for number, body in enumerate(bodies):
+        for call in body.recorded:
+            told = tuple(
+                None if varies[len(call), index] else _plain(leaf)
+                for index, leaf in enumerate(call)
+            )
+            groups.setdefault(told, {})[number] = None
+    return [list(numbers) for numbers in groups.values()]
+
+
+def _plain(leaf: Recorded) -> object:
+    return (leaf.dtype, leaf.shape) if isinstance(leaf, RecordedTensor) else leaf
 
 
 def twins_of(bodies: Sequence[Any]) -> list[str]:
@@ -129,11 +162,16 @@ def path_of_leaf(signature: CallSignature | None, examples: RecordedCall, index:
     return leaf_paths(signature.in_spec, labels, examples)[index]
 
 
-def _are_alike(one: Any, other: Any) -> bool:
-    """Return whether some arguments fit a call of either, by position or by name."""
-    parts, more_parts = _parts(one), _parts(other)
-    alike = list(parts.values()) == list(more_parts.values()) or parts == more_parts
-    return alike and any(
+def _are_structured_alike(
+    one: Mapping[object, pytree.TreeSpec], other: Mapping[object, pytree.TreeSpec]
+) -> bool:
+    """Return whether some arguments may be given to either, by position or by name."""
+    return list(one.values()) == list(other.values()) or one == other
+
+
+def _have_calls_alike(one: Any, other: Any) -> bool:
+    """Return whether some arguments fit a recorded call of either."""
+    return any(
         len(call) == len(more) and all(map(_overlap, call, more))
         for call in one.recorded
         for more in other.recorded

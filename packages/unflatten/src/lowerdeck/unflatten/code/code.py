@@ -395,7 +395,7 @@ class _Writer:
         text = "self"
         parts = path.split(".")
         for index, part in enumerate(parts):
-            if is_module and len(parts) == 1:
+            if is_module and index == 0:
                 # Not by name, which asks for parameters and buffers first: a third of what the
                 # call of a module costs. Deeper ones may be in a wrapper that hands names on.
                 text = f"{text}._modules[{part!r}]"

@@ -17,6 +17,7 @@ from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls import channel, chosen_forms
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.former_calls import say_how_it_was_called
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.code.call_targets import split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
@@ -65,7 +66,8 @@ def name_source(module: torch.nn.Module) -> None:
         module: The module whose generated code the error leaves.
 
     Raises:
-        UnflattenError: The code calls a child, or reads what a child holds, that is not there.
+        UnflattenError: The code calls a child, or reads what a child holds, that is not there, or
+            that takes other values than the program has for it.
     """
     # Asked for here: a name for it in each function would cost a tenth of compiling that.
     error = None if torch.compiler.is_compiling() else sys.exception()
@@ -73,6 +75,7 @@ def name_source(module: torch.nn.Module) -> None:
         return
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         _say_what_is_missing(error, module)
+    say_how_it_was_called(error, module, _called_paths(module))
     if len(error.args) != 1:
         return
     message = getattr(error, _TOLD, error.args[0])
@@ -114,6 +117,14 @@ def _caller_of(module: torch.nn.Module, source: str) -> str:
     return ""
 
 
+def _called_paths(module: torch.nn.Module) -> Iterator[str]:
+    """Yield the children that a module calls, by the names that its code has for them."""
+    body = module.__dict__[PRIVATE]
+    graphs: list[Graph] = [form.graph for form in (body, *body.others)]
+    nodes = [node for graph in graphs for node in graph.find_nodes(op="call_module")]
+    yield from dict.fromkeys(split_call_target(str(node.target))[0] for node in nodes)
+
+
 def _say_what_is_missing(error: BaseException, module: torch.nn.Module) -> None:
     """Raise an error that names what the code of ``module`` calls or reads and which is gone."""
     lines = _failing_lines(error.__traceback__)
@@ -122,8 +133,7 @@ def _say_what_is_missing(error: BaseException, module: torch.nn.Module) -> None:
         return
     body = module.__dict__[PRIVATE]
     graphs: list[Graph] = [form.graph for form in (body, *body.others)]
-    nodes = [node for graph in graphs for node in graph.find_nodes(op="call_module")]
-    for path in dict.fromkeys(split_call_target(str(node.target))[0] for node in nodes):
+    for path in _called_paths(module):
         held: torch.nn.Module | None = module
         for name in path.split("."):
             held = None if held is None else children_of(held).get(name)

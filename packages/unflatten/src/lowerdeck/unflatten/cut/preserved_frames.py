@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from torch.fx import Node
 from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.calls.carrying import (
     CALLED_ELSEWHERE,
+    CANNOT_RECORD,
     COMPUTES_NOTHING,
     IN_BRANCHES,
     LOST_CALL,
@@ -156,7 +158,7 @@ def _without(call: PreservedCall, which: Sequence[bool], leaf: Leaf) -> Preserve
 
 def _guard_not_recorded(trace: Trace, made: WorkingGraph) -> None:
     told = not_recorded(trace.program)
-    why = {path: f"{reason}, which export cannot record" for path, reason in told.items()}
+    why = {path: f"{reason}, {CANNOT_RECORD}" for path, reason in told.items()}
     frames = [frame for frame in made.tree.frames() if frame.path in why]
     for frame in frames:
         if frame.parent is not None:
@@ -304,23 +306,20 @@ def forbid_replacing(
     with made.graph.inserting_before(first):
         module = made.graph.get_attr(frame.accessor)
         checked = made.graph.call_function(check, (module, frame.path, why))
-    index = sum(1 for node in caller.nodes if node < first)
+    index = bisect_left(caller.nodes, first)
     caller.nodes[index:index] = [module, checked]
 
 
 def forbid_uncalled(trace: Trace, made: WorkingGraph, name: str, why: str) -> None:
     """Let the calls of what is around a module, by whatever name, check that it is still there."""
     known = trace.paths.canonical
-    frames = made.tree.frames()
-    called = {known(frame.path) for frame in frames}
+    frames = made.frames_of(known)
     outer = name.rpartition(".")[0]
-    while known(outer) not in called:
+    while known(outer) not in frames:
         outer = outer.rpartition(".")[0]
     made.forbidden[name] = why
     path = name[len(outer) + 1 :] if outer else name
-    for frame in frames:
-        if known(frame.path) != known(outer):
-            continue
+    for frame in frames[known(outer)]:
         first = first_node(frame)
         with nullcontext() if first is None else made.graph.inserting_before(first):
             module = made.graph.get_attr(path)

@@ -7,7 +7,7 @@ written out again, because the modules called in them are part of the hierarchy 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,6 +32,7 @@ class WorkingGraph:
         local: Where the graph is the program's own: for the name of a module and a placeholder of
             state the attribute by which calls of that module read it.
         forbidden: Modules in whose place no other one would be right, and why.
+        by_module: What ``frames_of`` returns, once it was asked.
     """
 
     graph: Graph
@@ -42,6 +43,15 @@ class WorkingGraph:
     reads: dict[Node, str] = field(default_factory=dict)
     local: Mapping[tuple[str, Node], str] = field(default_factory=dict)
     forbidden: dict[str, str] = field(default_factory=dict)
+
+    by_module: dict[str, list[Frame]] = field(default_factory=dict, init=False, repr=False)
+
+    def frames_of(self, known: Callable[[str], str]) -> Mapping[str, Sequence[Frame]]:
+        """Return the calls of each module, by its first name, which ``known`` returns."""
+        if not self.by_module:
+            for frame in self.tree.frames():
+                self.by_module.setdefault(known(frame.path), []).append(frame)
+        return self.by_module
 
     def forbid(self, path: str, caller: Frame, why: str) -> None:
         """Note that another module may not take the place of a module that ``caller`` knows."""

@@ -10,6 +10,7 @@ import torch
 
 from lowerdeck.unflatten._torch_private import MovesConstants, children_of
 from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
+from lowerdeck.unflatten.calls.former_calls import FORMER
 from lowerdeck.unflatten.modules.container import restored_class
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
 from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class
@@ -50,9 +51,11 @@ def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
             continue
         if id(child) not in made:
             made[id(child)] = factory(name, child)
-        check_replacement(name, child, made[id(child)])
         parent, _, last = name.rpartition(".")
-        children_of(root.get_submodule(parent))[last] = made[id(child)]
+        outer = root.get_submodule(parent)
+        if unknown := check_replacement(last, child, made[id(child)]):
+            outer.__dict__.setdefault(FORMER, {}).update(unknown)
+        children_of(outer)[last] = made[id(child)]
 
 
 def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:

@@ -19,9 +19,11 @@ from lowerdeck.unflatten._torch_private import (
     buffers_of,
     children_of,
     has_hooks,
+    module_state,
     parameters_of,
 )
 from lowerdeck.unflatten.calls.carrying import PRIVATE, UNKNOWN_CALL, Generated
+from lowerdeck.unflatten.calls.former_calls import FLAT_ADVICE, FORMER, takes, told_flat
 from lowerdeck.unflatten.errors import UnflattenError
 
 
@@ -41,7 +43,7 @@ class Holder(Generated, MovesConstants):
         super().__delattr__(name)
         if isinstance(old, Generated):
             # What is put there next takes its place.
-            self.__dict__.setdefault(FORMER, {})[name] = old
+            self.__dict__.setdefault(FORMER, {})[name] = _without_state(old)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Put a module where another one was, or there was none, as ``torch.nn.Module`` does.
@@ -53,17 +55,27 @@ class Holder(Generated, MovesConstants):
         super().add_module(name, module)
 
     def _lowerdeck_check(self, name: str, new: torch.nn.Module | None) -> None:
-        former: dict[str, torch.nn.Module] = self.__dict__.get(FORMER, {})
-        old = former.pop(name, None) or children_of(self).get(name)
+        former: dict[str, Any] = self.__dict__.get(FORMER, {})
+        old = former.get(name) or children_of(self).get(name)
+        unknown = check_replacement(name, old, new)
+        for path in [each for each in former if each == name or each.startswith(f"{name}.")]:
+            del former[path]
         if is_without_call(old):
             # What takes the place of its Identity has no call either.
-            self.__dict__.setdefault(FORMER, {})[name] = old
-        check_replacement(name, old, new)
+            unknown = {name: old}
+        if unknown:
+            self.__dict__.setdefault(FORMER, {}).update(unknown)
 
 
-FORMER = "_lowerdeck_former"
-"""Where a module has the children that were deleted, whose calls it still makes, and those without
-a call in whose place there is an Identity."""
+def _without_state(module: Any) -> Any:
+    """Return what tells as ``module`` does how it is called, and keeps nothing else of it."""
+    body = module.__dict__.get(PRIVATE)
+    if body is None:
+        return module
+    made = object.__new__(type(module))
+    made.__dict__.update(module_state())
+    made.__dict__[PRIVATE] = body
+    return made
 
 
 def is_without_call(module: torch.nn.Module | None) -> bool:
@@ -77,7 +89,7 @@ def is_without_call(module: torch.nn.Module | None) -> bool:
     return not held and not any(isinstance(it, torch.Tensor) for it in vars(module).values())
 
 
-def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Module | None) -> None:
+def check_replacement(name: str, old: Any, new: torch.nn.Module | None) -> dict[str, Any]:
     """Check that the program's calls of ``old`` tell how ``new`` is called.
 
     What is put around generated modules knows how it is called, and so does what takes any
@@ -88,32 +100,39 @@ def check_replacement(name: str, old: torch.nn.Module | None, new: torch.nn.Modu
         old: What the program calls, or holds modules that it calls.
         new: What takes its place.
 
+    Returns:
+        By name what told how the calls are without a signature of which ``new`` takes the place.
+
     Raises:
         UnflattenError: They do not.
     """
-    if not isinstance(old, Generated) or new is None:
-        return
-    body = old.__dict__.get(PRIVATE)
+    if not isinstance(old, Generated) or new is None or new is old:
+        return {}
+    held: Any = old
+    body = held.__dict__.get(PRIVATE)
     if body is None:
-        if is_without_call(old) and not _computes_nothing(new):
+        if is_without_call(held) and not _computes_nothing(new):
             raise UnflattenError(
                 f"A {type(new).__name__} cannot take the place of {name!r}, which {UNKNOWN_CALL}."
             )
-        for key, child in children_of(old).items():
+        inside = [
             check_replacement(f"{name}.{key}", child, children_of(new).get(key))
-        return
+            for key, child in children_of(held).items()
+        ]
+        return {path: each for found in inside for path, each in found.items()}
     unknown = [form for form in (body, *body.others) if not (form.is_guarded or _is_told(form))]
     # Most are told, and what is put around a module may be large.
-    if not unknown or any(isinstance(module, Generated) for module in new.modules()):
-        return
-    for form in unknown:
-        why = _unknown(form, new)
-        if why is not None:
-            raise UnflattenError(
-                f"A {type(new).__name__} cannot take the place of {name!r}, of which this "
-                f"program has no signature: {why}. Export the model with export_preserving, "
-                "or put a module there whose forward takes *values, in the order of their use."
-            )
+    if not unknown or new.__dict__.get(PRIVATE) is body:
+        return {}
+    if not any(isinstance(module, Generated) for module in new.modules()):
+        for form in unknown:
+            if (why := _unknown(form, new)) is not None:
+                raise UnflattenError(
+                    f"A {type(new).__name__} cannot take the place of {name!r}, of which this "
+                    f"program has no signature: {why}. {told_flat(form)} {takes(new)} "
+                    f"{FLAT_ADVICE}"
+                )
+    return {name: _without_state(old)}
 
 
 def _computes_nothing(module: torch.nn.Module) -> bool:
@@ -133,28 +152,44 @@ def _unknown(form: Any, new: torch.nn.Module) -> str | None:
     graph: Graph = form.graph
     taken = len(graph.find_nodes(op="placeholder"))
     returned = len(next(iter(graph.find_nodes(op="output"))).all_input_nodes)
-    parameters = _parameters(new.forward)
-    if parameters is None:
+    parameters, takes_any, takes_named = _parameters(new.forward)
+    cls = loaded_class(form.type_name)
+    is_eagers = cls is not None and getattr(type(new), "forward", None) is cls.__dict__.get(
+        "forward"
+    )
+    if takes_any and not is_eagers:
         return None  # it hands on what it is given
     if taken > 1 or returned > 1:
         return (
             f"it takes {taken} and returns {returned} values in an order that may be another one"
         )
-    eager = _parameters(getattr(loaded_class(form.type_name), "forward", None))
-    if len(parameters) > taken and (eager is None or len(eager) != taken + 1):
-        names = ", ".join(repr(each.name) for each in parameters[taken:])
-        return f"eager's caller may give {names} too, which the program does not tell"
+    if takes_any or takes_named or len(parameters) > taken:
+        eager, *others = _parameters(getattr(cls, "forward", None))
+        if any(others) or len(eager) != taken + 1:
+            names = [repr(each.name) for each in parameters[taken:]]
+            names += ["more values"] * takes_any + ["more by name"] * (takes_named or takes_any)
+            more = ", ".join(names)
+            return f"eager's caller may give {more} too, which the program does not tell"
     return None
 
 
-def _parameters(function: Callable[..., Any] | None) -> list[inspect.Parameter] | None:
-    """Return the parameters, or None where it takes any or does not tell."""
+def _parameters(
+    function: Callable[..., Any] | None,
+) -> tuple[list[inspect.Parameter], bool, bool]:
+    """Return the parameters, and whether it takes any by position, and by name.
+
+    Of what does not tell nothing is known: it may take any.
+    """
     try:
         found = list(inspect.signature(function).parameters.values()) if function else None
     except (TypeError, ValueError):
-        return None
-    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    return None if found is None or any(each.kind in variable for each in found) else found
+        found = None
+    if found is None:
+        return [], True, True
+    kinds = [each.kind for each in found]
+    any_place, any_name = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    named = [each for each in found if each.kind not in {any_place, any_name}]
+    return named, any_place in kinds, any_name in kinds
 
 
 def loaded_class(type_name: str | None) -> type | None:

@@ -20,12 +20,13 @@ from lowerdeck.unflatten.calls.carrying import (
     read_by_others,
     reads_of_others,
 )
+from lowerdeck.unflatten.calls.former_calls import FORMER
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.calls.recorded_calls import twins_of, untold_forms
 from lowerdeck.unflatten.code import split_call_target
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
-from lowerdeck.unflatten.modules.replacing import FORMER
+from lowerdeck.unflatten.modules.replacing import Holder
 
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""
@@ -47,6 +48,8 @@ _ONE = (
     "hold the same tensors, for which they are taken for one module: what changes one changes all "
     "of them; export_preserving tells them apart"
 )
+_NOWHERE = "is called nowhere in this program, so that nothing in its place is called either"
+_HOLDS = "is not called itself: those who call what it holds call what another module there holds"
 _SAME = "what it is given or holds, as the one recorded did, for others read that afterwards too"
 _READ_THERE = "which the code that calls it reads or writes there"
 
@@ -63,17 +66,22 @@ class Swap:
             meant of a module of several.
         reason: Why one of these is not so, and what another module must hold because other
             modules read or write it there; "" where there is nothing to say.
+        called: Whether the program has a call of it. It has none of what only holds others, such
+            as a list of layers, and of what nobody calls.
     """
 
     path: str
     replaceable: bool
     callable_alone: bool
     reason: str = ""
+    called: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SwapTable(Sequence[Swap]):
-    """A row for each module that the program calls, outer ones first; prints as a table.
+    """A row for each module of the program, outer ones first; prints as a table.
+
+    What only holds others, such as a list of layers, can be replaced where these can.
 
     Attributes:
         rows: The rows.
@@ -114,7 +122,26 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
     forbidden = meta.get(NOT_REPLACEABLE, {})
-    return SwapTable(tuple(_rows(root, forbidden, meta.get(SUPPOSED_ONE, {}))))
+    rows = {row.path: row for row in _rows(root, forbidden, meta.get(SUPPOSED_ONE, {}))}
+    _add_holders(root, rows)
+    return SwapTable(tuple(rows[path] for path, _ in root.named_modules() if path))
+
+
+def _add_holders(root: torch.nn.Module, rows: dict[str, Swap]) -> None:
+    """Add a row for each module that is not called; those of all others are there."""
+    paths = {module: path for path, module in root.named_modules()}
+    for module, path in reversed(paths.items()):
+        if not path or path in rows:
+            continue
+        children = [child for child in children_of(module).values() if child is not None]
+        if not children:
+            rows[path] = Swap(path, True, callable_alone=False, reason=_NOWHERE, called=False)
+            continue
+        # A module has the row of its first name, and may hold itself.
+        held = [rows[paths[child]] for child in children if paths[child] in rows]
+        stuck = [repr(row.path) for row in held if not row.replaceable]
+        reason = f"holds {stuck[0]}, which cannot be replaced" if stuck else _HOLDS
+        rows[path] = Swap(path, not stuck, callable_alone=False, reason=reason, called=False)
 
 
 def _rows(
@@ -123,17 +150,21 @@ def _rows(
     wanted, returned, twice = _read_by_callers(root), _handed_through(root), _returned_twice(root)
     for path, module in root.named_modules():
         if path in forbidden and not isinstance(module, GeneratedModule):
-            yield Swap(path, False, not isinstance(module, Container), forbidden[path])
+            is_called = not isinstance(module, Container)
+            yield Swap(path, False, is_called, forbidden[path], called=is_called)
             continue
-        if getattr(_former(root, path) or module, "_lowerdeck_uncalled", False):
-            yield Swap(path, False, not isinstance(module, Container), UNKNOWN_CALL)
+        # What was there tells how it is called.
+        held = _former(root, path) or module
+        if getattr(held, "_lowerdeck_uncalled", False):
+            is_alone = not isinstance(module, Container)
+            yield Swap(path, False, is_alone, UNKNOWN_CALL, called=False)
             continue
-        if not path or isinstance(module, Container):
+        if not path or (isinstance(held, Holder) and PRIVATE not in held.__dict__):
             continue
-        if not isinstance(module, GeneratedModule):
+        if not isinstance(held, GeneratedModule):
             yield Swap(path, replaceable=True, callable_alone=True)
             continue
-        body: Body = module.__dict__[PRIVATE]
+        body: Body = held.__dict__[PRIVATE]
         bodies = (body, *body.others)
         why = forbidden.get(path)
         alone = why if why is not None and LOST_PART in why else _not_alone(bodies)
@@ -158,7 +189,7 @@ def _rows(
 
 
 def _former(root: torch.nn.Module, path: str) -> torch.nn.Module | None:
-    """Return the module without a call in whose place there is an Identity."""
+    """Return what was where there is another module now, if that told how it was called."""
     outer, _, name = path.rpartition(".")
     former: dict[str, torch.nn.Module] = root.get_submodule(outer).__dict__.get(FORMER, {})
     return former.get(name)

@@ -1,0 +1,119 @@
+"""Nothing grows with the square of calls, tensors or forms: steps are counted, not time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowerdeck.unflatten
+from lowerdeck.unflatten import export_preserving, same_results, unflatten
+
+X = torch.randn(4)
+FOLDER = lowerdeck.unflatten.__path__[0]
+
+
+def steps(run: Callable[[], object]) -> int:
+    """Return how often code of ours is entered, generators each time they go on."""
+    count = 0
+
+    def note(frame: Any, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(FOLDER)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+class Constant(nn.Module):
+    """Computes the same whatever number it is given, or for each another thing."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        return x * (number + 2 if self.reads else 2)
+
+
+class Calls(nn.Module):
+    def __init__(self, count: int, *, reads: bool = False) -> None:
+        super().__init__()
+        self.child, self.count = Constant(reads=reads), count
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(self.count):
+            x = self.child(x, number)
+        return x
+
+
+class Texts(nn.Module):
+    def forward(self, x: Tensor, kind: str) -> Tensor:
+        return x * len(kind)
+
+
+class CallsTexts(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.many = nn.ModuleList(Texts() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.many:
+            x = each(x, "text")
+        return x
+
+
+def _first_call(count: int) -> Callable[[], object]:
+    made = unflatten(export_preserving(Calls(count), (X,)))
+    return lambda: made(X)
+
+
+def _table(count: int) -> Callable[[], object]:
+    return unflatten(export_preserving(Calls(count, reads=True), (X,))).swappable
+
+
+def _plain_table(count: int) -> Callable[[], object]:
+    return unflatten(torch.export.export(Calls(count, reads=True), (X,))).swappable
+
+
+def _refused(count: int) -> Callable[[], object]:
+    program = export_preserving(CallsTexts(count), (X,))
+    return lambda: unflatten(program)
+
+
+def _without_calls(count: int) -> Callable[[], object]:
+    eager = nn.Sequential(*[nn.Sequential(nn.Identity(), nn.Tanh()) for _ in range(count)])
+    names = tuple(path for path, _ in eager.named_modules() if path)
+    program = torch.export.export(eager, (X,), preserve_module_call_signature=names)
+    return lambda: unflatten(program)
+
+
+def _given_tensors(count: int) -> Callable[[], object]:
+    hook = same_results._aliasing_arguments("child")
+    return lambda: hook(nn.Tanh(), ([torch.zeros(1) for _ in range(8 * count)],), {})
+
+
+def _returned_tensors(count: int) -> Callable[[], object]:
+    hook = same_results._aliasing(is_recorded=True, twice="child")
+    given, result = ([torch.zeros(1) for _ in range(8 * count)] for _ in range(2))
+    return lambda: hook(nn.Tanh(), (given,), {}, result)
+
+
+MADE = (
+    *(_first_call, _table, _plain_table, _refused, _without_calls),
+    *(_given_tensors, _returned_tensors),
+)
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_twice_as_many_take_twice_the_steps(make: Callable[[int], Callable[[], object]]) -> None:
+    small, large = (steps(make(count)) for count in (40, 80))
+    assert large < 2.1 * small, (small, large)
