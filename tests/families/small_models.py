@@ -33,7 +33,9 @@ _SIZES: dict[int, str] = {
     16: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim rotary_dim attention_head_dim "
     "global_head_dim dim_head",
     128: "max_position_embeddings n_positions max_seq_len max_sequence_length n_ctx",
-    8: "sliding_window window_size",
+    8: "sliding_window window_size sliding_window_size attention_window_size attention_chunk_size "
+    "keep_window_size index_topk local_attention local_attention_window_len floor_scale "
+    "log_scaling_n_floor",
     1: "n_group topk_group n_shared_experts first_k_dense_replace eos_token_id",
     0: "bos_token_id pad_token_id",
 }

@@ -127,6 +127,25 @@ def test_mixtures_of_experts_say_what_transformers_says(attention, tmp_path):
 )
 def test_quantised_files_are_near_the_quantised_model(settings, tmp_path):
     """Logits of the official runtime beside those of the same weights in eager mode."""
+    save_folder(tmp_path / "folder")
+    near_the_model(tmp_path / "folder", tmp_path / "model.pte", settings)
+
+
+@pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
+@pytest.mark.parametrize("quantize", ["8da4w", "8da8w"])
+def test_quantised_mixtures_of_experts_are_near_the_quantised_model(quantize, attention, tmp_path):
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
+    model = transformers.MixtralForCausalLM(config).eval()
+    settings = {"quantize": quantize, "attention": attention}
+    near_the_model(model, tmp_path / "model.pte", settings)
+
+
+def near_the_model(model, file, settings):
+    """Export a model, and hold what the official runtime says to it with the same weights."""
     import torch
 
     asked = {
@@ -139,9 +158,7 @@ def test_quantised_files_are_near_the_quantised_model(settings, tmp_path):
         "prefill_chunk": None,
         "separate_decode": False,
     }
-    save_folder(tmp_path / "folder")
-    made = prepared(tmp_path / "folder", **(asked | settings))
-    file = tmp_path / "model.pte"
+    made = prepared(model, **(asked | settings))
     lower_decoder(made).save(file)
     ids = tokenizer().encode(PROMPT).ids
     found = list(

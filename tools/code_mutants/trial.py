@@ -47,14 +47,20 @@ def in_child(job: Callable[[], int], seconds: float, log: Path) -> int | None:
         sys.stdout.flush()
         os._exit(status)
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+    ended: int | None = None
+    try:
+        while ended is None and time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                ended = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.05)
+    finally:
+        # It has a session of its own, so that Ctrl-C ends this process alone.
+        if ended is None:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return ended
 
 
 def run_tests(files: Sequence[str], plugin: object, *options: str) -> int:

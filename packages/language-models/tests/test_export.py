@@ -128,12 +128,26 @@ def test_gpt2_is_quantised(quantize: str, tmp_path: Path) -> None:
     assert alike, lines
 
 
-def test_experts_that_stay_floats_are_told() -> None:
+def mixture() -> Any:
     import transformers
 
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
-    model = transformers.MixtralForCausalLM(config).eval()
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
+def test_quantised_mixtures_of_experts_are_near_the_quantised_model(
+    attention: str, tmp_path: Path
+) -> None:
+    made = prepared(mixture(), **(DEFAULTS | {"quantize": "8da4w", "attention": attention}))
+    lower_decoder(made).save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+
+
+def test_experts_that_stay_floats_are_told() -> None:
+    model = mixture()
     with pytest.warns(UserWarning, match="8da8w quantised only .* of MixtralExperts"):
         export_language_model(model, context=CONTEXT, quantize="8da8w", prefill_chunk=1)
 
@@ -253,7 +267,9 @@ def test_arguments_that_make_no_sense_are_named(settings: dict[str, Any], words:
 
 def test_attention_that_the_custom_kernel_does_not_compute_is_named() -> None:
     model = small_model("Mistral")
-    with pytest.raises(UnsupportedModelError, match="looks at 8 tokens at a time"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"sliding_window.*a context of at most 8, or leave attention"
+    ):
         export_language_model(model, context=48, attention="custom-kernel")
     export_language_model(model, context=8, attention="custom-kernel")
     with pytest.raises(UnsupportedModelError, match="in its own way"):

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from folders import PROMPT, greedy, save_folder, tokenizer
+from transformers.utils import logging
 
 from lowerdeck.language_models import commands
-from lowerdeck.language_models.steps import Steps
+from lowerdeck.language_models.steps import Steps, without_bars
 from lowerdeck.serializer import ExitStatus
 
 
@@ -178,8 +179,29 @@ def test_steps_are_told_while_they_go_on(
     time = next(line for line in told.out.splitlines() if line.startswith("time "))
     assert ", export forward " in time
     assert "export 0.00 s" not in time
-    assert lowerdeck(*given, "--quiet") == ExitStatus.DONE
-    assert " s  " not in capsys.readouterr().err
+
+
+def test_quiet_is_quiet(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = []
+
+    def seen(factory: Any, given: Any, named: Any) -> Any:
+        drawn.append(named)
+        return factory(*given, **named)
+
+    before = logging.set_tqdm_hook(seen)
+    try:
+        given = ("lm", "export", llama, "-o", tmp_path / "model.pte", "--context", 32)
+        assert lowerdeck(*given) == ExitStatus.DONE
+        assert drawn
+        drawn.clear()
+        capsys.readouterr()
+        assert lowerdeck(*given, "--quiet") == ExitStatus.DONE
+        assert not drawn
+        assert not capsys.readouterr().err
+        with pytest.raises(ValueError, match="what it was"), without_bars():
+            raise ValueError("what it was")
+    finally:
+        assert logging.set_tqdm_hook(before) is seen
 
 
 def test_nobody_who_reads_the_steps_is_no_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -47,11 +48,31 @@ def test_pieces_are_made_one_after_the_other() -> None:
     assert most == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told_by_none(
+@POSIX
+def test_a_folder_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert tensor_in_file([torch.ones(2)], 2, torch.float32) is None
+    with pytest.warns(
+        RuntimeWarning, match=r"nowhere has no room .*No such file.*in TMPDIR"
+    ) as told:
+        assert tensor_in_file([torch.ones(2)], 2, torch.float32) is None
+    # So that Python shows it once for each caller.
+    assert told[0].filename == __file__
+
+
+@POSIX
+def test_a_full_disk_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pieces() -> Iterator[torch.Tensor]:
+        yield torch.ones(1 << 16)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="No space left on device.*they take memory instead"):
+        assert tensor_in_file(pieces(), 1 << 17, torch.float32) is None
+    assert not list(tmp_path.iterdir())
 
 
 @POSIX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -24,7 +25,7 @@ from lowerdeck.language_models.generating import (
     has_official_runtime,
     open_model,
 )
-from lowerdeck.language_models.steps import Steps
+from lowerdeck.language_models.steps import Steps, without_bars
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, printable, say, writing
 
 RUNTIMES = ("official", "lowerdeck")
@@ -145,18 +146,19 @@ def _export(args: argparse.Namespace) -> int:
     prompt = None if args.check is None else words.encode(args.check).ids
     steps = Steps(shown=not args.quiet)
     bits = None if args.quantize_embedding == "none" else int(args.quantize_embedding)
-    made = prepared(
-        args.folder,
-        quantize=args.quantize,
-        group=args.group,
-        quantize_embedding=bits,
-        context=args.context,
-        backend=args.backend,
-        attention=args.attention,
-        prefill_chunk=args.prefill_chunk,
-        separate_decode=args.separate_decode,
-        steps=steps,
-    )
+    with without_bars() if args.quiet else nullcontext():
+        made = prepared(
+            args.folder,
+            quantize=args.quantize,
+            group=args.group,
+            quantize_embedding=bits,
+            context=args.context,
+            backend=args.backend,
+            attention=args.attention,
+            prefill_chunk=args.prefill_chunk,
+            separate_decode=args.separate_decode,
+            steps=steps,
+        )
     if prompt is not None:
         check_prompt(prompt, made.context)
     lowered = lower_decoder(made, steps)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -11,10 +13,14 @@ from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import StaticCache, StaticLayer
 from transformers.modeling_utils import PreTrainedModel
 
+from lowerdeck.language_models.changes import SHORT, changes_of, shortened
 from lowerdeck.language_models.custom_kernels import NAME, FilledLayer, register
 from lowerdeck.language_models.errors import UnsupportedModelError, first_line
 
 _EXAMPLE_TOKENS = 3
+_SINGLE = (1, 1, 1)
+_CROSSING = (SHORT - 1, 2, 1, 1)
+"""Tokens that are read at once: none beyond the change, some across it, and single ones."""
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _COARSE = 0.1
 """Shares of the largest logit by which computing in another order may differ."""
@@ -98,7 +104,7 @@ class CachedDecoder(nn.Module):
                 self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
 
     def _try_once(self) -> None:
-        """Compute a text of three tokens with and without the cache, as ``forward`` will.
+        """Compute short texts with and without the cache, as ``forward`` will.
 
         The first token tells the sizes of keys and values, which no configuration tells of all:
         heads that are shared have other names in other families, and compressed keys are wider
@@ -108,52 +114,87 @@ class CachedDecoder(nn.Module):
         """
         faults = []
         for self._tells_positions in (True, False):
-            fault, cause = self._fault()
+            fault, cause = self._fault(_SINGLE)
             if fault is None:
                 break
             faults.append((fault, cause))
         else:
-            fault, cause = faults[0]
-            advice = ": leave attention to the delegate" if self._custom else ""
-            raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model {fault}{advice}"
-            ) from cause
+            self._refuse(*faults[0])
+        for count, name in changes_of(self.model, self._context).items():
+            self._try_beyond(count, name)
         for layer in self.cache.layers:
             if layer.is_initialized:
                 layer.keys.zero_()
                 layer.values.zero_()
 
-    def _fault(self) -> tuple[str | None, Exception | None]:
-        """Return what is wrong with the logits of a text of three tokens, and its cause."""
+    def _try_beyond(self, count: int, name: str) -> None:
+        """Compute a text that is longer than ``count`` tokens, after which the model changes.
+
+        That is after a few tokens here: texts as long as windows take minutes.
+        """
+        with shortened(self.model, count):
+            try:
+                with torch.no_grad():
+                    whole = self.without_cache(self._text(_CROSSING))
+            except Exception:
+                return  # it can do nothing with so few
+            fault, cause = self._fault(_CROSSING, whole)
+        if fault is not None:
+            advice = f"give a context of at most {count}"
+            self._refuse(f"{fault}, in texts of more than {count} tokens ({name})", cause, advice)
+
+    def _refuse(self, fault: str, cause: Exception | None, *advice: str) -> NoReturn:
+        also = ("leave attention to the delegate",) if self._custom else ()
+        todo = ", or ".join((*advice, *also))
+        raise UnsupportedModelError(
+            f"a {self.model.config.model_type!r} model {fault}{todo and ': '}{todo}"
+        ) from cause
+
+    def _text(self, steps: Sequence[int]) -> torch.Tensor:
+        words: int = self.model.config.get_text_config().vocab_size
+        count = min(sum(steps), self._context)
+        return ((words // 2 + torch.arange(count)) % words).unsqueeze(0)
+
+    def _fault(
+        self, steps: Sequence[int], whole: torch.Tensor | None = None
+    ) -> tuple[str | None, Exception | None]:
+        """Return what is wrong with the logits of a text that is read in steps, and its cause."""
         way = "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
-        first = self.model.config.get_text_config().vocab_size // 2
-        text = (first + torch.arange(3)).unsqueeze(0)
+        text = self._text(steps)
+        ends = [end for end in accumulate(steps) if end <= text.shape[1]]
         try:
             with torch.no_grad():
-                found = [self(text[:, i : i + 1], torch.tensor([i])) for i in range(3)][-1]
-                whole = self.without_cache(text)
-                wanted, early = whole[:, -1:], self.without_cache(text[:, :1])
+                parts = [
+                    self(text[:, start:end], torch.arange(start, end))
+                    for start, end in pairwise([0, *ends])
+                ]
+                if whole is None:
+                    whole = self.without_cache(text)
+                    self._refuse_encoder(text, whole)
         except UnsupportedModelError:
             raise
         except Exception as error:
             return (
                 f"does not compute a text with {way}: {type(error).__name__}: {first_line(error)}"
             ), error
+        wanted = whole[:, [end - 1 for end in ends]]
         largest = float(wanted.abs().max())
-        bound = _ROUNDING.get(wanted.dtype, _COARSE) * largest
-        # The last token has nothing behind it: small weights may let the rest agree by chance.
-        if float((whole[:, :1] - early).abs().max()) > bound:
-            raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model looks at the tokens that follow, too: "
-                "it is an encoder, and generates no text"
-            )
-        off = float((found - wanted).abs().max())
-        if off <= bound:
+        off = float((torch.cat(parts, 1) - wanted).abs().max())
+        if off <= _bound(wanted):
             return None, None
         return (
             f"computes something else with {way} than without: logits of {largest:.3g} differ by "
             f"{off:.3g}"
         ), None
+
+    def _refuse_encoder(self, text: torch.Tensor, whole: torch.Tensor) -> None:
+        # The last token has nothing behind it: small weights may let the rest agree by chance.
+        early = self.without_cache(text[:, :1])
+        if float((whole[:, :1] - early).abs().max()) > _bound(whole):
+            raise UnsupportedModelError(
+                f"a {self.model.config.model_type!r} model looks at the tokens that follow, too: "
+                "it is an encoder, and generates no text"
+            )
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next token.
@@ -196,6 +237,11 @@ class CachedDecoder(nn.Module):
         check(start >= 0)
         check(start + tokens.shape[1] <= self._context)
         return start
+
+
+def _bound(logits: torch.Tensor) -> float:
+    """Return by how much logits may differ that are computed in another order."""
+    return _ROUNDING.get(logits.dtype, _COARSE) * float(logits.abs().max())
 
 
 def _compute_in_torch(model: PreTrainedModel) -> None:

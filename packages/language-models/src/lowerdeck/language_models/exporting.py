@@ -165,14 +165,7 @@ def prepared(
     kernels: set[str] = set()
     # First what keeps the weights as they are: what cannot be exported is then told at once.
     _check_positions(loaded.config.get_text_config(), context)
-    _check_window(loaded.config.get_text_config(), context)
     custom = attention == "custom-kernel"
-    window = getattr(loaded.config.get_text_config(), "sliding_window", None)
-    if custom and window and window < context:
-        raise UnsupportedModelError(
-            f"the model looks at {window} tokens at a time, and llama::custom_sdpa at all of "
-            f"{context}: give a context of at most {window}, or leave attention to the delegate"
-        )
     with steps.step("try", "trying it with a cache"):
         decoder = CachedDecoder(loaded, context, custom_kernel=custom)
     if custom:
@@ -241,20 +234,6 @@ def _check_positions(config: Any, context: int) -> None:
                 f"tokens, for which the cache would have to be made anew, and the context is "
                 f"{context}: give a context of at most {first}"
             )
-
-
-def _check_window(config: Any, context: int) -> None:
-    """Refuse texts in the middle of which a model begins to choose among the keys it has kept.
-
-    Doge takes as many as its window has by their size, among all that a cache has room for.
-    """
-    kept = getattr(config, "keep_window_size", None)
-    if kept is not None and context > kept:
-        raise UnsupportedModelError(
-            f"the model chooses {kept} of the tokens before (keep_window_size), which it does "
-            f"otherwise with a cache, and the context is {context}: give a context of at most "
-            f"{kept}"
-        )
 
 
 def _beside(model: PreTrainedModel) -> PreTrainedModel:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -25,6 +27,11 @@ DECODE = "decode"
 """The method that takes exactly one token, where a file has one."""
 
 OURS = "lowerdeck.runner (Python; it emulates the runtime, and its speed says nothing)"
+
+# Without the current folder, which the command `lowerdeck` does not look into either.
+_BRIDGE = ("-P", "-m", "lowerdeck.language_models.official")
+_TAIL = 1 << 14
+"""Bytes at the end of a log in which its last line is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,23 +226,34 @@ def _officially(
         "ends": list(model.eos),
         "methods": [name for name in ("forward", DECODE) if name in model.program.methods],
     }
-    command = [sys.executable, "-m", "lowerdeck.language_models.official", json.dumps(asked)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    # What it logs goes to a file: a pipe that nobody reads is full after 64 KB, and it would wait.
+    with tempfile.TemporaryFile() as log:
+        yield from _told([sys.executable, *_BRIDGE, json.dumps(asked)], log, model.path, timing)
+
+
+def _told(command: Sequence[str], log: BinaryIO, path: Path, timing: Timing) -> Iterator[int]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            said = json.loads(line)
-            if isinstance(said, int):
-                yield said
-                continue
-            for name, value in said.items():
-                setattr(timing, name, value)
-        error = process.stderr.read()
+        try:
+            for line in process.stdout:
+                said = json.loads(line)
+                if isinstance(said, int):
+                    yield said
+                    continue
+                for name, value in said.items():
+                    setattr(timing, name, value)
+        except BaseException:
+            # Whoever wants no more tokens does not wait for those that are left.
+            process.kill()
+            raise
     if process.returncode:
-        last = (error.strip().splitlines() or ["no message"])[-1]
         raise GenerationError(
-            f"the official runtime ended with {process.returncode} over {model.path}: {last}; "
-            "--runtime lowerdeck runs it in our runner"
+            f"the official runtime ended with {process.returncode} over {path}: "
+            f"{_last_line(log)}; --runtime lowerdeck runs it in our runner"
         )
+
+
+def _last_line(log: BinaryIO) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no message"

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from transformers.utils import logging
+
 from lowerdeck.serializer import is_closed, printable
 
 
@@ -50,3 +52,14 @@ class Steps:
                 print(line, file=sys.stderr, flush=True)
         yield
         self.seconds[name] = time.perf_counter() - start
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hold back the bars that transformers draws while it loads a model."""
+    # Not by its switch, which is one for all libraries of Hugging Face and forgets how it stood.
+    before = logging.set_tqdm_hook(lambda _, given, __: logging.EmptyTqdm(*given))
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,6 +34,10 @@ def tensor_in_file(
         ``dtype[count]``, or None where such a file cannot be written: the disk is full, or the
         system keeps files that are mapped from being deleted.
 
+    Warns:
+        RuntimeWarning: It cannot be written, so that the caller takes memory; the same words each
+            time, as what cannot be written once will not be the next time.
+
     Example:
         >>> halves = (torch.full([2], float(number)) for number in range(2))
         >>> tensor_in_file(halves, 4, torch.float32)
@@ -47,7 +52,14 @@ def tensor_in_file(
             for piece in pieces:
                 file.write(bytes_of(piece))
         return torch.from_file(path, shared=False, size=count, dtype=dtype)
-    except OSError:
+    except OSError as error:
+        warnings.warn(
+            f"{tempfile.tempdir or 'the folder of temporary files'} has no room for tensors that "
+            f"are made on the way ({error.strerror or error}): they take memory instead; name a "
+            "folder that has in TMPDIR",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     finally:
         if path:

@@ -12,6 +12,7 @@ from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.fold_constants import fold_constants
+from lowerdeck.emitter.passes.group_products import group_products
 from lowerdeck.emitter.passes.guard_empty import guard_empty
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
 from lowerdeck.emitter.passes.legalize_operands import legalize_operands
@@ -41,6 +42,8 @@ def run_passes(
     compute_numbers(method)
     compose_linears(method, config.table)
     fold_constants(method, stem_of)
+    group_products(method)
+    drop_dead_code(method)
     legalize_scalars(method, config.table)
     legalize_operands(method)
     center_norms(method, config.table)

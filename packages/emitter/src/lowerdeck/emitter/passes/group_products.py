@@ -1,0 +1,185 @@
+"""Pass: multiply by matrices as they lie, not by copies that repeat or transpose them.
+
+Attention multiplies by all keys and values of a cache. Where several heads share them, programs
+write them out for each head first (``repeat_kv``), and keys are transposed: copies of the whole
+cache for each token. The rows of heads that share a matrix can be one left operand instead, which
+is another view of it; and of ``a @ b.T`` the transpose is ``b @ a.T``, where ``a`` and the product
+are small as long as few tokens are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks, reads_of, values_in
+from lowerdeck.emitter.ir.values import TensorValue, Value, contiguous_order
+
+_ATEN = torch.ops.aten
+_VIEW, _PERMUTE = _ATEN.view_copy.default, _ATEN.permute_copy.default
+_WIDE = 32
+"""Numbers that are multiplied for one that is copied, so that the copy is cheap beside them."""
+_VIEW_NAMES = """
+    view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze
+    squeeze_copy clone alias alias_copy detach
+"""
+_VIEWS = frozenset(_VIEW_NAMES.split())
+_EXPANDS = frozenset({"expand", "expand_copy"})
+_PERMUTES = frozenset({"permute", "permute_copy"})
+
+
+class _Origin(NamedTuple):
+    """What the right operand of a batched product is made of.
+
+    Attributes:
+        source: The matrices.
+        times: How often each is in the batch, one after the other.
+        steps: The calls in between without transposes, and the sizes of what they give.
+        transposed: Whether each is transposed.
+    """
+
+    source: TensorValue
+    times: int
+    steps: list[tuple[Call, list[int]]]
+    transposed: bool
+
+
+def group_products(method: Method) -> None:
+    """Let batched products read matrices that they alone read repeated or transposed.
+
+    Requires:
+        Numbers of the program are computed, small constants are folded.
+
+    Ensures:
+        What was repeated or transposed has no reader where that could be; it is dropped with all
+        dead code. A transpose is taken of the other operand and of the product where those are
+        smaller, or grow with the work that there is.
+    """
+    readers = Counter([*values_in(method.outputs), *(one.source for one in method.write_backs)])
+    for block in all_blocks(method.block):
+        readers.update(values_in(block.results))
+        for operation in block.body:
+            readers.update(reads_of(operation))
+    for block in all_blocks(method.block):
+        # What is made outside of a loop stays there.
+        producers: dict[Value, Call] = {}
+        body: list[Operation] = []
+        for operation in block.body:
+            if isinstance(operation, Call):
+                producers.update(dict.fromkeys(operation.outs, operation))
+                if operation.target is _ATEN.bmm.default:
+                    found = _origin(operation, producers, readers)
+                    if found is not None:
+                        body += _product(operation, found)
+                        continue
+            body.append(operation)
+        block.body = body
+
+
+def _origin(
+    product: Call, producers: Mapping[Value, Call], readers: Mapping[Value, int]
+) -> _Origin | None:
+    left, value = product.args
+    if not left.contiguous or not isinstance(left.shape[0], int):
+        return None
+    transposed, steps = False, list[tuple[Call, list[int]]]()
+    # On the way back the batch is all dimensions but the last two.
+    while (call := producers.get(value)) is not None and readers[value] == 1 and call.args:
+        source = call.args[0]
+        if not isinstance(source, TensorValue) or len(call.outs) != 1 or source.rank < 3:
+            break
+        if source.dtype != value.dtype or not _is_plain(source) or not _is_plain(value):
+            break
+        if call.op_name in _EXPANDS and source.sizes != value.sizes:
+            count, matrix = value.sizes[-3], value.sizes[-2:]
+            fits = all(sizes[-3] % count == 0 for _, sizes in steps) if count > 1 else False
+            if not fits or source.sizes != (*value.sizes[:-3], 1, *matrix):
+                break
+            return _Origin(source, count, steps[::-1], transposed)
+        if call.op_name in _PERMUTES:
+            order = [dim % source.rank for dim in call.args[1]]
+            if transposed or order != _swapped(range(source.rank)):
+                break
+            transposed = True
+            steps = [(one, _swapped(sizes)) for one, sizes in steps]
+        elif call.op_name in _VIEWS or _scales(call):
+            if source.sizes[-2:] != value.sizes[-2:]:
+                break
+            steps.append((call, [*value.sizes]))
+        elif call.op_name not in _EXPANDS:
+            break
+        value = source
+    is_worth = transposed and _is_less(product, value)
+    return _Origin(value, 1, steps[::-1], transposed) if is_worth else None
+
+
+def _is_plain(value: TensorValue) -> bool:
+    return value.contiguous and not value.dynamic
+
+
+def _scales(call: Call) -> bool:
+    return call.op_name == "mul" and isinstance(call.args[1], int | float)
+
+
+def _swapped(items: Any) -> list[int]:
+    *before, one, other = items
+    return [*before, other, one]
+
+
+def _is_less(product: Call, matrices: TensorValue) -> bool:
+    """Return whether to transpose the left operand and the product, not the matrices."""
+    left, out = product.args[0], product.outs[0]
+    assert isinstance(left, TensorValue)
+    assert isinstance(out, TensorValue)
+    if left.dynamic:
+        # Copies of as many rows as there are cost a share of the product, a copy of the matrices
+        # is made for a single row, too.
+        return min(matrices.sizes[-2:]) >= _WIDE
+    return prod(left.sizes) + prod(out.sizes) < prod(matrices.sizes)
+
+
+def _product(product: Call, found: _Origin) -> list[Operation]:
+    origin, count, body = product.origin, found.times, list[Operation]()
+
+    def call(target: Any, given: TensorValue, argument: Any, sizes: Any, rows: Any) -> TensorValue:
+        """Add a call on one tensor; ``rows`` is the dimension that may vary, and its size."""
+        shape = [*sizes]
+        shape[rows[0]] = rows[1]
+        name, order = f"{given.name}.{len(body)}", contiguous_order(len(sizes))
+        made = TensorValue(name, given.dtype, tuple(shape), tuple(sizes), order)
+        body.append(Call(target, [given, argument], [made], origin))
+        return made
+
+    matrices = found.source
+    for step, sizes in found.steps:
+        once = [*sizes[:-3], sizes[-3] // count, *sizes[-2:]]
+        target, argument = (step.target, step.args[1]) if _scales(step) else (_VIEW, once)
+        matrices = call(target, matrices, argument, once, (0, once[0]))
+    left, (out,) = product.args[0], product.outs
+    assert isinstance(out, TensorValue)
+    (batch, most, inner), width = left.sizes, out.sizes[2]
+    rows = left.shape[1] * count
+    batch, most = batch // count, most * count
+    if count > 1:
+        asked = [batch, rows if isinstance(rows, int) else -1, inner]
+        left = call(_VIEW, left, asked, (batch, most, inner), (1, rows))
+    if found.transposed and _is_less(product, matrices):
+        left = call(_PERMUTE, left, [0, 2, 1], (batch, inner, most), (2, rows))
+        made = call(product.target, matrices, left, (batch, width, most), (2, rows))
+        made = call(_PERMUTE, made, [0, 2, 1], (batch, most, width), (1, rows))
+    else:
+        if found.transposed:
+            matrices = call(_PERMUTE, matrices, [0, 2, 1], (batch, inner, width), (0, batch))
+        made = call(product.target, left, matrices, (batch, most, width), (1, rows))
+    last = body[-1]
+    assert isinstance(last, Call)
+    if count > 1:
+        asked = [out.sizes[0], out.shape[1] if isinstance(out.shape[1], int) else -1, width]
+        body.append(Call(_VIEW, [made, asked], [out], origin))
+    else:
+        last.outs = [out]
+    return body

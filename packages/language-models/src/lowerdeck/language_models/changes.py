@@ -1,0 +1,83 @@
+"""After how many tokens a model begins to do something else, by what its configuration says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+SHORT = 4
+"""Tokens after which a model changes while it is tried."""
+
+_NAMES = re.compile(
+    r"window(?!_(layers|pattern))|chunk|local_att|index_topk|floor|distance|original_max"
+)
+"""Names of numbers of tokens in configurations: windows, chunks, and where positions change."""
+
+
+def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
+    """Return after how many tokens of a text a model changes, and what its configuration calls it.
+
+    Args:
+        model: A model of transformers.
+        context: How many tokens a text may have.
+    """
+    found = {
+        table[name]: name
+        for table in _configured(model)
+        for name in table
+        if _is_change(name, table[name]) and table[name] < context
+    }
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def shortened(model: nn.Module, count: int) -> Iterator[None]:
+    """Let a model change after a few tokens, as it does after many.
+
+    Args:
+        model: A model of transformers.
+        count: After how many.
+    """
+    changed = []
+    for table in (*_configured(model), *map(vars, model.modules())):
+        for name, value in table.items():
+            if _is_change(name, value) and value == count:
+                changed.append((table, name))
+    for table, name in changed:
+        table[name] = min(SHORT, count)
+    try:
+        yield
+    finally:
+        for table, name in changed:
+            table[name] = count
+
+
+def _is_change(name: object, value: object) -> bool:
+    is_count = type(value) is int and value > 1
+    return is_count and isinstance(name, str) and _NAMES.search(name) is not None
+
+
+def _configured(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the tables that configurations of a model consist of, each once."""
+    configs = [vars(module).get("config") for module in model.modules()]
+    found: dict[int, dict[str, Any]] = {}
+    left = [vars(one) for one in configs if hasattr(one, "__dict__")]
+    while left:
+        table = left.pop()
+        if id(table) in found:
+            continue
+        found[id(table)] = table
+        left += _inside(table.values())
+    return list(found.values())
+
+
+def _inside(values: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    for value in values:
+        if isinstance(value, dict):
+            yield value
+        elif hasattr(value, "to_dict"):  # a configuration in another one
+            yield vars(value)
