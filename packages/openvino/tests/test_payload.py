@@ -193,6 +193,7 @@ def test_bodies_of_loops_are_counted_and_not_taken_apart() -> None:
     found = decode_payload(with_text(net(loop)))
     assert [node.operator for node in found.nodes] == ["Loop"]
     assert (found.nested, found.values[0].shape) == ({"Abs": 1}, ("?",))
+    assert found.nodes[0].detail == "joins Abs"
 
 
 def test_a_deep_text_takes_no_stack() -> None:

@@ -20,6 +20,8 @@ HEADER = struct.Struct("<6Q")
 # With these OpenVINO makes the text unreadable for whoever looks at a payload in passing.
 _KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _BEGIN = b"<?xml"
+_NOTHING = "unspecified"
+_MOST_INSIDE = 12
 _CHUNK = len(_KEY) * 4096
 _TYPES = {
     "FP32": "fp32",
@@ -119,6 +121,12 @@ class _Layer:
     outputs: dict[str, int] = field(default_factory=dict)
     place: tuple[int, int] | None = None
     limits: str = ""
+    inside: list[str] = field(default_factory=list)
+
+    @property
+    def detail(self) -> str:
+        """What is said of it beside what it reads and makes."""
+        return f"joins {', '.join(self.inside[:_MOST_INSIDE])}" if self.inside else self.limits
 
 
 class _Reader:
@@ -154,6 +162,7 @@ class _Reader:
             begin(self, about)
         elif tag == "layer" and about["type"] not in _NO_OPERATORS:
             self._nested[about["type"]] += 1
+            self._layer.inside.append(about["type"])
 
     def data(self, text: str) -> None:
         """Take text between elements."""
@@ -218,14 +227,16 @@ class _Reader:
         outputs: list[int] = []
         nodes = []
         for name, layer in self._layers.items():
-            taken = tuple(self._source(self._edges[name, port]) for port in layer.inputs)
+            read = [self._source(self._edges[name, port]) for port in layer.inputs]
+            # What stands for a bias that is not there is no value.
+            taken = tuple(one for one in read if self._values[one].dtype != _NOTHING)
             made = tuple(layer.outputs.values())
             if layer.kind == "Parameter":
                 inputs += made
             elif layer.kind == "Result":
                 outputs += taken
             elif layer.kind != "Const":
-                nodes.append(PayloadNode(layer.kind, taken, made, layer.limits))
+                nodes.append(PayloadNode(layer.kind, taken, made, layer.detail))
         places = {one.place for one in self._layers.values() if one.place is not None}
         return PayloadGraph(
             *(tuple(nodes), self._values, dict(enumerate([*inputs, *outputs]))),
