@@ -95,7 +95,7 @@ def test_payloads_of_openvino_are_opened_and_linked_and_broken_ones_say_why(show
     assert way[1:-1] == ["Convolution", "Add", "ReLU", "Convolution", "Add"]
     assert way[-1].startswith("output")
     inside = "return document.querySelector('#delegates').textContent"
-    assert "2 × Convolution" in page.ask(inside)
+    assert "2 \N{MULTIPLICATION SIGN} Convolution" in page.ask(inside)
     assert "Convolution(fp32[1, 4, 6, 6], fp32[2, 4, 3, 3] constant of 288 B" in page.ask(inside)
     assert page.complaints() == []
     made.backend_delegate_data[0].data = bytes(64)
