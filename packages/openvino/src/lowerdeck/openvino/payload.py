@@ -10,6 +10,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 from xml.etree import ElementTree
 
 from lowerdeck.openvino.errors import BlobError
@@ -32,6 +33,7 @@ _TYPES = {
     **{f"I{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (1, 4, 8, 16, 32, 64)},
 }
+_Told = TypeVar("_Told")
 _Port = tuple[str, str]
 """A layer and one of its ports, each under the number that the text gives it."""
 
@@ -48,6 +50,22 @@ def decode_payload(blob: memoryview) -> PayloadGraph:
     Raises:
         BlobError: They are damaged, or of another device or a version that is not known.
     """
+    return _read(blob, _Reader.graph)
+
+
+def operator_numbers(blob: memoryview) -> dict[str, int]:
+    """Return the numbers of a payload's operators, in ``decode_payload``'s order, by their names.
+
+    Args:
+        blob: The bytes of the delegate.
+
+    Raises:
+        BlobError: They are damaged, or of another device or a version that is not known.
+    """
+    return _read(blob, _Reader.numbers)
+
+
+def _read(blob: memoryview, told: Callable[[_Reader], _Told]) -> _Told:
     blob = memoryview(blob).cast("B")
     start, constants, text = _parts(blob)
     reader = _Reader(constants)
@@ -56,7 +74,7 @@ def decode_payload(blob: memoryview) -> PayloadGraph:
         for piece in _pieces(blob[start : start + text]):
             parser.feed(piece)
         parser.close()
-        return reader.graph()
+        return told(reader)
     except (ElementTree.ParseError, KeyError, ValueError) as error:
         if isinstance(error, BlobError):
             raise
@@ -117,6 +135,7 @@ class _Layer:
     """One operator, constant, input or output of the graph."""
 
     kind: str
+    name: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     place: tuple[int, int] | None = None
@@ -187,7 +206,7 @@ class _Reader:
 
     def begin_layer(self, about: dict[str, str]) -> None:
         """Take the beginning of an operator."""
-        self._layer = _Layer(about["type"])
+        self._layer = _Layer(about["type"], about["name"])
         if about["id"] in self._layers:
             raise ValueError(f"two operators with the number {about['id']!r}")
         self._layers[about["id"]] = self._layer
@@ -242,6 +261,11 @@ class _Reader:
             *(tuple(nodes), self._values, dict(enumerate([*inputs, *outputs]))),
             *(sum(size for _, size in places), self._nested),
         )
+
+    def numbers(self) -> dict[str, int]:
+        """Return the numbers of the operators by their names."""
+        taken = [one for one in self._layers.values() if one.kind not in _NO_OPERATORS]
+        return {one.name: number for number, one in enumerate(taken)}
 
     def _source(self, port: _Port) -> int:
         return self._layers[port[0]].outputs[port[1]]
