@@ -73,8 +73,6 @@ def test_a_profile_tells_each_operator_s_time_and_kernel_and_the_page_has_them()
     profile = load(file).method().profile(image)
     torch.testing.assert_close(profile.result, model(image))
     inside = [event for event in profile.events if event.identifier is not None]
-    (whole,) = [event for event in profile.events if event.identifier is None]
-    assert 0 < sum(event.duration_ns for event in inside) <= whole.duration_ns
     (blob,) = deserialize_pte(file).backend_delegate_data
     nodes = decode_payload(memoryview(bytes(blob.data))).nodes  # type: ignore[arg-type]
     told = {one.identifier: one.label for one in inside if isinstance(one.identifier, int)}
@@ -82,7 +80,7 @@ def test_a_profile_tells_each_operator_s_time_and_kernel_and_the_page_has_them()
     for number, label in told.items():
         assert label.startswith(f"{nodes[number].operator} (")
     page = html_report(deserialize_pte(file), trace=profile.chrome_trace())
-    (timed,) = [one for one in json.loads(_DATA.findall(page)[0])["file"]["methods"]]
+    (timed,) = json.loads(_DATA.findall(page)[0])["file"]["methods"]
     parts = timed["watched"][0]["parts"]
     assert {number for number, time in enumerate(parts) if time is not None} == {*told}
 

@@ -44,7 +44,8 @@ class Watched:
     def _identifier(self, one: openvino.ProfilingInfo) -> int | str:
         # What the device does beside, such as moving channels, bears only a name. Profiles have
         # slashes between a delegate and its parts.
-        return self.numbers.get(one.node_name, one.node_name.replace("/", "."))
+        name: str = one.node_name
+        return self.numbers.get(name, name.replace("/", "."))
 
 
 def watched(core: openvino.Core, blob: memoryview, device: str) -> Watched:
