@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, cast
 
 from lowerdeck.serializer.installed import installed_entries
 from lowerdeck.serializer.report.embed import clip
-from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
-from lowerdeck.serializer.report.xnnpack_payloads import is_xnnpack, xnnpack_graph
+from lowerdeck.serializer.report.payloads import (
+    PayloadGraph,
+    PayloadNode,
+    PayloadValue,
+    is_xnnpack,
+    xnnpack_graph,
+)
 from lowerdeck.serializer.xnnpack.payload import BACKEND
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
+from lowerdeck.serializer.report.payloads.graph import PayloadGraph, PayloadNode, PayloadValue
 from lowerdeck.serializer.xnnpack.graph import XnnNode, XnnQuantization, XnnValue
 from lowerdeck.serializer.xnnpack.payload import decode_payload
 
