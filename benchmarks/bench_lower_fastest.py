@@ -1,19 +1,20 @@
 """The plan that ``lower_fastest`` keeps for real models, beside each backend by itself.
 
-One core, the official runtime. What it kept is timed anew, in turn with the others.
+One core, the official runtime. What it kept is timed anew, in turn with the others. All models
+take over two hours: ``run.py lower_fastest --models "torchvision/*"`` takes some.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import Row, before_others
+from benchmarks.harness import Row, before_others, chosen
 from benchmarks.xnnpack_models import NAMES, build
 from lowerdeck.lowered_module import LoweringError, Trial, lower, lower_fastest
 from lowerdeck.lowered_module.choosing.official_runtime import seconds_in_turn
@@ -25,14 +26,15 @@ _GOAL = "at most 1.03 of the best backend's time"
 _FASTER = 1.03
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool, models: Sequence[str] = ()) -> Iterator[Row]:
     """Yield the time of each model's plan beside the best backend's, and then on how many it wins.
 
     Args:
         quick: A few models only.
+        models: Patterns of the names of those to measure, all if empty.
     """
     ratios: dict[str, float] = {}
-    for name in NAMES[:2] if quick else NAMES:
+    for name in NAMES[:2] if quick and not models else chosen(NAMES, models):
         try:
             row = _row(name)
         except (ImportError, RuntimeError, LoweringError) as error:

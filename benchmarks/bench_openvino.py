@@ -11,10 +11,10 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.harness import Row, compiled_environment, on_one_core
+from benchmarks.harness import Row, chosen, compiled_environment, on_one_core
 from benchmarks.openvino_files import FILES, ROOT
 
 PACKAGE = "openvino"
@@ -30,14 +30,15 @@ MODELS = (
 _GOAL = "at most 1.05 of OpenVINO called directly"
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool, models: Sequence[str] = ()) -> Iterator[Row]:
     """Yield a row for each model beside OpenVINO itself, one beside ExecuTorch's, and medians.
 
     Args:
         quick: A few models only.
+        models: Patterns of the names of those to measure, all if empty.
     """
     direct, peers = [], []
-    for model in MODELS[:2] if quick else MODELS:
+    for model in MODELS[:2] if quick and not models else chosen(MODELS, models):
         made, run = {}, {}
         try:
             _step("export", model)

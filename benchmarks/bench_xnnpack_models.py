@@ -8,10 +8,10 @@ the other file is our own of the float32 model.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, chosen
 from benchmarks.xnnpack_files import FLOAT
 from benchmarks.xnnpack_pairs import CASES, beside_float, compared, is_level
 
@@ -19,15 +19,18 @@ PACKAGE = "xnnpack"
 _GOAL = "level or faster; no more delegates, calls left and bytes"
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool, models: Sequence[str] = ()) -> Iterator[Row]:
     """Yield a row for each model and form, and then what they come to.
 
     Args:
         quick: A few cases only.
+        models: Patterns of the names of those to measure, all if empty.
     """
     ratios: dict[bool, list[float]] = {True: [], False: []}
     sooner: list[float] = []
-    for model, form in CASES[:2] + CASES[-2:] if quick else CASES:
+    names = chosen(dict.fromkeys(model for model, _ in CASES), models)
+    cases = [(model, form) for model, form in CASES if model in names]
+    for model, form in cases[:2] + cases[-2:] if quick and not models else cases:
         try:
             found = compared(model, form)
         except RuntimeError as error:
@@ -43,7 +46,7 @@ def rows(quick: bool) -> Iterator[Row]:
         name = "float32" if is_float else "quantised and half precision"
         yield _total(f"median of {len(found_ratios)} cases, {name}", found_ratios, 1.2)
     yield _total(f"lowering, median of {len(sooner)} cases", sooner, 40)
-    yield _total("lowering, least of them", [min(sooner)], 40)
+    yield _total("lowering, least of them", [min(sooner, default=0.0)], 40)
 
 
 def _row(model: str, form: str, found: dict[str, Any]) -> Row:

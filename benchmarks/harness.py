@@ -8,6 +8,7 @@ where even that is too unsteady to judge growth, ``count_calls`` counts what was
 
 from __future__ import annotations
 
+import fnmatch
 import gc
 import math
 import os
@@ -177,3 +178,24 @@ def _once(action: Callable[[], object]) -> float:
     start = time.process_time()
     action()
     return time.process_time() - start
+
+
+def chosen(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that fit a pattern, all without patterns.
+
+    Args:
+        names: What there is.
+        patterns: As a shell has them, such as ``torchvision/*``.
+
+    Raises:
+        ValueError: One fits nothing.
+    """
+    names = list(names)
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"found {pattern!r}, expected some of {', '.join(names)}")
+    return [
+        name
+        for name in names
+        if not patterns or any(fnmatch.fnmatch(name, one) for one in patterns)
+    ]

@@ -1,4 +1,4 @@
-"""Measure one package in this process: ``measure.py PACKAGE RECORD COMMAND [--quick]``.
+"""Measure one package in this process: ``measure.py PACKAGE RECORD COMMAND [--quick] [--models]``.
 
 ``run.py`` starts it, once for each package, so that what one leaves in memory costs no other.
 """
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("command")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--models", nargs="+", default=[])
     args = parser.parse_args()
     system = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
     record = Record(
@@ -43,7 +44,9 @@ def main() -> None:
     record.save(args.record)  # Whatever happens next, no older record passes for this run's.
     start = time.perf_counter()
     try:
-        for row in importlib.import_module(f"benchmarks.bench_{args.package}").rows(args.quick):
+        bench = importlib.import_module(f"benchmarks.bench_{args.package}")
+        some = {"models": args.models} if args.models else {}
+        for row in bench.rows(args.quick, **some):
             record.rows.append(row)
             print(list(table([row]))[-1], flush=True)
             record.save(args.record)

@@ -2,7 +2,9 @@
 
 ``nox -s bench`` measures all; ``-- unflatten`` measures one anew and keeps the others' records;
 ``-- --resume`` measures only what has no finished record of the sources as they are now;
-``-- --redraw`` measures nothing; ``-- --quick`` takes small sizes, and writes to ``out/bench``.
+``-- --redraw`` measures nothing; ``-- --quick`` takes small sizes, and writes to ``out/bench``, as
+does ``-- lower_fastest --models "torchvision/*" own/mlp``, which takes some models only (openvino
+and xnnpack_models know the same).
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from benchmarks.plots import draw  # noqa: E402
 from benchmarks.readme import with_table  # noqa: E402
 from benchmarks.records import Record, state_of  # noqa: E402
 
+_OF_MODELS = ("lower_fastest", "openvino", "xnnpack_models")
+
 
 def main() -> None:
     """Measure the chosen packages, each in a process of its own, and write the page."""
@@ -29,23 +33,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", help="import names; all when none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes, for a first look")
+    parser.add_argument(
+        "--models", nargs="+", default=[], metavar="PATTERN", help="only these models, by name"
+    )
     parser.add_argument("--resume", action="store_true", help="keep what is measured already")
     parser.add_argument("--redraw", action="store_true", help="only write the page and plots anew")
     parser.add_argument("--output", type=Path, help="folder for the page, the plots, the records")
     args = parser.parse_args()
     if unknown := set(args.packages) - set(known):
         parser.error(f"no benchmarks for {', '.join(sorted(unknown))}; there are {known}")
-    # Small sizes prove nothing: they must not replace the results that the README shows.
-    output = args.output or (HERE.parent / "out" / "bench" if args.quick else HERE)
+    if args.models and not args.packages:
+        parser.error(f"--models wants packages that have models: {', '.join(_OF_MODELS)}")
+    if args.models and (without := set(args.packages) - set(_OF_MODELS)):
+        parser.error(f"{', '.join(sorted(without))}: no choice of models")
+    # Small sizes, and a few models, must not replace the results that the README shows.
+    some = args.quick or args.models
+    output = args.output or (HERE.parent / "out" / "bench" if some else HERE)
     records = {name: output / "records" / f"{name}.json" for name in known}
     chosen = [] if args.redraw else args.packages or known
     failed: list[str] = []
     for name in chosen:
-        if args.resume and _is_current(records[name], name, args.quick):
+        if args.resume and not args.models and _is_current(records[name], name, args.quick):
             print(f"{name}: kept, measured already")
             continue
         worker = [sys.executable, str(HERE / "measure.py"), name, str(records[name]), _command()]
         worker += ["--quick"] if args.quick else []
+        worker += ["--models", *args.models] if args.models else []
         # A fault in one package must not cost the hour that the others took: the page tells it.
         if subprocess.run(worker, check=False, cwd=HERE.parent).returncode:
             failed.append(name)

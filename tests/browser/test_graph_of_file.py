@@ -84,6 +84,26 @@ def test_operators_inside_a_delegate_are_linked(emitted, show):
     assert way[-1].startswith("output")
 
 
+def test_payloads_of_openvino_are_opened_and_linked_and_broken_ones_say_why(show):
+    partitioner = pytest.importorskip("lowerdeck.openvino").OpenvinoPartitioner()
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3))
+    program = torch.export.export(net.eval(), (torch.ones(1, 3, 8, 8),))
+    made = emit(to_backend(program, partitioner)).program
+    page = show(html_report(made))
+    way = walked(page)
+    assert way[0].startswith("input")
+    assert way[1:-1] == ["Convolution", "Add", "ReLU", "Convolution", "Add"]
+    assert way[-1].startswith("output")
+    inside = "return document.querySelector('#delegates').textContent"
+    assert "2 \N{MULTIPLICATION SIGN} Convolution" in page.ask(inside)
+    assert "Convolution(fp32[1, 4, 6, 6], fp32[2, 4, 3, 3] constant of 288 B" in page.ask(inside)
+    assert page.complaints() == []
+    made.backend_delegate_data[0].data = bytes(64)
+    page = show(html_report(made))
+    assert "not opened, as BlobError: found a payload of 64 bytes" in page.ask(inside)
+    assert page.complaints() == []
+
+
 def test_modules_and_delegates_close_and_open(emitted, show):
     page = show(html_report(emitted[False].program))
     whole = page.ask(SHOWN)

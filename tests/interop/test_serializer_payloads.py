@@ -62,7 +62,7 @@ def test_payloads_of_the_official_compiler_are_told_whole(folder: str) -> None:
                 data = program.backend_delegate_data[delegate.processed.index].data
                 blob = memoryview(bytes(data))  # type: ignore[arg-type]
                 found, whole = contents_of(blob), decode_payload(blob)
-                assert found is not None
+                assert not found.closed
                 assert sum(found.operators.values()) == len(found.lines) == len(whole.nodes)
                 assert not any("?" in line for line in found.lines)
 

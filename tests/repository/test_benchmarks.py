@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import xnnpack_models
-from benchmarks.harness import Row, count_calls, growth_exponent, in_rounds
+from benchmarks.harness import Row, chosen, count_calls, growth_exponent, in_rounds
 from benchmarks.page import page, plot_name
 from benchmarks.readme import with_table
 from benchmarks.records import Record, state_of
@@ -44,6 +44,14 @@ def test_the_page_tells_when_how_and_what_was_missed():
     assert f"![CPU time (s) over nodes](plots/{plot_name(ROWS[1])})" in text
     broken = "\n".join(page([record(finished=False, error="KeyError: 1")]))
     assert "**serializer did not finish (KeyError: 1): not all its rows are here.**" in broken
+
+
+def test_models_are_chosen_by_patterns():
+    names = ["torchvision/a", "torchvision/b", "own/mlp"]
+    assert chosen(names, []) == names
+    assert chosen(names, ["own/*", "*/a"]) == ["torchvision/a", "own/mlp"]
+    with pytest.raises(ValueError, match="found 'resnet', expected some of torchvision/a, "):
+        chosen(names, ["resnet"])
 
 
 def test_the_page_has_a_part_for_what_is_lost_or_missed():

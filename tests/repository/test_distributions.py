@@ -28,6 +28,7 @@ ASKED_BY = {
     "lowerdeck.partitioners": "lowerdeck-lowered-module",
     "lowerdeck.quantizations": "lowerdeck-lowered-module",
     "lowerdeck.runtimes": "lowerdeck-runner",
+    "lowerdeck.payloads": "lowerdeck-serializer",
 }
 # Type checkers bring it along; nothing imports it when code runs.
 ONLY_FOR_TYPES = {"_typeshed"}

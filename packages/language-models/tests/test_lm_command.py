@@ -58,6 +58,11 @@ def test_how_much_was_quantised_is_told(
     ("words", "told"),
     [
         (["lm", "export", "nowhere"], "nowhere is no folder"),
+        (["lm", "export", "name/of-a-model"], "as `hf download NAME --local-dir FOLDER`"),
+        (
+            ["lm", "run", "{folder}", "text"],
+            "is a folder, expected a .pte file: `lowerdeck lm export",
+        ),
         (["lm", "export", "{empty}"], "has no tokenizer.json"),
         (["lm", "run", "nowhere.pte", "text"], "there is no file nowhere.pte"),
         (["lm", "run", ".", "text"], "'.' is a folder, expected a model's file"),

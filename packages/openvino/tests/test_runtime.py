@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -11,6 +13,7 @@ import pytest
 import torch
 from openvino_cases import Calls, numbers  # type: ignore[import-not-found]
 
+from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.openvino import (
     BlobError,
@@ -19,9 +22,12 @@ from lowerdeck.openvino import (
     OpenvinoBackend,
     OpenvinoPartitioner,
     OpenvinoRuntime,
+    decode_payload,
 )
-from lowerdeck.serializer import CompileSpec
+from lowerdeck.runner import compare, load
+from lowerdeck.serializer import CompileSpec, deserialize_pte, html_report
 
+_DATA = re.compile(r'id="report-data">(.*?)</script>', re.DOTALL)
 CPU = [CompileSpec("device", b"CPU")]
 
 
@@ -52,6 +58,42 @@ def test_it_runs_what_was_compiled(blob: bytes) -> None:
 def test_a_payload_that_is_cut_off(blob: bytes, cut: int) -> None:
     with pytest.raises(BlobError, match=f"cannot import a payload of {cut} bytes: it is damaged"):
         OpenvinoRuntime().init(memoryview(blob[:cut]), CPU, {})
+
+
+def test_a_profile_tells_each_operator_s_time_and_kernel_and_the_page_has_them() -> None:
+    layers = (
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, 9),
+    )
+    image = numbers(1, 3, 8, 8)
+    model = torch.nn.Sequential(*layers).eval()
+    file = emit(to_backend(torch.export.export(model, (image,)), OpenvinoPartitioner())).to_bytes()
+    profile = load(file).method().profile(image)
+    torch.testing.assert_close(profile.result, model(image))
+    inside = [event for event in profile.events if event.identifier is not None]
+    (blob,) = deserialize_pte(file).backend_delegate_data
+    nodes = decode_payload(memoryview(bytes(blob.data))).nodes  # type: ignore[arg-type]
+    told = {one.identifier: one.label for one in inside if isinstance(one.identifier, int)}
+    assert told
+    for number, label in told.items():
+        assert label.startswith(f"{nodes[number].operator} (")
+    page = html_report(deserialize_pte(file), trace=profile.chrome_trace())
+    (timed,) = json.loads(_DATA.findall(page)[0])["file"]["methods"]
+    parts = timed["watched"][0]["parts"]
+    assert {number for number, time in enumerate(parts) if time is not None} == {*told}
+
+
+def test_comparing_goes_on_where_a_delegate_tells_times_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+    lowered = to_backend(torch.export.export(model, (numbers(1, 3, 8, 8),)), OpenvinoPartitioner())
+    file = emit(lowered)
+    found = compare(load(file.to_bytes(), debug=file), model, (numbers(1, 3, 8, 8),))
+    assert found.first is None
+    assert found.compared
+    # Times are nothing that eager could have a counterpart of.
+    assert all(event.identifier is None for event in found.unmatched)
 
 
 def test_a_device_that_is_not_there(blob: bytes) -> None:

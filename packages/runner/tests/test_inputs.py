@@ -100,6 +100,57 @@ def test_channels_last_inputs_must_be_channels_last(method: Any) -> None:
     assert torch.equal(forward.run_flat([right])[0], images)
 
 
+@pytest.mark.parametrize(
+    ("order", "tensor", "cure"),
+    [
+        ((0, 1), torch.arange(12.0).view(2, 6)[:, ::2], "call .contiguous() on it"),
+        ((0, 1), torch.arange(6.0).view(3, 2).t(), "call .contiguous() on it"),
+        ((1, 0), torch.arange(12.0).view(6, 2)[::2].t(), "call .permute([1, 0])"),
+        (
+            (0, 2, 3, 1),
+            torch.randn(2, 4, 4, 6)[..., ::2].permute(0, 3, 1, 2),
+            "memory_format=torch.channels_last)",
+        ),
+        (
+            (0, 2, 3, 4, 1),
+            torch.randn(1, 3, 2, 2, 2),
+            "memory_format=torch.channels_last_3d)",
+        ),
+        ((2, 0, 1), torch.randn(2, 3, 4), "call .permute([2, 0, 1])"),
+    ],
+    ids=["gaps", "transposed", "gaps, transposed", "gaps, last", "volumes", "permuted"],
+)
+def test_what_lies_otherwise_is_told_by_strides_with_a_cure_that_works(
+    order: tuple[int, ...], tensor: torch.Tensor, cure: str, method: Any
+) -> None:
+    x = method.tensor(list(tensor.shape), dim_order=list(order))
+    forward = load(method.ends([x], [x])).method()
+    with pytest.raises(InputError) as refused:
+        forward.run_flat([tensor])
+    told = str(refused.value)
+    assert cure in told
+    found, _, expected = told.partition("; ")
+    assert str(list(tensor.stride())) in found
+    assert str(list(tensor.stride())) not in expected
+    call = told.rpartition("call ")[2].removesuffix(" on it")
+    mended = eval(f"tensor{call}")
+    assert torch.equal(forward.run_flat([mended])[0], tensor)
+
+
+@pytest.mark.parametrize("number", [5.0, float("nan")])
+def test_fixed_numbers_that_print_alike_are_told_apart(number: float, method: Any) -> None:
+    class Text(float):
+        pass
+
+    x = method.tensor([1])
+    forward = load(method.ends([x, method.double(number)], [x])).method()
+    assert torch.equal(forward.run_flat([value(1), number])[0], value(1))
+    with pytest.raises(InputError, match=r"\(Text\); the .* \(float\) only"):
+        forward.run_flat([value(1), Text(number)])
+    with pytest.raises(InputError, match=r"is 6\.0; the program was exported for"):
+        forward.run_flat([value(1), 6.0])
+
+
 def test_results_can_take_part_in_autograd(method: Any) -> None:
     x = method.tensor([2])
     result = load(method.ends([x], [x])).method().run_flat([torch.ones(2, requires_grad=True)])[0]

@@ -1,8 +1,9 @@
-"""What is inside an XNNPACK delegate is told by every command, whoever compiled it."""
+"""What is inside a delegate is told by every command, whoever compiled it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,21 +23,25 @@ from lowerdeck.serializer import (
     BackendDelegateInlineData,
     DataLocation,
     ExecutionPlan,
+    PayloadGraph,
+    PayloadNode,
+    PayloadValue,
     Program,
     XnnOperator,
+    open_pte,
     serialize_pte,
 )
 from lowerdeck.serializer.command_line import main
+from lowerdeck.serializer.commands.summary import summarise
+from lowerdeck.serializer.report import operators
 from lowerdeck.serializer.report.operators import contents_of
 
 
-def written(path: Path, *blobs: bytes) -> str:
+def written(path: Path, *blobs: bytes, backend: str = "XnnpackBackend") -> str:
     """Write a program with delegates, and return its path."""
     plan = ExecutionPlan("forward")
     plan.delegates = [
-        BackendDelegate(
-            "XnnpackBackend", BackendDelegateDataReference(DataLocation.INLINE, number), []
-        )
+        BackendDelegate(backend, BackendDelegateDataReference(DataLocation.INLINE, number), [])
         for number in range(len(blobs))
     ]
     data = [BackendDelegateInlineData(blob) for blob in blobs]
@@ -61,6 +66,8 @@ def test_inspect_tells_operators_types_scales_and_bytes(
     assert "scales found at run time" in second["payload"]["nodes"][1]
     assert "scales for each 32 constant of 64 B" in second["payload"]["nodes"][1]
     assert third["payload"] is None
+    assert "TruncatedError: file at byte 0: found 1 bytes" in third["closed"]
+    assert (first["closed"], second["closed"]) == ("", "")
 
 
 def test_diff_tells_which_operators_changed(
@@ -79,7 +86,6 @@ def test_diff_tells_which_operators_changed(
 def test_many_nodes_are_cut_and_counted() -> None:
     nodes = [node(XnnOperator.ABS, input_id=0, output_id=0) for _ in range(500)]
     found = contents_of(memoryview(payload(graph([value(0)], nodes))))
-    assert found is not None
     assert (len(found.lines), found.left_out, found.operators) == (400, 100, {"Abs": 500})
 
 
@@ -92,5 +98,101 @@ def test_the_operators_of_a_payload_are_linked_to_each_other_and_to_its_argument
         node(XnnOperator.ADD, input1_id=7, input2_id=3, output_id=7),
     ]
     found = contents_of(memoryview(payload(graph(values, nodes))))
-    assert found is not None
     assert (found.links, found.results) == (((-2,), (0, -1), (1,)), {2: 1})
+
+
+class _Opener:
+    """An entry point of an installed package, which opens payloads or fails to."""
+
+    value = "mine:open_payload"
+
+    def __init__(self, name: str, answer: PayloadGraph | Exception) -> None:
+        self.name = name
+        self._answer = answer
+
+    def load(self) -> Callable[[memoryview], PayloadGraph]:
+        def open_payload(_: memoryview) -> PayloadGraph:
+            if isinstance(self._answer, Exception):
+                raise self._answer
+            return self._answer
+
+        return open_payload
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[PayloadGraph | Exception], None]:
+    def _install(answer: PayloadGraph | Exception) -> None:
+        monkeypatch.setattr(operators, "_openers", lambda: {"Mine": _Opener("Mine", answer)})
+
+    return _install
+
+
+def test_an_installed_package_opens_the_payloads_of_its_backend(
+    install: Callable[[PayloadGraph], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {
+        0: PayloadValue("fp32", (2, "?")),
+        1: PayloadValue("int8", (3,), 3, "scale 2"),
+        2: PayloadValue("fp32", (2,)),
+    }
+    nodes = (PayloadNode("Loop", (0, 1), (2,), "limits 0 to 1"), PayloadNode("Sqrt", (2,), (2,)))
+    # What goes in comes out, too, and the last result is made twice.
+    arguments = {0: 0, 1: 2, 2: 0}
+    install(PayloadGraph(nodes, values, arguments, 3, {"Add": 2}))
+    found = contents_of(memoryview(b"any"), "Mine")
+    assert found.lines == (
+        "Loop(fp32[2, ?], int8[3] scale 2 constant of 3 B) -> fp32[2], limits 0 to 1",
+        "Sqrt(fp32[2]) -> fp32[2]",
+    )
+    assert (found.operators, found.closed) == ({"Add": 2, "Loop": 1, "Sqrt": 1}, "")
+    assert (found.links, found.results) == (((-1,), (0,)), {1: 1})
+    path = written(tmp_path / "a.pte", b"any", backend="Mine")
+    assert main(["inspect", path]) == 0
+    assert "; 2 Add, 1 Loop, 1 Sqrt; constants 3 B" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("found 3 bytes, expected more\x1b[2J"), "ValueError: found 3 bytes, expected"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (ImportError("no such module"), "ImportError: no such module"),
+    ],
+)
+def test_a_payload_that_cannot_be_opened_stays_closed_with_a_word(
+    error: Exception,
+    told: str,
+    install: Callable[[Exception], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install(error)
+    path = written(tmp_path / "a.pte", b"any", backend="Mine")
+    assert main(["inspect", path]) == 0
+    text = capsys.readouterr().out
+    assert f"; not opened, as {told}" in text
+    assert "\x1b" not in text
+    assert main(["inspect", path, "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["delegates"]
+    assert entry["payload"] is None
+    assert entry["closed"].startswith(told)
+
+
+def test_what_nobody_opens_says_who_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(operators, "_openers", dict)
+    with open_pte(written(tmp_path / "a.pte", b"any", backend="Other")) as file:
+        (entry,) = summarise(file)["delegates"]
+    assert entry["closed"] == "no installed package opens payloads of Other"
+    assert "lowerdeck-openvino" in operators.contents_of(memoryview(b""), "OpenvinoBackend").closed
+
+
+def test_names_that_a_payload_tells_are_short_and_on_their_line(
+    install: Callable[[PayloadGraph], None],
+) -> None:
+    values = {0: PayloadValue("fp\n32", ("1\n" * 900,), None, "x" * 9000)}
+    install(PayloadGraph((PayloadNode("Ad\nd" * 900, (0,), (7,)),), values, {5: 9}, 0))
+    found = contents_of(memoryview(b"any"), "Mine")
+    (line,) = found.lines
+    assert "\n" not in line
+    assert len(line) < 1000
+    assert line.endswith(" -> ?")

@@ -135,7 +135,10 @@ def _text(given: str) -> str:
 def _export(args: argparse.Namespace) -> int:
     beside = tokenizer_beside(args.output)
     if not args.folder.is_dir():
-        raise FolderError(f"{args.folder} is no folder, expected one of a Hugging Face model")
+        raise FolderError(
+            f"{args.folder} is no folder, expected one of a Hugging Face model, as `hf download "
+            "NAME --local-dir FOLDER` or save_pretrained writes it"
+        )
     # A file may be written into the folder, but over none of the model's.
     models = [file for file in args.folder.iterdir() if file.suffix != ".pte"]
     read = [(f"{file.name} of FOLDER", str(file)) for file in models]
@@ -235,6 +238,10 @@ def tokenizer_beside(file: Path) -> Path:
 def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
     if given is None:
         given = tokenizer_beside(file)
+        if file.is_dir():
+            raise FolderError(
+                f"{file} is a folder, expected a .pte file: `lowerdeck lm export {file}` makes one"
+            )
         if not file.is_file():
             raise FolderError(f"there is no file {file}, expected one of `lowerdeck lm export`")
         if not given.is_file():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from lowerdeck.openvino.errors import (
     BlobError,
-    CompileError,
     DelegateInputError,
     DelegateRunError,
     DeviceError,
@@ -20,6 +19,8 @@ from lowerdeck.openvino.errors import (
 
 if TYPE_CHECKING:
     from lowerdeck.openvino.backend import OpenvinoBackend, OpenvinoPartitioner
+    from lowerdeck.openvino.compile_error import CompileError
+    from lowerdeck.openvino.payload import decode_payload
     from lowerdeck.openvino.runtime import OpenvinoRuntime
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "OpenvinoPartitioner",
     # At run time
     "OpenvinoRuntime",
+    # Inside a payload
+    "decode_payload",
     # Errors
     "OpenvinoError",
     "BlobError",
@@ -41,6 +44,8 @@ _HALVES = {
     "OpenvinoBackend": "backend",
     "OpenvinoPartitioner": "backend",
     "OpenvinoRuntime": "runtime",
+    "decode_payload": "payload",
+    "CompileError": "compile_error",
 }
 
 

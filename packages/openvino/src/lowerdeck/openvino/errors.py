@@ -1,14 +1,8 @@
 """The errors that this package raises."""
 
-from lowerdeck.lowered_module import UnsupportedOperatorError
-
 
 class OpenvinoError(Exception):
     """Base of every error that ``lowerdeck.openvino`` raises on purpose."""
-
-
-class CompileError(OpenvinoError, UnsupportedOperatorError):
-    """OpenVINO refuses a partition; the message says which operator, or what the compiler said."""
 
 
 class DeviceError(OpenvinoError, ValueError):

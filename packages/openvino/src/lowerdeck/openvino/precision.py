@@ -8,19 +8,14 @@ a batch norm in it, lose it: so it is written into the payload, which holds what
 
 from __future__ import annotations
 
-import struct
-from itertools import cycle
 from xml.etree import ElementTree
 
 import openvino
 from openvino import Output, Type, opset13
 
-from lowerdeck.openvino.errors import CompileError
+from lowerdeck.openvino.compile_error import CompileError
+from lowerdeck.openvino.payload import HEADER, begins_with_text, crossed
 
-# Offset and size of three parts: what belongs to the device, constants, and the graph's text.
-_HEADER = struct.Struct("<6Q")
-# With these OpenVINO makes the text unreadable for whoever looks at a payload in passing.
-_KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _MARK = {"name": "precise", "version": "0"}
 
 
@@ -64,10 +59,10 @@ def with_precision_kept(payload: bytes) -> bytes:
             marks = ElementTree.SubElement(layer, "rt_info")
         if all(mark.get("name") != _MARK["name"] for mark in marks):
             ElementTree.SubElement(marks, "attribute", _MARK)
-    marked = _crossed(ElementTree.tostring(net, encoding="utf-8", xml_declaration=True))
-    begin = _HEADER.unpack_from(payload)[4]
-    header = (*_HEADER.unpack_from(payload)[:5], len(marked))
-    return b"".join((_HEADER.pack(*header), payload[_HEADER.size : begin], marked))
+    marked = crossed(ElementTree.tostring(net, encoding="utf-8", xml_declaration=True))
+    begin = HEADER.unpack_from(payload)[4]
+    header = (*HEADER.unpack_from(payload)[:5], len(marked))
+    return b"".join((HEADER.pack(*header), payload[HEADER.size : begin], marked))
 
 
 def text_of(payload: bytes) -> bytes:
@@ -79,16 +74,9 @@ def text_of(payload: bytes) -> bytes:
     Raises:
         CompileError: It is laid out otherwise than those of the versions that are known.
     """
-    if len(payload) >= _HEADER.size:
-        begin, size = _HEADER.unpack_from(payload)[4:]
-        text = _crossed(payload[begin : begin + size])
-        if text.startswith(b"<?xml") and begin + size == len(payload):
-            return text
+    if begins_with_text(memoryview(payload)):
+        return crossed(payload[HEADER.unpack_from(payload)[4] :])
     raise CompileError(
         f"openvino {openvino.__version__} lays out payloads in a way that is not known, so that "
         "float32 cannot be kept on processors with bfloat16: install openvino<2026"
     )
-
-
-def _crossed(text: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(text, cycle(_KEY), strict=False))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import openvino
@@ -12,6 +13,7 @@ import torch
 from lowerdeck.openvino.device import core, device_of
 from lowerdeck.openvino.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.openvino.layout import CHANNELS_LAST, from_memory_order, memory_order
+from lowerdeck.openvino.profiling import Watched, watched
 from lowerdeck.openvino.translation import TYPES
 from lowerdeck.serializer import CompileSpec
 
@@ -25,10 +27,21 @@ class LoadedPayload:
     Attributes:
         compiled: OpenVINO's model.
         request: What it is run with.
+        blob: The payload.
+        device: The device that runs it.
     """
 
     compiled: openvino.CompiledModel
     request: openvino.InferRequest
+    blob: memoryview
+    device: str
+    _watched: list[Watched] = field(default_factory=list)
+
+    def watched(self) -> Watched:
+        """Return the payload once more, to be measured, imported at the first use."""
+        if not self._watched:
+            self._watched.append(watched(core(), self.blob, self.device))
+        return self._watched[0]
 
 
 class OpenvinoRuntime:
@@ -61,7 +74,7 @@ class OpenvinoRuntime:
                 f"openvino {openvino.__version__} cannot import a payload of {len(blob)} bytes: "
                 f"it is damaged, or was made by another version; {_last_line(error)}"
             ) from error
-        return LoadedPayload(compiled, compiled.create_infer_request())
+        return LoadedPayload(compiled, compiled.create_infer_request(), blob, device)
 
     def input_count(self, handle: LoadedPayload) -> int:
         """Return how many inputs a payload takes."""
@@ -81,23 +94,68 @@ class OpenvinoRuntime:
             DelegateInputError: Other inputs than the payload was compiled for.
             DelegateRunError: OpenVINO cannot run it.
         """
-        wanted = handle.compiled.inputs
-        if len(inputs) != len(wanted):
-            raise DelegateInputError(f"{len(wanted)} inputs are needed, found {len(inputs)}")
-        for number, (given, port) in enumerate(zip(inputs, wanted, strict=True)):
-            _check(number, given, port)
-            tensor = openvino.Tensor(memory_order(given).numpy(), shared_memory=False)
-            handle.request.set_input_tensor(number, tensor)
-        try:
-            handle.request.infer()
-        except RuntimeError as error:
-            raise DelegateRunError(f"OpenVINO cannot run: {_last_line(error)}") from error
-        results = []
-        for number, port in enumerate(handle.compiled.outputs):
-            result = torch.from_numpy(handle.request.get_output_tensor(number).data.copy())
-            lies_so = any(name.endswith(CHANNELS_LAST) for name in port.get_names())
-            results.append(from_memory_order(result) if lies_so else result)
+        return _run(handle.request, handle.compiled, inputs)
+
+    def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
+        """Return what each operator of a payload computes, with the kernel chosen for it.
+
+        Args:
+            handle: What ``init`` returned.
+        """
+        return handle.watched().names
+
+    def execute_logged(
+        self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
+    ) -> list[torch.Tensor]:
+        """Return the outputs for ``inputs``, and report what OpenVINO measured of each operator.
+
+        Operators that another has taken in are not reported, and what they compute is not told.
+
+        Args:
+            handle: What ``init`` returned.
+            inputs: The arguments of the call.
+            log: Called with the operator's number in the payload, or the name of what the device
+                does beside them, and the start and the end in nanoseconds.
+
+        Returns:
+            New tensors, in order.
+
+        Raises:
+            DelegateInputError: Other inputs than the payload was compiled for.
+            DelegateRunError: OpenVINO cannot run it.
+        """
+        measured = handle.watched()
+        start = time.perf_counter_ns()
+        results = _run(measured.request, measured.compiled, inputs)
+        for identifier, spent in measured.spent():
+            # How long, but not when, is measured: they are told one after the other.
+            log(identifier, start, start + spent)
+            start += spent
         return results
+
+
+def _run(
+    request: openvino.InferRequest,
+    compiled: openvino.CompiledModel,
+    inputs: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    wanted = compiled.inputs
+    if len(inputs) != len(wanted):
+        raise DelegateInputError(f"{len(wanted)} inputs are needed, found {len(inputs)}")
+    for number, (given, port) in enumerate(zip(inputs, wanted, strict=True)):
+        _check(number, given, port)
+        tensor = openvino.Tensor(memory_order(given).numpy(), shared_memory=False)
+        request.set_input_tensor(number, tensor)
+    try:
+        request.infer()
+    except RuntimeError as error:
+        raise DelegateRunError(f"OpenVINO cannot run: {_last_line(error)}") from error
+    results = []
+    for number, port in enumerate(compiled.outputs):
+        result = torch.from_numpy(request.get_output_tensor(number).data.copy())
+        lies_so = any(name.endswith(CHANNELS_LAST) for name in port.get_names())
+        results.append(from_memory_order(result) if lies_so else result)
+    return results
 
 
 def _last_line(error: RuntimeError) -> str:

@@ -12,8 +12,8 @@ from openvino import Output, Type, opset13
 from torch.fx import Node
 
 from lowerdeck.lowered_module import DeclarativeBackend, PartitionView
+from lowerdeck.openvino.compile_error import CompileError
 from lowerdeck.openvino.device import PRECISION, device_of, payload_of
-from lowerdeck.openvino.errors import CompileError
 from lowerdeck.openvino.layout import (
     CHANNELS_LAST,
     lies_channels_last,

@@ -128,6 +128,7 @@ if TYPE_CHECKING:
         runtime_kernels,
     )
     from lowerdeck.serializer.report import html_diff, html_page, html_report
+    from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
     from lowerdeck.serializer.verify import Hazard, verify_pte
     from lowerdeck.serializer.xnnpack.graph import (
         XnnConstant,
@@ -208,6 +209,10 @@ __all__ = [
     "XnnNode",
     "XnnOperator",
     "XnnDatatype",
+    # Any backend's payloads
+    "PayloadGraph",
+    "PayloadNode",
+    "PayloadValue",
     # Named data
     "NamedDataStore",
     "NamedDataStoreOutput",
@@ -301,6 +306,7 @@ _AT_FIRST_USE = {
         "runtime_kernels",
     ),
     "lowerdeck.serializer.report": ("html_diff", "html_page", "html_report"),
+    "lowerdeck.serializer.report.payloads": ("PayloadGraph", "PayloadNode", "PayloadValue"),
     "lowerdeck.serializer.verify.hazards": ("Hazard",),
     "lowerdeck.serializer.verify.verify": ("verify_pte",),
     "lowerdeck.serializer.xnnpack.graph": (

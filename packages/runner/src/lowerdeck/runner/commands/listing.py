@@ -95,10 +95,16 @@ def _examined(name: str, halves: dict[str, EntryPoint]) -> InstalledBackend:
         name,
         {half: entry.value for half, entry in halves.items()},
         _distribution(next(iter(halves.values()))),
-        (inspect.getdoc(parts[0]) or "").partition("\n")[0] if parts else "",
+        _about(parts[0]) if parts else "",
         tuple(sorted({name for part in parts for name in _operators(part)})),
         "; ".join(problems),
     )
+
+
+def _about(part: object) -> str:
+    # Not what a class inherits: a backend without a word is not what it derives from.
+    own = vars(part).get("__doc__") if isinstance(part, type) else part.__doc__
+    return inspect.cleandoc(own or "").partition("\n")[0]
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -15,7 +15,7 @@ from lowerdeck.runner._torch_private import (
     unflatten,
 )
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.values.layout import dim_order_of, has_layout, strides_of
+from lowerdeck.runner.values.layout import has_layout, strides_of
 from lowerdeck.runner.values.structure import UnknownStructureError, parse_structure
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
@@ -103,6 +103,10 @@ def _argument_name(path: str) -> str:
 
 
 Check = Callable[[Any], None]
+_CURES = {
+    (0, 2, 3, 1): "call .contiguous(memory_format=torch.channels_last) on it",
+    (0, 2, 3, 4, 1): "call .contiguous(memory_format=torch.channels_last_3d) on it",
+}
 
 
 def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check, Check]:
@@ -154,8 +158,15 @@ def bind_fixed(name: str, expected: object) -> Check:
     """
 
     def check(value: Any) -> None:
-        if type(value) is not type(expected) or value != expected:
-            _refuse(name, f"is {value!r}; the program was exported for {expected!r} only")
+        # NaN is no other number here: the program was exported for it.
+        nan = value != value and expected != expected
+        if type(value) is not type(expected) or (value != expected and not nan):
+            kinds = [f" ({type(one).__name__})" for one in (value, expected)]
+            found, wanted = kinds if repr(value) == repr(expected) else ("", "")
+            _refuse(
+                name,
+                f"is {value!r}{found}; the program was exported for {expected!r}{wanted} only",
+            )
 
     return check
 
@@ -169,15 +180,18 @@ def _check_sizes(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
 
 
 def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
-    cure = (
-        "call .contiguous() on it"
-        if spec.contiguous
-        else "call .to(memory_format=torch.channels_last) on it"
-    )
+    order = list(spec.dim_order)
+    cure = _CURES.get(spec.dim_order)
+    if spec.contiguous:
+        cure = "call .contiguous() on it"
+    elif cure is None:
+        back = [order.index(dim) for dim in range(len(order))]
+        cure = f"call .permute({order}).contiguous().permute({back}) on it"
+    # Not by dim orders alone: what has gaps between its elements may have the expected one.
     _refuse(
         name,
-        f"has strides {list(value.stride())} (dim order {list(dim_order_of(value))}); a dense "
-        f"tensor of dim order {list(spec.dim_order)} was expected: {cure}",
+        f"has strides {list(value.stride())}; {list(strides_of(value.shape, order))} was "
+        f"expected, that of a tensor without gaps in the dim order {order}: {cure}",
     )
 
 

@@ -191,7 +191,7 @@ def _method_lines(method: dict[str, Any]) -> Iterator[str]:
 def _delegate_text(entry: dict[str, Any]) -> str:
     line, payload = _delegate_line(entry), entry["payload"]
     if payload is None:
-        return line
+        return f"{line}; not opened, as {entry['closed']}"
     named = ", ".join(f"{count} {name}" for name, count in payload["operators"].items())
     size = size_text(payload["constant_bytes"])
     return f"{line}; {named or 'no operators'}; constants {size}"

@@ -14,7 +14,14 @@ from lowerdeck.serializer.kernels.libraries import libraries_of
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.read import PteFile
-from lowerdeck.serializer.report import Section, contents_of, dtype_name, placement_of, tensor_text
+from lowerdeck.serializer.report import (
+    Contents,
+    Section,
+    contents_of,
+    dtype_name,
+    placement_of,
+    tensor_text,
+)
 
 SUMMARY_VERSION = 1
 
@@ -64,12 +71,12 @@ def summarise(file: PteFile) -> dict[str, Any]:
 
 def _delegates(file: PteFile) -> list[dict[str, Any]]:
     # Bytes that many delegates share are read once.
-    seen: dict[tuple[DataLocation, int], dict[str, Any] | None] = {}
+    seen: dict[tuple[DataLocation, int, str], Contents] = {}
     entries = []
     for entry in file.delegates:
-        place = entry.location, entry.index
+        place = entry.location, entry.index, entry.id
         if place not in seen:
-            seen[place] = _payload(entry.data)
+            seen[place] = contents_of(entry.data, entry.id)
         entries.append(
             {
                 "method": entry.method,
@@ -77,16 +84,15 @@ def _delegates(file: PteFile) -> list[dict[str, Any]]:
                 "location": entry.location.name,
                 "size": len(entry.data),
                 "compile_specs": {spec.key: _spec_text(spec) for spec in entry.compile_specs},
-                "payload": seen[place],
+                "payload": _payload(seen[place]),
+                "closed": seen[place].closed,
             }
         )
     return entries
 
 
-def _payload(data: memoryview) -> dict[str, Any] | None:
-    """Return what is inside a delegate of XNNPACK, None where that cannot be read."""
-    found = contents_of(data)
-    if found is None:
+def _payload(found: Contents) -> dict[str, Any] | None:
+    if found.closed:
         return None
     return {
         "operators": found.operators,

@@ -4,13 +4,18 @@ from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.documents import html_diff, html_report
 from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Section
-from lowerdeck.serializer.report.operators import contents_of
+from lowerdeck.serializer.report.operators import Contents, contents_of
 from lowerdeck.serializer.report.page import html_page
 from lowerdeck.serializer.report.pairing import pair_rows
+from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
 from lowerdeck.serializer.report.placement import placement_of
 from lowerdeck.serializer.report.values import dtype_name, tensor_text
 
 __all__ = [
+    "Contents",
+    "PayloadGraph",
+    "PayloadNode",
+    "PayloadValue",
     "Section",
     "clip",
     "contents_of",

@@ -14,7 +14,7 @@ from lowerdeck.serializer.report.texts import Interned
 
 _PREVIEW_TEXT = 4096
 _PREVIEW_BYTES = 256
-_Seen = dict[int, tuple[memoryview, dict[str, Any]]]
+_Seen = dict[tuple[int, str], tuple[memoryview, dict[str, Any]]]
 
 
 class DelegateEntries:
@@ -40,16 +40,17 @@ class DelegateEntries:
 
         Returns:
             Backend, size, calls, compile specs, the operators inside where the blob tells them
-            (how often each, the number of a text that lists them, and how they are linked), and
-            the beginning of the blob as text or as a hex dump.
+            (how often each, the number of a text that lists them, and how they are linked) or why
+            they are not told, and the beginning of the blob as text or as a hex dump.
         """
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index
         blob = blobs[index].data if 0 <= index < len(blobs) else b""
         view = resident_view(blob)
         # Blobs of one range of a file are one view, whatever their indices.
-        if id(view) not in self._seen:
-            self._seen[id(view)] = view, self._look(view)
+        seen = id(view), delegate.id
+        if seen not in self._seen:
+            self._seen[seen] = view, self._look(view, delegate.id)
         return {
             "id": clip(delegate.id),
             "calls": calls,
@@ -58,19 +59,20 @@ class DelegateEntries:
                 {"key": clip(spec.key), "value": _spec_text(spec)}
                 for spec in delegate.compile_specs
             ],
-            **self._seen[id(view)][1],
+            **self._seen[seen][1],
         }
 
-    def _look(self, view: memoryview) -> dict[str, Any]:
-        found = contents_of(view)
-        lines = [] if found is None else [*found.lines]
-        if found is not None and found.left_out:
+    def _look(self, view: memoryview, backend: str) -> dict[str, Any]:
+        found = contents_of(view, backend)
+        lines = [*found.lines]
+        if found.left_out:
             lines.append(f"... and {found.left_out} more")
         return {
-            "ops": [] if found is None else [[*pair] for pair in found.operators.items()],
+            "ops": [[*pair] for pair in found.operators.items()],
             "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
-            "links": [] if found is None else [[*links] for links in found.links],
-            "results": [] if found is None else [[*pair] for pair in found.results.items()],
+            "links": [[*links] for links in found.links],
+            "results": [[*pair] for pair in found.results.items()],
+            "closed": found.closed,
             "preview": blob_preview(view),
         }
 

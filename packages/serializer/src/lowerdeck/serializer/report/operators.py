@@ -1,18 +1,34 @@
-"""The operators inside a payload of XNNPACK, the one backend whose payloads we can read."""
+"""The operators inside payloads: XNNPACK's, and those that an installed package opens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, cast
 
-from lowerdeck.serializer.errors import FormatError
-from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode, XnnQuantization, XnnValue
-from lowerdeck.serializer.xnnpack.payload import decode_payload
+from lowerdeck.serializer.installed import installed_entries
+from lowerdeck.serializer.report.embed import clip
+from lowerdeck.serializer.report.payloads import (
+    PayloadGraph,
+    PayloadNode,
+    PayloadValue,
+    is_xnnpack,
+    xnnpack_graph,
+)
+from lowerdeck.serializer.xnnpack.payload import BACKEND
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PAYLOADS = "lowerdeck.payloads"
+"""The entry-point group of functions that open payloads, under the ids of their backends."""
 
 _MOST_NODES = 400
 _MOST_SIZES = 6
-_MAGIC = (b"XH00", b"XN00", b"XN01")
+_LONGEST = 60
+_OPENED_BY = {"OpenvinoBackend": "lowerdeck-openvino"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +44,72 @@ class Contents:
             argument n of the delegate.
         results: For numbers of arguments the line that makes them.
         left_out: How many nodes have no line.
+        closed: Why nothing is told, "" where something is.
     """
 
-    operators: dict[str, int]
-    constant_bytes: int
-    lines: tuple[str, ...]
-    links: tuple[tuple[int, ...], ...]
-    results: dict[int, int]
-    left_out: int
+    operators: dict[str, int] = field(default_factory=dict)
+    constant_bytes: int = 0
+    lines: tuple[str, ...] = ()
+    links: tuple[tuple[int, ...], ...] = ()
+    results: dict[int, int] = field(default_factory=dict)
+    left_out: int = 0
+    closed: str = ""
 
 
-def contents_of(blob: memoryview) -> Contents | None:
-    """Return what an XNNPACK graph holds.
+def contents_of(blob: memoryview, backend: str = BACKEND) -> Contents:
+    """Return what a payload holds.
 
     Args:
-        blob: The bytes of a delegate of any backend.
+        blob: The bytes of a delegate.
+        backend: Id of its backend.
 
     Returns:
-        The contents; None if the blob is not XNNPACK's or is broken, for who looks at a file must
-        not fail on a blob. What is wrong with it is for ``verify`` to say.
+        The contents, or why they are not told: who looks at a file must not fail on a blob, be it
+        broken, or of a backend that nobody here knows.
     """
-    if bytes(blob[4:8]) not in _MAGIC:
-        return None
+    opener = _opener(backend)
+    if opener is None and is_xnnpack(blob):
+        opener = xnnpack_graph
+    if opener is None:
+        who = _OPENED_BY.get(backend)
+        cure = f" ({who} would)" if who else ""
+        return Contents(closed=f"no installed package opens payloads of {clip(backend)}{cure}")
     try:
-        graph = decode_payload(blob)
-    except FormatError:
+        return _contents(opener(blob))
+    except Exception as error:
+        return Contents(closed=clip(f"{type(error).__name__}: {error}"))
+
+
+@cache
+def _openers() -> dict[str, EntryPoint]:
+    # Once: a file may name a new backend in each of a thousand delegates.
+    return {entry.name: entry for entry in installed_entries(PAYLOADS)}
+
+
+def _opener(backend: str) -> Callable[[memoryview], PayloadGraph] | None:
+    if backend == BACKEND:
+        return xnnpack_graph
+    entry = _openers().get(backend)
+    if entry is None:
         return None
-    counts = Counter(node.operator.label for node in graph.nodes)
+
+    def open_payload(blob: memoryview) -> PayloadGraph:
+        return cast("PayloadGraph", entry.load()(blob))
+
+    return open_payload
+
+
+def _contents(graph: PayloadGraph) -> Contents:
+    counts = Counter(_named(node.operator) for node in graph.nodes)
+    for name, times in graph.nested.items():
+        counts[_named(name)] += times
     shown = graph.nodes[:_MOST_NODES]
     wanted = {one for node in shown for one in (*node.inputs, *node.outputs)}
-    # Each once: a value with a million scales may be read by every node.
-    texts = {value.id: _described(value) for value in graph.values if value.id in wanted}
-    links, results = _flow(graph, shown)
+    texts = {one: _described(graph.values[one]) for one in wanted if one in graph.values}
+    links, results = _flow(graph.arguments, shown)
     return Contents(
         dict(counts.most_common()),
-        _constant_bytes(graph),
+        graph.constant_bytes,
         tuple(_line(node, texts) for node in shown),
         links,
         results,
@@ -71,55 +118,37 @@ def contents_of(blob: memoryview) -> Contents | None:
 
 
 def _flow(
-    graph: XnnGraph, shown: Sequence[XnnNode]
+    arguments: Mapping[int, int], shown: Sequence[PayloadNode]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
     """Return the links between nodes, and which node makes which argument of the delegate."""
-    arguments = {
-        value.id: value.external_id for value in graph.values if value.external_id is not None
-    }
     # Where a value is from so far; of a broken payload a node may read what comes after it.
-    source = {one: -1 - position for one, position in arguments.items()}
-    links, results = [], {}
+    source: dict[int, int] = {}
+    for position, value in arguments.items():
+        source.setdefault(value, -1 - position)
+    links = []
     for number, node in enumerate(shown):
         links.append(tuple(dict.fromkeys(source[one] for one in node.inputs if one in source)))
-        for one in node.outputs:
-            source[one] = number
-            if one in arguments:
-                results[arguments[one]] = number
-    return tuple(links), results
+        source.update(dict.fromkeys(node.outputs, number))
+    made = {position: source[value] for position, value in arguments.items()}
+    return tuple(links), {position: line for position, line in made.items() if line >= 0}
 
 
-def _constant_bytes(graph: XnnGraph) -> int:
-    # One that two values share is one entry, under a key or at a place of the payload.
-    return sum({(one.key or one.offset): one.size for one in graph.constants}.values())
-
-
-def _line(node: XnnNode, texts: Mapping[int, str]) -> str:
+def _line(node: PayloadNode, texts: Mapping[int, str]) -> str:
     taken, made = (
         ", ".join(texts.get(one, "?") for one in ids) for ids in (node.inputs, node.outputs)
     )
-    limits = "" if node.output_range is None else f", limits {_span(*node.output_range)}"
-    return f"{node.operator.label}({taken}) -> {made}{limits}"
+    detail = f", {clip(node.detail)}" if node.detail else ""
+    return f"{_named(node.operator)}({taken}) -> {made}{detail}"
 
 
-def _described(value: XnnValue) -> str:
-    sizes = ", ".join(map(str, value.shape[:_MOST_SIZES]))
+def _named(name: str) -> str:
+    # It may be the file's own word.
+    return clip(name, _LONGEST)
+
+
+def _described(value: PayloadValue) -> str:
+    sizes = ", ".join(_named(str(size)) for size in value.shape[:_MOST_SIZES])
     more = ", ..." if len(value.shape) > _MOST_SIZES else ""
-    constant = "" if value.constant is None else f" constant of {value.constant.size} B"
-    scales = "" if value.quantization is None else f" {_scales(value.quantization)}"
-    return f"{value.dtype.name.lower()}[{sizes}{more}]{scales}{constant}"
-
-
-def _scales(how: XnnQuantization) -> str:
-    if how.scheme == "token":
-        return "scales found at run time"
-    if how.scheme == "tensor":
-        return f"scale {how.scales[0]:.6g} zero {how.zero_point}"
-    which = "channel" if how.scheme == "channel" else f"{how.group_size}"
-    # Scales that lie in the file's named data are not in the payload.
-    found = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
-    return f"scales{found} for each {which}"
-
-
-def _span(low: float, high: float) -> str:
-    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+    constant = "" if value.constant_bytes is None else f" constant of {value.constant_bytes} B"
+    detail = f" {clip(value.detail)}" if value.detail else ""
+    return f"{_named(value.dtype)}[{sizes}{more}]{detail}{constant}"

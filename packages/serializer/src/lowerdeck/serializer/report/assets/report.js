@@ -51,6 +51,7 @@ function delegatesSection(method) {
     return [
       delegate.ops.length ? h("p", {}, "operators inside: ", named(delegate.ops.map(([name, times]) => `${times} × ${name}`).join(", "))) : null,
       delegate.graph >= 0 ? h("pre", { class: "graph", tabindex: "0" }, graphOf(delegate)) : null,
+      delegate.closed ? h("p", { class: "none" }, "not opened, as ", named(delegate.closed)) : null,
       h("p", {}, specs),
       preview ? h("pre", { tabindex: "0" }, preview + (delegate.preview.more ? "\n…" : "")) : null,
     ];
@@ -75,7 +76,7 @@ function delegatesSection(method) {
         item.hidden = !wordsOf(query).every((word) => text.toLowerCase().includes(word));
       });
     },
-    element: section("delegates", "Delegates", delegates.length ? "Open one for its settings, its operators where its blob tells them, and its first bytes." : null, ...items, none, more),
+    element: section("delegates", "Delegates", delegates.length ? "Open one for its settings, its operators where they can be told, and its first bytes." : null, ...items, none, more),
   };
 }
 

@@ -1,0 +1,283 @@
+"""What is inside a payload, read without OpenVINO and without trust.
+
+A payload of the device ``CPU`` holds the graph that OpenVINO made of a model: three parts behind a
+header, of which the last is the graph's text, in OpenVINO's own form of XML.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+from xml.etree import ElementTree
+
+from lowerdeck.openvino.errors import BlobError
+from lowerdeck.serializer import PayloadGraph, PayloadNode, PayloadValue
+
+HEADER = struct.Struct("<6Q")
+"""Offset and size of three parts: what belongs to the device, constants, and the graph's text."""
+# With these OpenVINO makes the text unreadable for whoever looks at a payload in passing.
+_KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
+_BEGIN = b"<?xml"
+_NOTHING = "unspecified"
+_MOST_INSIDE = 12
+_CHUNK = len(_KEY) * 4096
+_TYPES = {
+    "FP32": "fp32",
+    "FP16": "fp16",
+    "FP64": "fp64",
+    "BF16": "bf16",
+    "BOOL": "bool",
+    **{f"I{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (1, 4, 8, 16, 32, 64)},
+}
+_Told = TypeVar("_Told")
+_Port = tuple[str, str]
+"""A layer and one of its ports, each under the number that the text gives it."""
+
+
+def decode_payload(blob: memoryview) -> PayloadGraph:
+    """Return the operators in a payload of the device ``CPU``, whoever compiled it.
+
+    They are those that OpenVINO runs, which has joined some that the model had, and precedes its
+    own kernels: which of them it chooses is known where it runs alone.
+
+    Args:
+        blob: The bytes of the delegate.
+
+    Raises:
+        BlobError: They are damaged, or of another device or a version that is not known.
+    """
+    return _read(blob, _Reader.graph)
+
+
+def operator_numbers(blob: memoryview) -> dict[str, int]:
+    """Return the numbers of a payload's operators, in ``decode_payload``'s order, by their names.
+
+    Args:
+        blob: The bytes of the delegate.
+
+    Raises:
+        BlobError: They are damaged, or of another device or a version that is not known.
+    """
+    return _read(blob, _Reader.numbers)
+
+
+def _read(blob: memoryview, told: Callable[[_Reader], _Told]) -> _Told:
+    blob = memoryview(blob).cast("B")
+    start, constants, text = _parts(blob)
+    reader = _Reader(constants)
+    parser = ElementTree.XMLParser(target=reader, encoding="utf-8")
+    try:
+        for piece in _pieces(blob[start : start + text]):
+            parser.feed(piece)
+        parser.close()
+        return told(reader)
+    except (ElementTree.ParseError, KeyError, ValueError) as error:
+        if isinstance(error, BlobError):
+            raise
+        raise BlobError(
+            f"found a damaged graph in a payload of {len(blob)} bytes, expected the one that "
+            f"OpenVINO exported ({type(error).__name__}: {error}): compile it again"
+        ) from error
+
+
+def crossed(text: bytes) -> bytes:
+    """Return a graph's text readable, or a readable one as payloads hold it.
+
+    Args:
+        text: From its first byte on, or from one whose number is a multiple of 12.
+    """
+    key = (_KEY * (len(text) // len(_KEY) + 1))[: len(text)]
+    number = int.from_bytes(text, "little") ^ int.from_bytes(key, "little")
+    return number.to_bytes(len(text), "little")
+
+
+def begins_with_text(blob: memoryview) -> bool:
+    """Tell whether a payload is laid out in the way that is known.
+
+    Args:
+        blob: The bytes of the delegate.
+    """
+    if len(blob) < HEADER.size:
+        return False
+    begin, size = HEADER.unpack_from(blob)[4:]
+    known = bytes(blob[begin : begin + len(_BEGIN)]) if begin < len(blob) else b""
+    return begin + size == len(blob) and crossed(known) == _BEGIN
+
+
+def _parts(blob: memoryview) -> tuple[int, int, int]:
+    """Return where the text begins, and the sizes of constants and of the text."""
+    if not begins_with_text(blob):
+        raise BlobError(
+            f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}, expected "
+            "one of OpenVINO's device CPU, by a version from 2025.1 up to 2026: payloads of other "
+            "devices are opened by their drivers alone"
+        )
+    _, _, place, constants, begin, text = HEADER.unpack_from(blob)
+    if place + constants > begin:
+        raise BlobError(
+            f"found constants at {place} to {place + constants} of a payload of {len(blob)} "
+            f"bytes, expected them before the graph's text at {begin}: it is damaged"
+        )
+    return begin, constants, text
+
+
+def _pieces(text: memoryview) -> Iterator[bytes]:
+    for start in range(0, len(text), _CHUNK):
+        yield crossed(bytes(text[start : start + _CHUNK]))
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One operator, constant, input or output of the graph."""
+
+    kind: str
+    name: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: dict[str, int] = field(default_factory=dict)
+    place: tuple[int, int] | None = None
+    limits: str = ""
+    inside: list[str] = field(default_factory=list)
+
+    @property
+    def detail(self) -> str:
+        """What is said of it beside what it reads and makes."""
+        return f"joins {', '.join(self.inside[:_MOST_INSIDE])}" if self.inside else self.limits
+
+
+class _Reader:
+    """Takes the text's elements one after the other, as a parser hands them on.
+
+    Only those of the graph itself are kept; bodies of loops and branches are counted.
+
+    Args:
+        constants: How many bytes of constants the payload has.
+    """
+
+    def __init__(self, constants: int) -> None:
+        self._constants = constants
+        self._path: list[str] = []
+        self._layers: dict[str, _Layer] = {}
+        self._layer = _Layer("")
+        self._values: dict[int, PayloadValue] = {}
+        self._edges: dict[_Port, _Port] = {}
+        self._nested: Counter[str] = Counter()
+        self._dtype, self._port = "", ""
+        self._sizes: list[int | str] = []
+        self._text: list[str] = []
+
+    def doctype(self, name: str, _public: str, _system: str) -> None:
+        """Refuse what could declare texts of its own, which no graph of OpenVINO does."""
+        raise BlobError(f"found a document type {name!r} in the graph's text, expected none")
+
+    def start(self, tag: str, about: dict[str, str]) -> None:
+        """Take the beginning of an element."""
+        self._path.append(tag)
+        begin = _BEGINS.get("/".join(self._path)) if len(self._path) <= _DEEPEST else None
+        if begin is not None:
+            begin(self, about)
+        elif tag == "layer" and about["type"] not in _NO_OPERATORS:
+            self._nested[about["type"]] += 1
+            self._layer.inside.append(about["type"])
+
+    def data(self, text: str) -> None:
+        """Take text between elements."""
+        if self._path[-1] == "dim" and len(self._path) == _DEEPEST:
+            self._text.append(text)
+
+    def end(self, _tag: str) -> None:
+        """Take the end of an element."""
+        if len(self._path) == _DEEPEST and self._path[-1] == "dim":
+            found = "".join(self._text).strip()
+            self._text = []
+            self._sizes.append(int(found) if found.isdecimal() else found.replace("-1", "?"))
+        elif self._path == _OUTPUT:
+            number = len(self._values)
+            self._layer.outputs[self._port] = number
+            taken = self._layer.place[1] if self._layer.place is not None else None
+            self._values[number] = PayloadValue(self._dtype, tuple(self._sizes), taken)
+        self._path.pop()
+
+    def close(self) -> None:
+        """Take the end of the text."""
+
+    def begin_layer(self, about: dict[str, str]) -> None:
+        """Take the beginning of an operator."""
+        self._layer = _Layer(about["type"], about["name"])
+        if about["id"] in self._layers:
+            raise ValueError(f"two operators with the number {about['id']!r}")
+        self._layers[about["id"]] = self._layer
+
+    def take_settings(self, about: dict[str, str]) -> None:
+        """Take what an operator is set to."""
+        if self._layer.kind == "Const":
+            self._layer.place = offset, size = int(about["offset"]), int(about["size"])
+            if min(offset, size) < 0 or offset + size > self._constants:
+                raise ValueError(f"a constant at {offset} to {offset + size} of {self._constants}")
+        elif self._layer.kind == "Clamp":
+            low, high = float(about["min"]), float(about["max"])
+            self._layer.limits = f"limits {low:.6g} to {high:.6g}"
+
+    def take_input(self, about: dict[str, str]) -> None:
+        """Take an input of an operator."""
+        self._layer.inputs.append(about["id"])
+
+    def begin_output(self, about: dict[str, str]) -> None:
+        """Take the beginning of an output of an operator, which its sizes follow."""
+        self._port = about["id"]
+        self._dtype = _TYPES.get(about["precision"], about["precision"].lower())
+        self._sizes = []
+
+    def take_edge(self, about: dict[str, str]) -> None:
+        """Take what reads what."""
+        source = about["from-layer"], about["from-port"]
+        self._edges[about["to-layer"], about["to-port"]] = source
+
+    def graph(self) -> PayloadGraph:
+        """Return what was read.
+
+        Raises:
+            KeyError: Something reads what is not there.
+        """
+        inputs: list[int] = []
+        outputs: list[int] = []
+        nodes = []
+        for name, layer in self._layers.items():
+            read = [self._source(self._edges[name, port]) for port in layer.inputs]
+            # What stands for a bias that is not there is no value.
+            taken = tuple(one for one in read if self._values[one].dtype != _NOTHING)
+            made = tuple(layer.outputs.values())
+            if layer.kind == "Parameter":
+                inputs += made
+            elif layer.kind == "Result":
+                outputs += taken
+            elif layer.kind != "Const":
+                nodes.append(PayloadNode(layer.kind, taken, made, layer.detail))
+        places = {one.place for one in self._layers.values() if one.place is not None}
+        return PayloadGraph(
+            *(tuple(nodes), self._values, dict(enumerate([*inputs, *outputs]))),
+            *(sum(size for _, size in places), self._nested),
+        )
+
+    def numbers(self) -> dict[str, int]:
+        """Return the numbers of the operators by their names."""
+        taken = [one for one in self._layers.values() if one.kind not in _NO_OPERATORS]
+        return {one.name: number for number, one in enumerate(taken)}
+
+    def _source(self, port: _Port) -> int:
+        return self._layers[port[0]].outputs[port[1]]
+
+
+_NO_OPERATORS = ("Parameter", "Const", "Result")
+_OUTPUT = ["net", "layers", "layer", "output", "port"]
+_DEEPEST = len(_OUTPUT) + 1
+_BEGINS: dict[str, Callable[[_Reader, dict[str, str]], None]] = {
+    "net/layers/layer": _Reader.begin_layer,
+    "net/layers/layer/data": _Reader.take_settings,
+    "net/layers/layer/input/port": _Reader.take_input,
+    "net/layers/layer/output/port": _Reader.begin_output,
+    "net/edges/edge": _Reader.take_edge,
+}

@@ -1,0 +1,64 @@
+"""What each operator of a payload takes, as OpenVINO itself measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openvino
+
+from lowerdeck.openvino.errors import BlobError
+from lowerdeck.openvino.payload import operator_numbers
+
+_RUN = openvino.ProfilingInfo.Status.EXECUTED
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A payload imported once more, to be measured: measuring slows every call.
+
+    Attributes:
+        compiled: OpenVINO's model.
+        request: What it is run with.
+        numbers: The numbers of its operators in the payload, by their names there.
+    """
+
+    compiled: openvino.CompiledModel
+    request: openvino.InferRequest
+    numbers: dict[str, int]
+
+    @property
+    def names(self) -> dict[int | str, str]:
+        """What each operator computes, with the kernel that OpenVINO chose for it."""
+        return {
+            self._identifier(one): f"{one.node_type} ({one.exec_type})"
+            for one in self.request.get_profiling_info()
+        }
+
+    def spent(self) -> Iterator[tuple[int | str, int]]:
+        """Yield each operator that the last call ran, and its nanoseconds."""
+        for one in self.request.get_profiling_info():
+            if one.status == _RUN:
+                yield self._identifier(one), round(one.real_time.total_seconds() * 1e9)
+
+    def _identifier(self, one: openvino.ProfilingInfo) -> int | str:
+        # What the device does beside, such as moving channels, bears only a name. Profiles have
+        # slashes between a delegate and its parts.
+        name: str = one.node_name
+        return self.numbers.get(name, name.replace("/", "."))
+
+
+def watched(core: openvino.Core, blob: memoryview, device: str) -> Watched:
+    """Return a payload, ready to be measured.
+
+    Args:
+        core: OpenVINO.
+        blob: The payload, which was imported before.
+        device: The device that runs it.
+    """
+    compiled = core.import_model(bytes(blob), device, {"PERF_COUNT": True})
+    try:
+        numbers = operator_numbers(blob)
+    except BlobError:
+        numbers = {}  # another device's
+    return Watched(compiled, compiled.create_infer_request(), numbers)
