@@ -254,7 +254,7 @@ class Windows(Translation):
         self.give(part, node, made)
 
     @visits("aten.upsample_bilinear2d.vec")
-    def bilinear(self, part: PartitionView, node: Node) -> None:
+    def resized(self, part: PartitionView, node: Node) -> None:
         """Visit an image of another size, whose pixels lie between those of the source."""
         found = arguments_of(node)
         corners = "align_corners" if found["align_corners"] else "half_pixel"
