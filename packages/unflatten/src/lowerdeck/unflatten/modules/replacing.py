@@ -36,14 +36,14 @@ class Holder(Generated, MovesConstants):
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, torch.nn.Module):
             self._lowerdeck_check(name, value)
+        old = children_of(self).get(name) if value is None else None
         super().__setattr__(name, value)
+        self._lowerdeck_remember(name, old)
 
     def __delattr__(self, name: str) -> None:
         old = children_of(self).get(name)
         super().__delattr__(name)
-        if isinstance(old, Generated):
-            # What is put there next takes its place.
-            self.__dict__.setdefault(FORMER, {})[name] = _without_state(old)
+        self._lowerdeck_remember(name, old)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Put a module where another one was, or there was none, as ``torch.nn.Module`` does.
@@ -52,19 +52,39 @@ class Holder(Generated, MovesConstants):
             UnflattenError: The program does not tell how it would be called.
         """
         self._lowerdeck_check(name, module)
+        old = children_of(self).get(name) if module is None else None
         super().add_module(name, module)
+        self._lowerdeck_remember(name, old)
+
+    def _lowerdeck_remember(self, name: str, gone: torch.nn.Module | None) -> None:
+        """Keep how what is gone was called: what is put there next takes its place."""
+        if isinstance(gone, Generated):
+            self.__dict__.setdefault(FORMER, {})[name] = _without_state(gone)
 
     def _lowerdeck_check(self, name: str, new: torch.nn.Module | None) -> None:
+        if new is None:
+            return
         former: dict[str, Any] = self.__dict__.get(FORMER, {})
-        old = former.get(name) or children_of(self).get(name)
+        # Not by its truth: one of eager's own type may have a length.
+        old = former[name] if name in former else children_of(self).get(name)
         unknown = check_replacement(name, old, new)
-        for path in [each for each in former if each == name or each.startswith(f"{name}.")]:
-            del former[path]
+        inside = [each for each in former if each.startswith(f"{name}.")]
+        for path in inside:
+            unknown |= check_replacement(path, former[path], _at(new, path[len(name) + 1 :]))
+        for path in (name, *inside):
+            former.pop(path, None)
         if is_without_call(old):
             # What takes the place of its Identity has no call either.
             unknown = {name: old}
         if unknown:
             self.__dict__.setdefault(FORMER, {}).update(unknown)
+
+
+def _at(module: torch.nn.Module, path: str) -> torch.nn.Module | None:
+    found: torch.nn.Module | None = module
+    for part in path.split("."):
+        found = children_of(found).get(part) if found is not None else None
+    return found
 
 
 def _without_state(module: Any) -> Any:
@@ -106,25 +126,28 @@ def check_replacement(name: str, old: Any, new: torch.nn.Module | None) -> dict[
     Raises:
         UnflattenError: They do not.
     """
-    if not isinstance(old, Generated) or new is None or new is old:
+    if not isinstance(old, Generated) or new is old:
         return {}
     held: Any = old
     body = held.__dict__.get(PRIVATE)
     if body is None:
-        if is_without_call(held) and not _computes_nothing(new):
+        if new is not None and is_without_call(held) and not _computes_nothing(new):
             raise UnflattenError(
                 f"A {type(new).__name__} cannot take the place of {name!r}, which {UNKNOWN_CALL}."
             )
         inside = [
-            check_replacement(f"{name}.{key}", child, children_of(new).get(key))
+            check_replacement(f"{name}.{key}", child, _at(new, key) if new is not None else None)
             for key, child in children_of(held).items()
         ]
         return {path: each for found in inside for path, each in found.items()}
-    unknown = [form for form in (body, *body.others) if not (form.is_guarded or _is_told(form))]
+    unknown = _untold(body)
+    own = new.__dict__.get(PRIVATE) if new is not None else None
+    if not unknown and own is not None:
+        _refuse_flat(name, new, own)
     # Most are told, and what is put around a module may be large.
-    if not unknown or new.__dict__.get(PRIVATE) is body:
+    if not unknown or own is body:
         return {}
-    if not any(isinstance(module, Generated) for module in new.modules()):
+    if new is not None and not any(_is_called_so(each, body) for each in new.modules()):
         for form in unknown:
             if (why := _unknown(form, new)) is not None:
                 raise UnflattenError(
@@ -133,6 +156,38 @@ def check_replacement(name: str, old: Any, new: torch.nn.Module | None) -> dict[
                     f"{FLAT_ADVICE}"
                 )
     return {name: _without_state(old)}
+
+
+def _untold(body: Any) -> list[Any]:
+    """Return the forms of whose calls the program tells no signature."""
+    return [form for form in (body, *body.others) if not (form.is_guarded or _is_told(form))]
+
+
+def _is_called_so(module: torch.nn.Module, body: Any) -> bool:
+    """Return whether a module is what has this body, or stood for the same class in a program."""
+    own = module.__dict__.get(PRIVATE)
+    if own is None or own is body:
+        return own is body
+    same = own.type_name is not None and own.type_name == body.type_name
+    return same and bool(_untold(own)) and _counts(own) == _counts(body)
+
+
+def _counts(form: Any) -> tuple[int, int]:
+    """Return how many values a form takes and returns."""
+    graph: Graph = form.graph
+    returned = next(iter(graph.find_nodes(op="output"))).all_input_nodes
+    return len(graph.find_nodes(op="placeholder")), len(returned)
+
+
+def _refuse_flat(name: str, new: Any, body: Any) -> None:
+    """Raise if a module of a program without its signature takes the place of one with it."""
+    form = next((each for each in _untold(body) if max(_counts(each)) > 1), None)
+    if form is not None:
+        raise UnflattenError(
+            f"A {type(new).__name__} cannot take the place of {name!r}, which this program calls "
+            "as eager's: it is of a program that has no signature of it, and takes and returns "
+            "values in the order of their use. Export its program with export_preserving."
+        )
 
 
 def _computes_nothing(module: torch.nn.Module) -> bool:
@@ -149,15 +204,14 @@ def _unknown(form: Any, new: torch.nn.Module) -> str | None:
     """Return what is not known of the call of ``new`` in the place of ``form``."""
     if form.is_part:
         return "it is computed in several parts"
-    graph: Graph = form.graph
-    taken = len(graph.find_nodes(op="placeholder"))
-    returned = len(next(iter(graph.find_nodes(op="output"))).all_input_nodes)
+    taken, returned = _counts(form)
     parameters, takes_any, takes_named = _parameters(new.forward)
-    cls = loaded_class(form.type_name)
-    is_eagers = cls is not None and getattr(type(new), "forward", None) is cls.__dict__.get(
-        "forward"
-    )
-    if takes_any and not is_eagers:
+    names = {f"{each.__module__}.{each.__qualname__}": each for each in type(new).__mro__}
+    # By its name: a class within another one, or within a function, is not found.
+    cls = names.get(str(form.type_name)) or loaded_class(form.type_name)
+    # torch's own wrappers (compile, DataParallel, a trace) hand on to a module of eager's.
+    is_torchs = type(new).__module__.partition(".")[0] == "torch"
+    if takes_any and not (is_torchs or str(form.type_name) in names):
         return None  # it hands on what it is given
     if taken > 1 or returned > 1:
         return (
