@@ -206,12 +206,12 @@ def _unknown(form: Any, new: torch.nn.Module) -> str | None:
         return "it is computed in several parts"
     taken, returned = _counts(form)
     parameters, takes_any, takes_named = _parameters(new.forward)
-    names = {f"{each.__module__}.{each.__qualname__}": each for each in type(new).__mro__}
+    classes = {f"{each.__module__}.{each.__qualname__}": each for each in type(new).__mro__}
     # By its name: a class within another one, or within a function, is not found.
-    cls = names.get(str(form.type_name)) or loaded_class(form.type_name)
+    cls = classes.get(str(form.type_name)) or loaded_class(form.type_name)
     # torch's own wrappers (compile, DataParallel, a trace) hand on to a module of eager's.
     is_torchs = type(new).__module__.partition(".")[0] == "torch"
-    if takes_any and not (is_torchs or str(form.type_name) in names):
+    if takes_any and not (is_torchs or str(form.type_name) in classes):
         return None  # it hands on what it is given
     if taken > 1 or returned > 1:
         return (
