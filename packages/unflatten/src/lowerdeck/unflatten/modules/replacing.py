@@ -38,12 +38,12 @@ class Holder(Generated, MovesConstants):
             self._lowerdeck_check(name, value)
         old = children_of(self).get(name) if value is None else None
         super().__setattr__(name, value)
-        self._lowerdeck_remember(name, old)
+        _remember(self, name, old)
 
     def __delattr__(self, name: str) -> None:
         old = children_of(self).get(name)
         super().__delattr__(name)
-        self._lowerdeck_remember(name, old)
+        _remember(self, name, old)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:
         """Put a module where another one was, or there was none, as ``torch.nn.Module`` does.
@@ -54,12 +54,7 @@ class Holder(Generated, MovesConstants):
         self._lowerdeck_check(name, module)
         old = children_of(self).get(name) if module is None else None
         super().add_module(name, module)
-        self._lowerdeck_remember(name, old)
-
-    def _lowerdeck_remember(self, name: str, gone: torch.nn.Module | None) -> None:
-        """Keep how what is gone was called: what is put there next takes its place."""
-        if isinstance(gone, Generated):
-            self.__dict__.setdefault(FORMER, {})[name] = _without_state(gone)
+        _remember(self, name, old)
 
     def _lowerdeck_check(self, name: str, new: torch.nn.Module | None) -> None:
         if new is None:
@@ -78,6 +73,12 @@ class Holder(Generated, MovesConstants):
             unknown = {name: old}
         if unknown:
             self.__dict__.setdefault(FORMER, {}).update(unknown)
+
+
+def _remember(holder: Holder, name: str, gone: torch.nn.Module | None) -> None:
+    """Keep how what is gone was called: what is put there next takes its place."""
+    if isinstance(gone, Generated):
+        holder.__dict__.setdefault(FORMER, {})[name] = _without_state(gone)
 
 
 def _at(module: torch.nn.Module, path: str) -> torch.nn.Module | None:
