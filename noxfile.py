@@ -78,10 +78,11 @@ def _wheels(*packages: str) -> list[str]:
     ]
 
 
-def _purelib(session: nox.Session) -> Path:
+def _purelib(session: nox.Session) -> Path | None:
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     # An installation too, so that ``--install-only`` does it.
-    return Path(str(session.run_install("python", "-c", code, silent=True)).strip())
+    found = session.run_install("python", "-c", code, silent=True)
+    return Path(str(found).strip()) if found else None
 
 
 @nox.session(default=False)
@@ -95,8 +96,9 @@ def _borrow_torch(session: nox.Session) -> None:
     """Put the shared torch on this environment's path (``OWN_TORCH=1`` installs a private one)."""
     if os.environ.get("OWN_TORCH"):
         session.install("torch", "numpy")
-    else:
-        shutil.copy(ENVIRONMENTS / "torch-purelib.txt", _purelib(session) / "borrowed_torch.pth")
+    # ``-R`` installs nothing: it was lent before.
+    elif (place := _purelib(session)) is not None:
+        shutil.copy(ENVIRONMENTS / "torch-purelib.txt", place / "borrowed_torch.pth")
 
 
 def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
