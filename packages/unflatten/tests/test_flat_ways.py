@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_flat_swaps import Around  # type: ignore[import-not-found]
 from torch import nn
 
 from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
@@ -64,15 +65,6 @@ class Outer:
 
         def forward(self, *args: torch.Tensor) -> torch.Tensor:
             return args[1].exp() - args[0]
-
-
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *values: torch.Tensor) -> Any:
-        return self.inner(*values)
 
 
 class Model(nn.Module):
@@ -175,3 +167,12 @@ def test_a_flat_block_is_refused_where_eagers_calls_are_known() -> None:
         module.b = plain.b
     module.b = eager.b
     torch.testing.assert_close(module(X), eager(X))
+
+
+@pytest.mark.parametrize("kind", [Two, Listed, Counted], ids=lambda kind: kind.__name__)
+def test_the_table_says_the_same_of_what_stands_for_another(kind: Any) -> None:
+    _, module = both(kind, restore_types=True)
+    before = {row.path: row for row in module.swappable()}["b"]
+    module.b = Around(module.b)
+    after = {row.path: row for row in module.swappable()}["b"]
+    assert (after.replaceable, after.reason) == (before.replaceable, before.reason)

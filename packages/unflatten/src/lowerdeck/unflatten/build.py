@@ -17,12 +17,7 @@ from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
 from lowerdeck.unflatten.code import OWN_NAMES
-from lowerdeck.unflatten.cut import (
-    ProgramCopier,
-    WorkingGraph,
-    cut,
-    direct_graph,
-)
+from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_graph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules import (
     NOT_REPLACEABLE,

@@ -153,8 +153,9 @@ def _rows(
             is_called = not isinstance(module, Container)
             yield Swap(path, False, is_called, forbidden[path], called=is_called)
             continue
-        # What was there tells how it is called.
-        held = _former(root, path) or module
+        # What was there tells how it is called. Not by its truth: eager's type may have a length.
+        former = _former(root, path)
+        held = module if former is None else former
         if getattr(held, "_lowerdeck_uncalled", False):
             is_alone = not isinstance(module, Container)
             yield Swap(path, False, is_alone, UNKNOWN_CALL, called=False)
