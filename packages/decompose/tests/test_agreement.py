@@ -93,14 +93,48 @@ def test_rules_of_composites_are_looked_at_too(rule: Callable[..., Any]) -> None
         decompose(program, {ATEN.linear.default: rule})
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_fewer_results_than_the_operator_gives(count: int) -> None:
-    def rule(x: torch.Tensor, *_: Any, **__: Any) -> Any:
-        return tuple(x.sum(-1).clone() for _ in range(count))
+def _fewer(count: int) -> Callable[..., Any]:
+    return lambda x, *_, **__: tuple(x.sum(-1).clone() for _ in range(count))
 
+
+# Where torch takes the results itself, it reads beyond those that there are: no call may reach it.
+@pytest.mark.parametrize("asked", [decompose, explain, _parts])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_results_than_the_operator_gives(count: int, asked: Any) -> None:
     program = _exported(lambda x: ATEN.var_mean.correction(x, [-1]))
-    with pytest.raises(DecomposeError, match=r"var_mean.*rule"):
-        decompose(program, {ATEN.var_mean.correction: rule})
+    with pytest.raises(DecomposeError, match=r"var_mean.correction.*the rule .* gives \("):
+        asked(program, {ATEN.var_mean.correction: _fewer(count)})
+
+
+@pytest.mark.parametrize("given", [None, 1, torch.ones(4)])
+def test_one_result_where_the_operator_gives_several(given: Any) -> None:
+    program = _exported(lambda x: ATEN.var_mean.correction(x, [-1]))
+    with pytest.raises(DecomposeError, match=r"the rule .* gives .*, expected 2 results"):
+        decompose(program, {ATEN.var_mean.correction: lambda *_, **__: given})
+
+
+def test_fewer_results_of_a_composite_operator() -> None:
+    program = _exported(lambda x: ATEN.linalg_slogdet.default(x[:3]))
+    with pytest.raises(DecomposeError, match=r"slogdet.*expected 2 results"):
+        decompose(program, {ATEN.linalg_slogdet.default: _fewer(1)})
+
+
+def _turned(x: torch.Tensor) -> Any:
+    # What changes the shape of its argument goes torch's way, and with it the whole program.
+    made = x * 1
+    made.t_()
+    return ATEN.var_mean.correction(made, [-1])
+
+
+def test_fewer_results_in_another_rule_or_a_program_that_goes_torchs_way() -> None:
+    few: dict[Any, Any] = {ATEN.var_mean.correction: _fewer(1)}
+    within: dict[Any, Any] = {
+        ATEN.gelu.default: lambda x, **_: ATEN.var_mean.correction(x, [-1])[0][:, None] + x
+    }
+    for program, table in ((_exported(_gelu), within), (_exported(_turned), {})):
+        for asked in (decompose, _parts):
+            with pytest.raises(DecomposeError, match="expected 2 results"):
+                asked(program, {**few, **table})
 
 
 def test_other_strides_and_a_view_are_no_fault() -> None:

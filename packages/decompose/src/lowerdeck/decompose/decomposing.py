@@ -21,6 +21,7 @@ from lowerdeck.decompose._torch_private import (
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
+from lowerdeck.decompose.calls.agreement import Counted
 from lowerdeck.decompose.calls.overlapping import check_functional
 from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.constants import LiftedConstants
@@ -122,7 +123,7 @@ def take_apart(
         with tracing_lock:
             said = explicit(said)
             check_functional(said.graph_module)
-            return Parts(*retrace(said, rules.others, rules.composites))
+            return Parts(*retrace(said, Counted(rules.others), Counted(rules.composites)))
     except DecomposeError:
         raise
     except Exception as error:
@@ -285,7 +286,7 @@ def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
 
 def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
     """Return what torch's own way gives, which knows no calls: operators kept in part are not."""
-    own: Any = default_decompositions() if table is None else dict(table)
+    own: Any = default_decompositions() if table is None else dict(Counted(table))
     for operator in keep:
         if not isinstance(keep, Mapping) or keep[operator] is None:
             own.pop(operator, None)

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.calls.agreement import check_given, describe_rule
+from lowerdeck.decompose.calls.agreement import Counted, check_given, describe_rule
 from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.kernels import told_by_kernels
@@ -206,7 +206,7 @@ class Templates:
             self._open.close()
             self._is_open = False
         elif not self._is_open:
-            self._open.enter_context(overriding(self.rules.composites))
+            self._open.enter_context(overriding(Counted(self.rules.composites)))
             self._is_open = True
         try:
             made, bound = self._record(rules, run, given, call, contexts, source)
@@ -244,7 +244,9 @@ class Templates:
         target: Any = call.key[0]
         whole = None
         bound = partial(bind, self._mode, source)
-        others = told_by_kernels(rules.others) if rules.by_kernels else rules.others
+        others: Mapping[Any, Callable[..., Any]] = Counted(rules.others)
+        if rules.by_kernels:
+            others = told_by_kernels(others)
         with overriding(_said_of(call, rules)):
             recording = record(
                 run, given, self._mode, others, call.differentiable, contexts, bound
@@ -271,7 +273,7 @@ def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:
     """Return how what is called is taken apart, beyond what is said of all calls."""
     target = call.key[0]
     if call.stays and target in rules.composites:
-        return {target: rules.composites[target]}
+        return {target: Counted(rules.composites)[target]}
     # Below autograd is below autocast too, which would say nothing of the parts.
     is_said = target in rules.composites or is_autocast(call.key[-1])
     return {} if is_said else own_rule(target)

@@ -6,7 +6,8 @@ its readers, and a result that is missing fails where it is used, or never.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,56 @@ def check_given(source: Node, call: Call, made: Template, rule: Callable[..., An
             f"{describe_node(source)}: {describe_rule(rule)} gives {found}, expected "
             f"{_told(source.meta['val'])}, as the operator gives: mend the rule, or leave it out"
         )
+
+
+class Counted(Mapping[Any, Callable[..., Any]]):
+    """Rules that give no fewer results than their operators, or raise ``DecomposeError``.
+
+    For wherever torch calls them. Below its functionalization it takes as many results off its
+    stack as the schema has, without looking: what lies before them in memory is read as tensors,
+    and the process dies now and then.
+
+    Args:
+        rules: By operator; they are wrapped as they are asked for.
+    """
+
+    def __init__(self, rules: Mapping[Any, Callable[..., Any]]) -> None:
+        self._rules = rules
+
+    def __getitem__(self, operator: Any) -> Callable[..., Any]:
+        """Return the rule of an operator.
+
+        Args:
+            operator: Any operator.
+
+        Raises:
+            KeyError: There is none.
+        """
+        rule = self._rules[operator]
+        if not isinstance(operator, OpOverload) or core_decompositions().get(operator) is rule:
+            return rule
+        count = len(schema_of(operator).returns)
+        return rule if count < 2 else partial(_given, operator, rule, count)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the operators."""
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._rules)
+
+
+def _given(
+    operator: OpOverload, rule: Callable[..., Any], count: int, *args: Any, **kwargs: Any
+) -> Any:
+    made = rule(*args, **kwargs)
+    if made is NotImplemented or (isinstance(made, (tuple, list)) and len(made) == count):
+        return made
+    raise DecomposeError(
+        f"{operator}: {describe_rule(rule)} gives {_told(made)}, expected {count} results, as the "
+        "operator gives: mend the rule, or leave it out"
+    )
 
 
 def gives_the_same(source: Node, call: Call, made: Template) -> bool:

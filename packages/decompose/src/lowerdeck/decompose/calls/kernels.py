@@ -7,6 +7,7 @@ tensor refuses, so that torch's decomposed program fails when it is run.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +32,8 @@ def told_by_kernels(
     Args:
         rules: How operators are taken apart.
     """
-    return {**rules, **{operator: _Laying(operator, rules.get(operator)) for operator in _LAID}}
+    laying = {operator: _Laying(operator, rules.get(operator)) for operator in _LAID}
+    return ChainMap(laying, rules)  # type: ignore[arg-type]  # It is only read.
 
 
 class _Laying:
