@@ -54,7 +54,7 @@ class Recorded:
 
     Attributes:
         given: Its arguments and keyword arguments.
-        state: The state of the module before.
+        state: The state of the whole model before: one module may read through another name.
         grad: Whether gradients are recorded.
         autocast: Whether autocast is on.
         rng: The state of the generator of random numbers.
@@ -131,7 +131,7 @@ def record_calls(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[Rec
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         state = torch.get_rng_state()
-        made = Recorded(_copied((args, kwargs)), _state(module), *modes, state)
+        made = Recorded(_copied((args, kwargs)), _state(model), *modes, state)
         # Hooks of the model's own may change what the call gets.
         open_calls.append((made, (args, kwargs)))
 
@@ -188,9 +188,10 @@ def check_table(
     for row in module.swappable():
         for number, call in enumerate(recorded.get(row.path, ())):
             where = f"call {number} of {row.path!r} ({row.callable_alone=}, {row.reason!r})"
-            child = copy.deepcopy(module).get_submodule(row.path)
+            root = copy.deepcopy(module)
+            child = root.get_submodule(row.path)
             try:
-                given, result = _called(child, call)
+                given, result = _called(root, child, call)
             except UnflattenError as error:
                 if row.callable_alone:
                     raise AssertionError(where) from error
@@ -213,10 +214,10 @@ def check_table(
     return found
 
 
-def _called(child: nn.Module, call: Recorded) -> tuple[Any, Any]:
-    """Return the arguments after a call of ``child`` alone, and its result."""
+def _called(root: nn.Module, child: nn.Module, call: Recorded) -> tuple[Any, Any]:
+    """Return the arguments after a call of ``child`` of ``root`` alone, and its result."""
     with torch.no_grad():
-        for name, value in _tensors(child).items():
+        for name, value in _tensors(root).items():
             if name in call.state:
                 value.copy_(call.state[name])
     args, kwargs = given = _copied(call.given)
@@ -227,7 +228,8 @@ def _called(child: nn.Module, call: Recorded) -> tuple[Any, Any]:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    both = module.named_parameters, module.named_buffers
+    return {name: held for named in both for name, held in named(remove_duplicate=False)}
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
