@@ -136,6 +136,21 @@ def mixture() -> Any:
     return transformers.MixtralForCausalLM(config).eval()
 
 
+@pytest.mark.parametrize("backend", ["xnnpack", "portable"])
+def test_scales_of_groups_are_those_that_the_delegate_keeps(backend: str, llama: Path) -> None:
+    # Other scales choose other experts of a mixture, now and then.
+    made = prepared(llama, **(DEFAULTS | {"quantize": "8da4w", "backend": backend}))
+    scales = [
+        held
+        for name, held in made.decoder.named_parameters()
+        if "parametrizations" in name and held.is_floating_point()
+    ]
+    assert scales
+    assert all(torch.equal(one, one.bfloat16().float()) for one in scales) == (
+        backend == "xnnpack"
+    )
+
+
 @pytest.mark.parametrize("attention", ["delegate", "custom-kernel"])
 def test_quantised_mixtures_of_experts_are_near_the_quantised_model(
     attention: str, tmp_path: Path
@@ -254,7 +269,7 @@ def test_another_text_begins_at_the_first_position() -> None:
         ({"attention": "flash"}, "attention is 'flash'"),
         ({"quantize_embedding": 3}, "quantize_embedding is 3"),
         ({"context": 0}, "give at least 1"),
-        ({"prefill_chunk": -1}, "give at least 1"),
+        ({"prefill_chunk": -1}, "prefill_chunk -1 is a number of tokens: give at least 1"),
         ({"quantize": "8da4w", "group": 33}, "group is 33"),
         ({"quantize": "fp16", "backend": "portable"}, "XNNPACK's delegate stores weights in"),
         ({"quantize": "8da4w", "group": 128}, "no linear layer has rows of a multiple of 128"),
@@ -454,6 +469,60 @@ def test_a_file_that_says_something_else_fails_the_check(llama: Path, tmp_path: 
             weight.mul_(1.5)
     alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
     assert not alike, lines
+    assert lines[-1].startswith("check failed")
+
+
+def test_positions_that_change_beyond_the_context_are_exported(tmp_path: Path) -> None:
+    import transformers
+
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    sizes = SMALL | {"max_position_embeddings": 32}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, rope_parameters=rope)
+    model = transformers.LlamaForCausalLM(config).eval()
+    made = prepared(model, **(DEFAULTS | {"context": 64}))
+    assert made.context == 32
+    lower_decoder(made).save(tmp_path / "model.pte")
+    alike, lines = check_lines(made.decoder, open_model(tmp_path / "model.pte"), IDS)
+    assert alike, lines
+    text = torch.arange(32).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(made.decoder.without_cache(text), model(text).logits)
+
+
+def test_a_graph_that_cannot_be_exported_is_not_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = prepared(small_model("GPT2"), **DEFAULTS)
+    monkeypatch.setattr(
+        type(made.decoder), "_start", lambda _, tokens, at: int(bool(at.max() > tokens.shape[1]))
+    )
+    with pytest.raises(UnsupportedModelError, match="data-dependent"):
+        lower_decoder(made)
+    assert "def forward" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Roberta", {"max_position_embeddings": 32, "pad_token_id": 1, "is_decoder": True}),
+        ("Mpt", {"max_seq_len": 30}),
+    ],
+)
+def test_the_context_is_what_the_model_has_positions_for(
+    family: str, settings: dict[str, Any]
+) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "d_model": 32}
+    sizes |= {"n_heads": 4, "n_layers": 1, "intermediate_size": 64, "vocab_size": 64}
+    config = getattr(transformers, f"{family}Config")(**sizes, **settings)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    made = prepared(model, **(DEFAULTS | {"context": 2048}))
+    assert made.context == 30
+    with torch.no_grad():
+        made.decoder.without_cache(torch.full((1, 30), 5))
 
 
 def test_models_that_are_no_decoders_with_keys_and_values_are_named(tmp_path: Path) -> None:

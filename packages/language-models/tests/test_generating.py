@@ -33,6 +33,15 @@ def test_a_runtime_that_logs_much_is_heard_to_its_end(monkeypatch: pytest.Monkey
     assert timing.runtime == "loud"
 
 
+def test_a_prompt_of_any_length_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import json, sys; print(len(json.load(sys.stdin)['prompt']))"
+    monkeypatch.setattr(generating, "_BRIDGE", ("-c", code))
+    program: Any = SimpleNamespace(methods=("forward",))
+    model = ModelFile(Path("model.pte"), 8, 1 << 20, (), program)
+    tokens = generate(model, [100_000] * 60_000, 8, official=True, timing=Timing())
+    assert list(tokens) == [60_000]
+
+
 def test_the_last_line_of_what_it_logged_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     code = f"{LOUD}; print(5, flush=True); sys.exit('\\xff: no such operator\\n')"
     tokens = tokens_of(code, monkeypatch, Timing())

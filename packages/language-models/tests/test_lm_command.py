@@ -65,6 +65,7 @@ def test_how_much_was_quantised_is_told(
         ),
         (["lm", "export", "{empty}"], "has no tokenizer.json"),
         (["lm", "run", "nowhere.pte", "text"], "there is no file nowhere.pte"),
+        (["lm", "run", __file__, "text"], "is no .pte file"),
         (["lm", "run", ".", "text"], "'.' is a folder, expected a model's file"),
         (["lm", "run", "nowhere.pte", "text", "--tokenizer", "{folder}"], "nowhere.pte"),
         (["lm", "run", "x.pte", "text", "--tokens", "0"], "--tokens is 0"),

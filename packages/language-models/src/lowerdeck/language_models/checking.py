@@ -77,5 +77,12 @@ def check_lines(
         f"check          {same} of {TOKENS} tokens as the model's own, logits differ by at most "
         f"{error:.3g} of {largest:.3g}"
     ]
+    if wrong:
+        lines.append(
+            f"check failed   {wrong} tokens differ where the model is sure: its two likeliest are "
+            f"more than {_MARGIN:.0f} such errors apart"
+        )
     # What is not finite is not less either.
-    return not wrong and error <= _MOST * largest, lines
+    elif not error <= _MOST * largest:
+        lines.append(f"check failed   rounding explains {_MOST:.0%} of the largest logit at most")
+    return len(lines) == 1, lines

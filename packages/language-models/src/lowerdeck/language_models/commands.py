@@ -29,6 +29,8 @@ from lowerdeck.language_models.steps import Steps, without_bars
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, printable, say, writing
 
 RUNTIMES = ("official", "lowerdeck")
+_KIND = b"ET12"
+"""Stands at the fifth byte of each program."""
 
 
 class LanguageModelCommand:
@@ -244,6 +246,9 @@ def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
             )
         if not file.is_file():
             raise FolderError(f"there is no file {file}, expected one of `lowerdeck lm export`")
+        with file.open("rb") as opened:
+            if opened.read(8)[4:] != _KIND:
+                raise FolderError(f"{file} is no .pte file, expected one of `lowerdeck lm export`")
         if not given.is_file():
             raise FolderError(f"there is no {given}: name the model's folder with --tokenizer")
     text = tokenizer_json(given) if given.is_dir() else _read(given)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -293,7 +295,8 @@ def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
     varies = Dim("tokens", min=1, max=tokens) if tokens > 1 else None
     shapes = {"tokens": {1: varies}, "positions": {0: varies}} if varies else None
     try:
-        with torch.no_grad():
+        # torch prints the whole graph beside its error.
+        with torch.no_grad(), redirect_stderr(io.StringIO()):
             return torch.export.export(decoder.eval(), example, dynamic_shapes=shapes)
     except UnsupportedModelError:
         raise

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from lowerdeck.emitter import EmitConfig, EmitterError
@@ -141,11 +143,9 @@ def prepared(
     _check("backend", backend, BACKENDS)
     _check("attention", attention, ATTENTIONS)
     _check("quantize_embedding", quantize_embedding, (None, *EMBEDDING_KERNELS))
-    if context < 1 or (prefill_chunk is not None and prefill_chunk < 1):
-        raise LanguageModelError(
-            f"context {context} and prefill_chunk {prefill_chunk} are numbers of tokens: give at "
-            "least 1"
-        )
+    for name, count in (("context", context), ("prefill_chunk", prefill_chunk)):
+        if count is not None and count < 1:
+            raise LanguageModelError(f"{name} {count} is a number of tokens: give at least 1")
     if quantize == "fp16" and backend != "xnnpack":
         raise LanguageModelError(
             "quantize is 'fp16', which XNNPACK's delegate stores weights in, and backend is "
@@ -160,11 +160,11 @@ def prepared(
             # anew for each token.
             else load_folder(Path(model), mapped=backend == "xnnpack")
         )
-    made_for = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
-    context = min(context, made_for or context)
+    context = min([context, *_made_for(loaded)])
     kernels: set[str] = set()
     # First what keeps the weights as they are: what cannot be exported is then told at once.
     _check_positions(loaded.config.get_text_config(), context)
+    _keep_frequencies(loaded)
     custom = attention == "custom-kernel"
     with steps.step("try", "trying it with a cache"):
         decoder = CachedDecoder(loaded, context, custom_kernel=custom)
@@ -176,7 +176,9 @@ def prepared(
     quantized = None
     if quantize in {"8da4w", "8da8w"}:
         with steps.step("quantise", f"quantising linear layers to {quantize}"):
-            quantized = quantize_linears(loaded, quantize, group)
+            # XNNPACK keeps the scales of groups so: the decoder is what the file computes.
+            scales = torch.bfloat16 if backend == "xnnpack" else None
+            quantized = quantize_linears(loaded, quantize, group, scales=scales)
     precision = "fp16" if quantize == "fp16" else None
     partitioners = [XnnpackPartitioner(precision=precision)] if backend == "xnnpack" else []
     chunk = min(prefill_chunk or context, context)
@@ -234,6 +236,35 @@ def _check_positions(config: Any, context: int) -> None:
                 f"tokens, for which the cache would have to be made anew, and the context is "
                 f"{context}: give a context of at most {first}"
             )
+
+
+def _made_for(model: PreTrainedModel) -> Iterator[int]:
+    """Yield how many tokens a text of a model may have, by each thing that says it."""
+    config = model.config.get_text_config()
+    for name in ("max_position_embeddings", "max_seq_len"):
+        said = getattr(config, name, None)
+        if said:
+            yield said
+    for name, module in model.named_modules():
+        # The kin of RoBERTa count positions from the one after the padding's.
+        counts = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+        if counts and module.padding_idx is not None:
+            yield module.num_embeddings - module.padding_idx - 1
+
+
+def _keep_frequencies(model: PreTrainedModel) -> None:
+    """Let positions that change beyond what a model was made for be as they are up to there.
+
+    transformers looks at each token whether a text has grown so long, which a context never is;
+    that is a condition on data, which torch.export cannot take.
+    """
+    each: Any
+    for each in model.modules():
+        kind = getattr(each, "rope_type", None)
+        if kind == "dynamic":
+            each.rope_type = "default"
+        elif isinstance(kind, dict):  # by the type of a layer
+            kind.update({layer: "default" for layer, one in kind.items() if one == "dynamic"})
 
 
 def _beside(model: PreTrainedModel) -> PreTrainedModel:

@@ -227,12 +227,18 @@ def _officially(
         "methods": [name for name in ("forward", DECODE) if name in model.program.methods],
     }
     # What it logs goes to a file: a pipe that nobody reads is full after 64 KB, and it would wait.
-    with tempfile.TemporaryFile() as log:
-        yield from _told([sys.executable, *_BRIDGE, json.dumps(asked)], log, model.path, timing)
+    # What it is asked does, too: an argument has 128 KB at most.
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as question:
+        question.write(json.dumps(asked).encode())
+        question.seek(0)
+        yield from _told(question, log, model.path, timing)
 
 
-def _told(command: Sequence[str], log: BinaryIO, path: Path, timing: Timing) -> Iterator[int]:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+def _told(question: BinaryIO, log: BinaryIO, path: Path, timing: Timing) -> Iterator[int]:
+    command = [sys.executable, *_BRIDGE]
+    with subprocess.Popen(
+        command, stdin=question, stdout=subprocess.PIPE, stderr=log, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

@@ -72,4 +72,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.stdin.read())

@@ -56,13 +56,16 @@ class Quantized:
         return f"{told}; floats stay {', '.join(rest)}"
 
 
-def quantize_linears(model: nn.Module, mode: str, group: int) -> Quantized:
+def quantize_linears(
+    model: nn.Module, mode: str, group: int, *, scales: torch.dtype | None = None
+) -> Quantized:
     """Quantise the linear layers of a model, in place, one after the other.
 
     Args:
         model: The model; its weights are freed as they are replaced.
         mode: ``"8da4w"`` or ``"8da8w"``.
         group: How many weights of a row share a scale in ``"8da4w"``.
+        scales: What the scales of groups are rounded to, None to leave them.
 
     Returns:
         How much of the model that was.
@@ -74,7 +77,7 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> Quantized:
         config = Int8DynamicActivationIntxWeightConfig(
             weight_dtype=torch.int8, weight_granularity=PerAxis(0)
         )
-        return _quantize(model, config, lambda _: True, "")
+        return _quantize(model, config, lambda _: True, "", None)
     if group not in GROUPS:
         raise LanguageModelError(
             f"group is {group}, expected a multiple of {GROUPS.step} from {GROUPS.start} to "
@@ -95,6 +98,7 @@ def quantize_linears(model: nn.Module, mode: str, group: int) -> Quantized:
         config,
         lambda row: row % group == 0,
         f"linear layers whose rows groups of {group} do not divide",
+        scales,
     )
 
 
@@ -103,7 +107,13 @@ def _row(layer: nn.Linear | Conv1D) -> int:
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.weight.shape[0])
 
 
-def _quantize(model: nn.Module, config: Any, chosen: Callable[[int], bool], odd: str) -> Quantized:
+def _quantize(
+    model: nn.Module,
+    config: Any,
+    chosen: Callable[[int], bool],
+    odd: str,
+    scales: torch.dtype | None,
+) -> Quantized:
     """Quantise layers so that the floats of some rows alone are in memory."""
     done: dict[nn.Module, nn.Module] = {}
     weights = 0
@@ -114,7 +124,7 @@ def _quantize(model: nn.Module, config: Any, chosen: Callable[[int], bool], odd:
                 continue
             if not isinstance(child, nn.Linear | Conv1D) or not chosen(_row(child)):
                 continue
-            done[child] = _quantized(child, config)
+            done[child] = _quantized(child, config, scales)
             weights += _held(child)
             setattr(parent, name, done[child])
     return Quantized(weights, _left(model, set(done.values()), odd))
@@ -125,7 +135,7 @@ def _held(layer: nn.Linear | Conv1D) -> int:
     return int(held.numel())
 
 
-def _quantized(layer: nn.Linear | Conv1D, config: Any) -> nn.Module:
+def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | None) -> nn.Module:
     """Return a layer quantised, a piece after the other.
 
     All at once, the floats of a large layer and as much again several times over would be in
@@ -147,6 +157,8 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any) -> nn.Module:
     inner = parts[0]
     if len(parts) > 1:
         inner = {name: joined([part[name] for part in parts]) for name in inner}
+    if scales is not None:
+        inner["scale"] = inner["scale"].to(scales).to(inner["scale"].dtype)
     whole = kind.__tensor_unflatten__(inner, context, rows.shape, (rows.shape[1], 1))
     made = _linear(nn.Parameter(whole, requires_grad=False))
     made.bias = layer.bias
