@@ -62,6 +62,9 @@ def test_instructions_stand_under_the_modules_of_their_parameters(emitted, show)
     page = show(html_report(emitted[False].program))
     assert page.complaints() == []
     assert page.ask(ROWS) == PLAIN
+    for name in ("instructions", "graph"):
+        told = page.ask(f"return document.getElementById('{name}').innerText")
+        assert "Modules are guessed from names of parameters" in told
     page.ask("document.querySelectorAll('.instructions .row')[2].click()")
     assert "of blocks.0.0" in page.ask(DETAIL)
 

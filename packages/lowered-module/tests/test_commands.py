@@ -444,3 +444,14 @@ def test_a_model_is_loaded_in_evaluation_mode(model: str) -> None:
     assert not module.training
     assert torch.equal(inputs[0], torch.ones(1, 2))
     assert named == {}
+
+
+def test_a_model_without_modes_is_taken_as_it_is(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: torch.nn.Module) -> torch.nn.Module:
+        raise NotImplementedError("Calling train() or eval() is not supported")
+
+    monkeypatch.setattr(torch.nn.Module, "eval", refuse)
+    module, _, _ = load_example(model)
+    assert isinstance(module, torch.nn.Module)

@@ -87,7 +87,8 @@ def check(blob: bytes) -> PayloadGraph:
     assert Counter(node.operator for node in found.nodes) == kinds
     places = {
         (one.find("data").get("offset"), int(one.find("data").get("size")))  # type: ignore[union-attr, arg-type]
-        for one in net.iterfind("layers/layer[@type='Const']")
+        for one in net.iter("layer")
+        if one.get("type") == "Const"
     }
     assert found.constant_bytes == sum(size for _, size in places)
     compiled = openvino.Core().import_model(blob, "CPU")
@@ -141,7 +142,7 @@ def test_opening_imports_neither_openvino_nor_torch(tmp_path: Path) -> None:
         check=True,
         text=True,
     )
-    assert "FullyConnected" in done.stdout
+    assert "Gelu" in done.stdout  # What linear layers become depends on the processor.
 
 
 def with_text(text: bytes, constants: bytes = b"") -> memoryview:
@@ -158,6 +159,10 @@ PORT = '<port id="0" precision="FP32"><dim>{}</dim></port>'
 def net(*layers: str, edges: str = "") -> bytes:
     whole = f"<net><layers>{''.join(layers)}</layers><edges>{edges}</edges></net>"
     return f'<?xml version="1.0"?>{whole}'.encode()
+
+
+ENDED = (LAYER.format(9, "Result", f"<input>{PORT.format(1)}</input>"),)
+EDGE = '<edge from-layer="0" from-port="0" to-layer="9" to-port="0"/>'
 
 
 def const(settings: str) -> str:
@@ -179,8 +184,11 @@ def const(settings: str) -> str:
         (net(const("")), "KeyError"),
         (net(LAYER.format(0, "Abs", f"<output>{PORT.format('9' * 5000)}</output>")), "ValueError"),
         (net("<layer/>"), "KeyError"),
+        (b'<?xml version="1.0"?><net/>', "a graph without results"),
+        (net(LAYER.format(0, "Abs", "")), "a graph without results"),
+        (net(LAYER.format(0, "If", const('offset="0" size="9"'))), "0 to 9 of 8"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_a_graph_that_is_damaged_is_an_error_of_ours(text: bytes, told: str) -> None:
     with pytest.raises(BlobError, match=told):
@@ -188,17 +196,22 @@ def test_a_graph_that_is_damaged_is_an_error_of_ours(text: bytes, told: str) -> 
 
 
 def test_bodies_of_loops_are_counted_and_not_taken_apart() -> None:
-    body = f"<body>{net(LAYER.format(0, 'Abs', ''), LAYER.format(1, 'Result', '')).decode()[21:]}"
-    loop = LAYER.format(0, "Loop", f"{body}</body><output>{PORT.format('-1')}</output>")
-    found = decode_payload(with_text(net(loop)))
+    settings = '<data offset="{}" size="8" />'
+    layers = [LAYER.format(0, "Abs", ""), LAYER.format(1, "Result", "")]
+    layers += [LAYER.format(2 + at, "Const", settings.format(at)) for at in (0, 8, 8)]
+    body = f"<body>{net(*layers).decode()[21:]}</body>"
+    loop = LAYER.format(0, "Loop", f"<data />{body}<output>{PORT.format('-1')}</output>")
+    found = decode_payload(with_text(net(loop, *ENDED, edges=EDGE), bytes(16)))
     assert [node.operator for node in found.nodes] == ["Loop"]
     assert (found.nested, found.values[0].shape) == ({"Abs": 1}, ("?",))
     assert found.nodes[0].detail == "joins Abs"
+    assert found.constant_bytes == 16
 
 
 def test_a_deep_text_takes_no_stack() -> None:
     deep = b'<?xml version="1.0"?>' + b"<net>" * 200_000 + b"</net>" * 200_000
-    assert decode_payload(with_text(deep)).nodes == ()
+    with pytest.raises(BlobError, match="a graph without results"):
+        decode_payload(with_text(deep))
 
 
 @pytest.mark.parametrize("size", [0, 3, 47, 48, 100])

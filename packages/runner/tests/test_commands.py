@@ -45,6 +45,9 @@ def test_a_run_shows_results(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "output 0: float32[2x2] = [1, 1, 1, 1], min 1, mean 1, max 1" in out
     assert "ms a call in lowerdeck.runner, which emulates the runtime" in out
+    assert "random" not in out
+    assert call(RunCommand(), str(file), "--input", "ones", "--seed", "3") == 0
+    assert "no --input for input 1: random (seed 3)\n" in capsys.readouterr().out
 
 
 def test_without_the_official_runtime_no_emulation_refuses(
@@ -156,7 +159,7 @@ def test_an_etdump_of_all_calls(
     [
         (["--input", "ones:3x3"], "has shape [3, 3]"),
         (["--input", "ones:x"], "is no shape"),
-        (["--input", "ones:2"], "2 sizes were expected"),
+        (["--input", "ones:2"], "2 sizes were expected, at most [2, 2]"),
         (["--input", "ones:999999999x999999999"], "has shape [999999999, 999999999]"),
         (["--output", "no/such/folder/o"], "there is no folder no/such/folder"),
         (["--trace", "no/such/folder/o"], "there is no folder no/such/folder"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lowerdeck.runner import DelegateLog, Event, Profile, load
-from lowerdeck.serializer import Frame, FrameList
+from lowerdeck.serializer import Frame, FrameList, method_digest, write_pte
 
 
 @dataclass
@@ -176,3 +176,16 @@ def test_a_trace_holds_some_numbers_of_each_result(value: Any, samples: list[Any
     event = Event(0, 0, "aten::relu.out", 0, 1, values=(value,))
     trace = json.loads(Profile("forward", None, (event, Event(0, 1, "move", 1, 1))).chrome_trace())
     assert [one["args"]["samples"] for one in trace["traceEvents"]] == [samples, []]
+
+
+def test_a_trace_carries_the_digest_of_its_method(method: Any, tmp_path: Path) -> None:
+    program = two_instructions(method)
+    path = tmp_path / "a.pte"
+    write_pte(program, path)
+    (digest,) = {
+        load(source, backends={"TwoSteps": TwoSteps()}).method().profile(torch.ones(2)).digest
+        for source in (program, path)
+    }
+    assert digest == method_digest(program, program.execution_plan[0])
+    profile = load(path, backends={"TwoSteps": TwoSteps()}).method().profile(torch.ones(2))
+    assert json.loads(profile.chrome_trace())["otherData"] == {"digests": {"forward": digest}}

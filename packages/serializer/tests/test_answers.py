@@ -576,6 +576,11 @@ def test_a_command_that_cannot_be_loaded_is_told_with_its_entry_point(
     assert main(["leave"]) == 4
     told = "this command (leaving_command:leave) cannot be loaded: SystemExit: 0"
     assert told in capsys.readouterr().err
+    # A shell that starts completes its name, and says nothing.
+    assert main(["completion", "bash"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert " leave " in shown.out
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])

@@ -196,3 +196,13 @@ def test_names_that_a_payload_tells_are_short_and_on_their_line(
     assert "\n" not in line
     assert len(line) < 1000
     assert line.endswith(" -> ?")
+
+
+def test_a_line_lists_some_of_a_thousand_inputs(install: Callable[[PayloadGraph], None]) -> None:
+    values = {0: PayloadValue("fp32", (2,), None, "x" * 400)}
+    many = (0,) * 1000
+    install(PayloadGraph((PayloadNode("Concat", many, many),) * 400, values, {0: 0}, 0))
+    found = contents_of(memoryview(b"any"), "Mine")
+    assert found.lines[0].count("fp32[2]") == 24
+    assert found.lines[0].endswith(", ... and 988 more")
+    assert sum(map(len, found.lines)) < 5_000_000

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import TraceError, html_report, write_pte
+from lowerdeck import serializer as pte
+from lowerdeck.serializer import (
+    TraceError,
+    deserialize_pte,
+    html_diff,
+    html_report,
+    method_digest,
+    serialize_pte,
+    write_pte,
+)
 from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.report.trace import watched_by, watched_entry
 
@@ -30,7 +39,8 @@ def part(name: str, spent: float) -> dict[str, Any]:
 
 def test_times_of_loops_add_up_and_parts_keep_their_places() -> None:
     told = watched_by(
-        trace(part("A[0]/2", 1.0), part("A[0]/0", 2.0), part("A[0]/named", 9.0), event(), event())
+        trace(part("A[0]/2", 1.0), part("A[0]/0", 2.0), part("A[0]/named", 9.0), event(), event()),
+        add_program(),
     )
     assert told["forward"][0, 0] == {
         "time": 5.0,
@@ -47,7 +57,8 @@ def test_times_of_loops_add_up_and_parts_keep_their_places() -> None:
 def test_samples_are_few_and_finite() -> None:
     samples = [1, None, float("nan"), *range(100)]
     args = {"chain": 0, "instruction": 0, "module": "", "samples": samples}
-    told = watched_by(trace(event(args=args), event(cat="delegate", name="A/1", args=args)))
+    events = event(args=args), event(cat="delegate", name="A/1", args=args)
+    told = watched_by(trace(*events), add_program())
     one = told["forward"][0, 0]
     assert one["samples"] == [1.0, None, None, *map(float, range(61))]
     assert one["inside"] == [[], one["samples"]]
@@ -78,8 +89,60 @@ def test_a_trace_of_another_program_is_refused() -> None:
     with pytest.raises(TraceError, match="is of encode, the file has forward"):
         html_report(add_program(), trace=trace(event(pid="encode")))
     args = {"chain": 0, "instruction": 77, "module": ""}
-    with pytest.raises(TraceError, match="instruction 77 in chain 0 of 'forward', which the file"):
-        html_report(add_program(), trace=trace(event(args=args)))
+    for events, told in (
+        ([event(), event(args=args)], "tells of 2 instructions, the file has 1"),
+        ([part("A[0]/0", 1.0)], "tells of 0 instructions, the file has 1"),
+        (
+            [event(name="aten::mul.out")],
+            "instruction 0 calls aten::mul.out, in the file aten::add",
+        ),
+    ):
+        with pytest.raises(
+            TraceError, match=f"trace of 'forward' is of another program: .*{told}"
+        ):
+            html_report(add_program(), trace=trace(*events))
+
+
+def delegated(blob: bytes, size: int = 6, constant: bytes = bytes(24)) -> pte.Program:
+    """Return a program of one delegate: all of them have the same instruction."""
+    tensor = pte.Tensor(pte.ScalarType.FLOAT, sizes=[size], dim_order=[0])
+    stored = pte.Tensor(pte.ScalarType.FLOAT, sizes=[6], dim_order=[0], data_buffer_idx=1)
+    delegate = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0)
+    plan = pte.ExecutionPlan(
+        "forward",
+        values=[pte.EValue(tensor), pte.EValue(stored)],
+        inputs=[0],
+        outputs=[0],
+        chains=[pte.Chain(instructions=[pte.Instruction(pte.DelegateCall(0, [0, 1, 0]))])],
+        delegates=[pte.BackendDelegate("A", delegate)],
+        non_const_buffer_sizes=[0],
+    )
+    return pte.Program(
+        execution_plan=[plan],
+        constant_buffer=[pte.Buffer(b""), pte.Buffer(constant)],
+        backend_delegate_data=[pte.BackendDelegateInlineData(blob)],
+    )
+
+
+def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
+    program = delegated(b"a" * 200_000)
+    taken = {"digests": {"forward": method_digest(program, program.execution_plan[0])}}
+    text = json.dumps({"traceEvents": [event(name="A[0]")], "otherData": taken})
+    read = deserialize_pte(serialize_pte(program))
+    assert '"time":2.5' in html_report(program, trace=text)
+    assert '"time":2.5' in html_report(read, trace=text)
+    for other in (
+        delegated(b"a" * 199_999 + b"b"),
+        delegated(b"b" + b"a" * 199_999),
+        delegated(b"a" * 199_999),
+        delegated(b"a" * 200_000, size=5),
+        delegated(b"a" * 200_000, constant=b"b" * 24),
+    ):
+        assert '"time":2.5' in html_report(other, trace=trace(event(name="A[0]")))
+        with pytest.raises(TraceError, match=r"its digest is [0-9a-f]{32}, that of the file "):
+            html_report(other, trace=text)
+        with pytest.raises(TraceError, match="of another program"):
+            html_diff(read, other, traces=(text, text))
 
 
 def test_the_command_takes_a_trace_for_a_page_alone(

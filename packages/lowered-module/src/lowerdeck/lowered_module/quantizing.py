@@ -37,7 +37,9 @@ def chosen_quantization(
     if name is None:
         raise CommandError(
             f"--quantize {mode} needs a --backend that quantises; installed are: "
-            f"{', '.join(installed) or 'none'}",
+            f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, take models that "
+            "are quantised already: let MODULE:FACTORY return what PT2E's convert_pt2e made, and "
+            "leave --quantize out",
             ExitStatus.USAGE,
         )
     offer = find_quantization(name)

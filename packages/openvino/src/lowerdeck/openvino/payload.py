@@ -138,7 +138,7 @@ class _Layer:
     name: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
-    place: tuple[int, int] | None = None
+    taken: int | None = None
     limits: str = ""
     inside: list[str] = field(default_factory=list)
 
@@ -151,7 +151,8 @@ class _Layer:
 class _Reader:
     """Takes the text's elements one after the other, as a parser hands them on.
 
-    Only those of the graph itself are kept; bodies of loops and branches are counted.
+    Only those of the graph itself are kept; bodies of loops and branches are counted, operators
+    and constants.
 
     Args:
         constants: How many bytes of constants the payload has.
@@ -165,6 +166,8 @@ class _Reader:
         self._values: dict[int, PayloadValue] = {}
         self._edges: dict[_Port, _Port] = {}
         self._nested: Counter[str] = Counter()
+        self._inside = ""
+        self._places: set[tuple[int, int]] = set()
         self._dtype, self._port = "", ""
         self._sizes: list[int | str] = []
         self._text: list[str] = []
@@ -179,9 +182,13 @@ class _Reader:
         begin = _BEGINS.get("/".join(self._path)) if len(self._path) <= _DEEPEST else None
         if begin is not None:
             begin(self, about)
-        elif tag == "layer" and about["type"] not in _NO_OPERATORS:
-            self._nested[about["type"]] += 1
-            self._layer.inside.append(about["type"])
+        elif tag == "layer":
+            self._inside = about["type"]
+            if self._inside not in _NO_OPERATORS:
+                self._nested[self._inside] += 1
+                self._layer.inside.append(self._inside)
+        elif tag == "data" and self._path[-2] == "layer" and self._inside == "Const":
+            self._place(about)
 
     def data(self, text: str) -> None:
         """Take text between elements."""
@@ -197,8 +204,8 @@ class _Reader:
         elif self._path == _OUTPUT:
             number = len(self._values)
             self._layer.outputs[self._port] = number
-            taken = self._layer.place[1] if self._layer.place is not None else None
-            self._values[number] = PayloadValue(self._dtype, tuple(self._sizes), taken)
+            sizes = tuple(self._sizes)
+            self._values[number] = PayloadValue(self._dtype, sizes, self._layer.taken)
         self._path.pop()
 
     def close(self) -> None:
@@ -214,9 +221,7 @@ class _Reader:
     def take_settings(self, about: dict[str, str]) -> None:
         """Take what an operator is set to."""
         if self._layer.kind == "Const":
-            self._layer.place = offset, size = int(about["offset"]), int(about["size"])
-            if min(offset, size) < 0 or offset + size > self._constants:
-                raise ValueError(f"a constant at {offset} to {offset + size} of {self._constants}")
+            self._layer.taken = self._place(about)
         elif self._layer.kind == "Clamp":
             low, high = float(about["min"]), float(about["max"])
             self._layer.limits = f"limits {low:.6g} to {high:.6g}"
@@ -241,6 +246,7 @@ class _Reader:
 
         Raises:
             KeyError: Something reads what is not there.
+            ValueError: There is no result, which every graph of a delegate has.
         """
         inputs: list[int] = []
         outputs: list[int] = []
@@ -256,16 +262,25 @@ class _Reader:
                 outputs += taken
             elif layer.kind != "Const":
                 nodes.append(PayloadNode(layer.kind, taken, made, layer.detail))
-        places = {one.place for one in self._layers.values() if one.place is not None}
+        if not outputs:
+            raise ValueError("a graph without results")
         return PayloadGraph(
             *(tuple(nodes), self._values, dict(enumerate([*inputs, *outputs]))),
-            *(sum(size for _, size in places), self._nested),
+            *(sum(size for _, size in self._places), self._nested),
         )
 
     def numbers(self) -> dict[str, int]:
         """Return the numbers of the operators by their names."""
         taken = [one for one in self._layers.values() if one.kind not in _NO_OPERATORS]
         return {one.name: number for number, one in enumerate(taken)}
+
+    def _place(self, about: dict[str, str]) -> int:
+        """Take where a constant lies, and return how many bytes it has."""
+        offset, size = int(about["offset"]), int(about["size"])
+        if min(offset, size) < 0 or offset + size > self._constants:
+            raise ValueError(f"a constant at {offset} to {offset + size} of {self._constants}")
+        self._places.add((offset, size))
+        return size
 
     def _source(self, port: _Port) -> int:
         return self._layers[port[0]].outputs[port[1]]

@@ -45,6 +45,7 @@ class LoadedMethod:
         debug: Where instructions come from, if it is known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
         turn: Lets one call at a time into the memory that it shares with other methods.
+        digest: Gives what profiles carry to tell it from methods of other programs.
 
     Attributes:
         name: Its name.
@@ -63,8 +64,10 @@ class LoadedMethod:
         debug: DebugMaps | None,
         custom_kernels: Collection[str] = (),
         turn: Turn | None = None,
+        digest: Callable[[], str] = str,
     ) -> None:
         self._turn = turn or Turn()
+        self._digest = digest
         self.name: str = plan.name
         self.plan = plan
         self._sources = SourceFinder(plan, debug)
@@ -148,7 +151,8 @@ class LoadedMethod:
                 self._set_inputs(inputs)
                 run_observed(self._chains, self.name, MAX_INSTRUCTIONS, recorder)
             outputs = self._get_outputs()
-        return Profile(self.name, self.signature.unflatten(outputs), tuple(recorder.events))
+        result = self.signature.unflatten(outputs)
+        return Profile(self.name, result, tuple(recorder.events), self._digest())
 
     def _get_outputs(self) -> list[Any]:
         try:

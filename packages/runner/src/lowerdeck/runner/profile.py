@@ -62,11 +62,14 @@ class Profile:
         method: Name of the method.
         result: What the call returned.
         events: The events in the order of their ends.
+        digest: What tells the method from those of other programs, as the serializer's
+            ``method_digest`` gives it; a trace carries it.
     """
 
     method: str
     result: Any
     events: tuple[Event, ...]
+    digest: str = ""
 
     @property
     def total_ns(self) -> int:
@@ -125,7 +128,10 @@ class Profile:
             }
             for event in self.events
         ]
-        return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
+        told: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ns"}
+        if self.digest:
+            told["otherData"] = {"digests": {self.method: self.digest}}
+        return json.dumps(told)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the Chrome trace to ``path``.

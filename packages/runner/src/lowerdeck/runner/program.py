@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Collection, Mapping
@@ -17,7 +18,14 @@ from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
 from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view
 from lowerdeck.runner.values.tensors import make_tensor, read_spec
-from lowerdeck.serializer import CompileSpec, DataLocation, ExecutionPlan, Program, Tensor
+from lowerdeck.serializer import (
+    CompileSpec,
+    DataLocation,
+    ExecutionPlan,
+    Program,
+    Tensor,
+    method_digest,
+)
 from lowerdeck.torch_base import collector_held
 
 _LOADING = threading.RLock()
@@ -170,6 +178,7 @@ class LoadedProgram:
                     debug=self._debug,
                     custom_kernels=self._custom_kernels,
                     turn=self._turn,
+                    digest=functools.cache(functools.partial(method_digest, self._program, plan)),
                 )
         except MemoryPlanError:
             raise

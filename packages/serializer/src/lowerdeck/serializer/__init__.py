@@ -127,6 +127,7 @@ if TYPE_CHECKING:
         kernel_names,
         runtime_kernels,
     )
+    from lowerdeck.serializer.pte.digest import method_digest
     from lowerdeck.serializer.report import html_diff, html_page, html_report
     from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
     from lowerdeck.serializer.verify import Hazard, verify_pte
@@ -179,6 +180,7 @@ __all__ = [
     "RunData",
     "serialize_etdump",
     "write_etdump",
+    "method_digest",
     # Text from files, and what a command answers
     "printable",
     "say",
@@ -305,6 +307,7 @@ _AT_FIRST_USE = {
         "kernel_names",
         "runtime_kernels",
     ),
+    "lowerdeck.serializer.pte.digest": ("method_digest",),
     "lowerdeck.serializer.report": ("html_diff", "html_page", "html_report"),
     "lowerdeck.serializer.report.payloads": ("PayloadGraph", "PayloadNode", "PayloadValue"),
     "lowerdeck.serializer.verify.hazards": ("Hazard",),

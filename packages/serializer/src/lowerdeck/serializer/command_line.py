@@ -163,15 +163,18 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
 
 
 def _all_parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every command that is installed; what cannot be loaded is told of."""
-    commands = dict(_OWN)
+    """Return the parser of every installed command, an empty one of what cannot be loaded.
+
+    A shell that starts has no use for the reason, which ``lowerdeck doctor`` tells.
+    """
     found = {entry.name: entry for entry in installed_entries(GROUP)}
-    for name in sorted(found.keys() - commands.keys()):
+    parsers = {name: _parser(name, command) for name, command in _OWN.items()}
+    for name in sorted(found.keys() - parsers.keys()):
         try:
-            commands[name] = _load(name, found)
-        except CommandError as error:
-            complain(name, str(error))
-    return {name: _parser(name, command) for name, command in commands.items()}
+            parsers[name] = _parser(name, _load(name, found))
+        except CommandError:
+            parsers[name] = argparse.ArgumentParser()
+    return parsers
 
 
 class _Parser(argparse.ArgumentParser):

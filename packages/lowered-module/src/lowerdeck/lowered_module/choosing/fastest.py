@@ -74,10 +74,8 @@ class Trial:
 
     @property
     def outcome(self) -> str:
-        """Return who was asked, and what came of it, in words."""
-        if self.milliseconds is None:
-            return f"{self.name}: {self.why_not}"
-        return f"{self.name}: {self.milliseconds:.3f} ms a call"
+        """Return who was asked, and what came of it, in words; times come when all are timed."""
+        return f"{self.name}: {self.why_not or 'right'}"
 
     def line(self, width: int = 34) -> str:
         """Return a line of the table of ``lowerdeck lower --auto``.
@@ -125,9 +123,9 @@ def lower_fastest(
         backends: Names of installed partitioners; None for all that the runtime has a backend of.
         tolerance: How far outputs may be from eager's.
         cuts: At how many places to cut; 0 for none.
-        progress: Called after each trial with how many are done, how many there are as far as is
-            known by then, and which one it was, what came of it and how long it took; before the
-            first one, and before what is right is timed, with what comes next.
+        progress: Called after each trial with how many are done, how many there are at most, and
+            which one it was, what came of it and how long it took; before the first one, and
+            before what is right is timed, with what comes next.
 
     Raises:
         LoweringError: The runtime is not installed, the program has no example inputs, or nothing
@@ -151,16 +149,19 @@ def lower_fastest(
     trials: list[Trial] = []
     show = _silent if progress is None else progress
     kept: dict[int, LoweredProgram] = {}
+    more = 2 * cuts if len(names) > 1 else 0
     with tempfile.TemporaryDirectory() as folder:
         files: dict[int, Path] = {}
 
-        def add(made: Iterable[tuple[Trial, LoweredProgram | None]], more: int = 0) -> None:
+        def most() -> int:
+            return max(_most_plans(names, trials) + more, len(trials))
+
+        def add(made: Iterable[tuple[Trial, LoweredProgram | None]]) -> None:
             start = time.perf_counter()
             for trial, lowered in made:
                 add_one(trial, lowered)
                 took = time.perf_counter() - start
-                total = max(_planned(names, trials) + more, len(trials))
-                show(len(trials), total, f"{trials[-1].outcome}, took {took:.1f} s")
+                show(len(trials), most(), f"{trials[-1].outcome}, took {took:.1f} s")
                 start = time.perf_counter()
 
         def add_one(trial: Trial, lowered: LoweredProgram | None) -> None:
@@ -173,12 +174,11 @@ def lower_fastest(
             trials.append(trial)
 
         def time_all() -> None:
-            total = max(_planned(names, trials), len(trials))
-            show(len(trials), total, f"{len(right)} of them are right and timed in turn")
+            show(len(trials), most(), f"{len(right)} of them are right and timed in turn")
             _time(trials, right, files, inputs)
 
         asked = ", ".join(names) or "no backend"
-        show(0, _planned(names, trials), f"the runtime's own kernels, then {asked}")
+        show(0, most(), f"the runtime's own kernels, then {asked}")
         add(_lowered(program, plan, known) for plan in _plans(names, trials))
         if not (right := _worth_timing(trials)):
             raise LoweringError(f"nothing that was tried is right: {_reasons(trials)}")
@@ -186,7 +186,8 @@ def lower_fastest(
         if near := _near_each_other(trials) if cuts else ():
             pairs = list(itertools.permutations(near))
             places = (_cut(program, one, other, known, cuts) for one, other in pairs)
-            add(itertools.chain.from_iterable(places), more=cuts * len(pairs))
+            add(itertools.chain.from_iterable(places))
+            more = 0
             right = _worth_timing(trials)
             time_all()
     best = _best([trials[place] for place in right])
@@ -226,8 +227,10 @@ def _plans(names: Sequence[str], trials: Sequence[Trial]) -> Iterator[tuple[str,
             yield one, other
 
 
-def _planned(names: Sequence[str], trials: Sequence[Trial]) -> int:
-    """Return how many plans there are, as far as the trials tell by now."""
+def _most_plans(names: Sequence[str], trials: Sequence[Trial]) -> int:
+    """Return how many plans there are at most, as far as the trials tell by now."""
+    if len(trials) <= len(names):
+        return 1 + len(names) ** 2
     return sum(1 for _ in _plans(names, trials))
 
 

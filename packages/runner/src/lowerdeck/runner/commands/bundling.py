@@ -105,7 +105,9 @@ def _write(content: bytes, args: argparse.Namespace) -> int:
         raise InputError(f"found --expected and {args.cases} cases; it holds the results of one")
     loaded = load(content, data=args.data)
     method = loaded.method(method_name(loaded.methods, args.method))
-    cases = [make_inputs(method.plan, args.input, args.seed + i) for i in range(args.cases)]
+    cases = [
+        make_inputs(method.plan, args.input, args.seed + i, quiet=i > 0) for i in range(args.cases)
+    ]
     expected: Any = None
     if args.expected is not None:
         results = leaves(load_values(args.expected, "--expected"))

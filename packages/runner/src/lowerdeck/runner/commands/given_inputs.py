@@ -13,7 +13,7 @@ import torch
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.values.dtypes import DTYPES
 from lowerdeck.runner.values.layout import strides_of
-from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor
+from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor, say
 
 HELP = (
     "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "
@@ -26,13 +26,17 @@ _INTEGER = re.compile(r"[+-]?[0-9_]+")
 _MOST_LETTERS = 200
 
 
-def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[Any]:
+def make_inputs(
+    plan: ExecutionPlan, texts: Sequence[str], seed: int, *, quiet: bool = False
+) -> list[Any]:
     """Return the inputs of a method.
 
     Args:
         plan: The method as the file describes it.
-        texts: What was typed, one text for each input; fewer leave the others random.
+        texts: What was typed, one text for each input; fewer leave the others random, which is
+            said.
         seed: Seed of the random ones.
+        quiet: Say nothing of them.
 
     Raises:
         InputError: A text does not describe an input.
@@ -46,6 +50,9 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
             return _all_of(values, loaded, texts[0])
     if len(texts) > len(values):
         raise InputError(f"{len(texts)} inputs are given; the method takes {len(values)}")
+    left = [n for n, one in enumerate(values) if n >= len(texts) and isinstance(one, Tensor)]
+    if texts and left and not quiet:
+        say(f"no --input for {', '.join(f'input {n}' for n in left)}: random (seed {seed})")
     generator = torch.Generator().manual_seed(seed)
     padded = [*texts, *["rand"] * (len(values) - len(texts))]
     return [
@@ -92,7 +99,10 @@ def _filled(
         raise InputError(f"{name}: {_short(shape)!r} is no shape such as 2x3", argument=name)
     sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
     if len(sizes) != len(value.sizes):
-        raise InputError(f"{name}: {len(value.sizes)} sizes were expected", argument=name)
+        raise InputError(
+            f"{name}: {len(value.sizes)} sizes were expected, at most {list(value.sizes)}",
+            argument=name,
+        )
     if any(size > most for size, most in zip(sizes, value.sizes, strict=True)):
         raise InputError(
             f"{name} has shape {sizes}; at most {list(value.sizes)} was expected", argument=name

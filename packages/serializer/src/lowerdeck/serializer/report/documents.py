@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from lowerdeck.serializer.errors import TraceError
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.schema import Program
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.contents import file_entry
-from lowerdeck.serializer.report.embed import clip
 from lowerdeck.serializer.report.file_map import Placement
 from lowerdeck.serializer.report.page import html_page, own_script
 from lowerdeck.serializer.report.placement import placement_of
-from lowerdeck.serializer.report.trace import Watched, watched_by
+from lowerdeck.serializer.report.trace import watched_by
 
 
 def html_report(
@@ -41,7 +39,7 @@ def html_report(
         True
     """
     program, placement = _parts(source)
-    watched = _watched(program, trace)
+    watched = watched_by(trace, program) if trace is not None else {}
     data = {"mode": "report", "file": file_entry(program, placement, title, watched)}
     return html_page(data, title, script=own_script())
 
@@ -71,7 +69,7 @@ def html_diff(
     """
     left, right = _parts(old), _parts(new)
     watched = [
-        _watched(program, trace)
+        watched_by(trace, program) if trace is not None else {}
         for (program, _), trace in zip((left, right), traces or (None, None), strict=True)
     ]
     data = {
@@ -82,17 +80,6 @@ def html_diff(
         "stored": stored_changes(left[0], right[0]),
     }
     return html_page(data, " → ".join(titles), script=own_script())
-
-
-def _watched(program: Program, trace: str | None) -> Watched:
-    watched = watched_by(trace) if trace is not None else {}
-    known = {plan.name for plan in program.execution_plan}
-    if watched and not known & set(watched):
-        raise TraceError(
-            f"the trace is of {', '.join(map(clip, watched))}, the file has "
-            f"{', '.join(map(clip, sorted(known))) or 'no method'}: take the trace of this file"
-        )
-    return watched
 
 
 def _parts(source: PteFile | Program) -> tuple[Program, Placement | None]:

@@ -27,6 +27,7 @@ PAYLOADS = "lowerdeck.payloads"
 
 _MOST_NODES = 400
 _MOST_SIZES = 6
+_MOST_VALUES = 12
 _LONGEST = 60
 _OPENED_BY = {"OpenvinoBackend": "lowerdeck-openvino"}
 
@@ -134,11 +135,15 @@ def _flow(
 
 
 def _line(node: PayloadNode, texts: Mapping[int, str]) -> str:
-    taken, made = (
-        ", ".join(texts.get(one, "?") for one in ids) for ids in (node.inputs, node.outputs)
-    )
+    taken, made = (_listed(ids, texts) for ids in (node.inputs, node.outputs))
     detail = f", {clip(node.detail)}" if node.detail else ""
     return f"{_named(node.operator)}({taken}) -> {made}{detail}"
+
+
+def _listed(ids: Sequence[int], texts: Mapping[int, str]) -> str:
+    shown = [texts.get(one, "?") for one in ids[:_MOST_VALUES]]
+    more = len(ids) - len(shown)
+    return ", ".join([*shown, f"... and {more} more"] if more else shown)
 
 
 def _named(name: str) -> str:

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from lowerdeck.serializer.errors import TraceError
-from lowerdeck.serializer.pte.schema import ExecutionPlan
+from lowerdeck.serializer.pte.digest import method_digest
+from lowerdeck.serializer.pte.schema import (
+    DelegateCall,
+    ExecutionPlan,
+    InstructionArguments,
+    JumpFalseCall,
+    KernelCall,
+    Program,
+)
 from lowerdeck.serializer.report.embed import clip
 
 Watched = Mapping[str, Mapping[tuple[int, int], dict[str, Any]]]
@@ -19,22 +27,82 @@ _MOST_PARTS = 4096
 _MOST_SAMPLES = 64
 
 
-def watched_by(trace: str) -> Watched:
-    """Return what a trace tells of instructions.
+def watched_by(trace: str, program: Program) -> Watched:
+    """Return what a trace tells of a program's instructions.
 
     Args:
         trace: JSON, as ``Profile.chrome_trace`` of lowerdeck-runner gives it.
+        program: What it is a trace of. The trace's digests of methods tell whether it is, and one
+            without them is compared by the numbers and names of instructions.
 
     Raises:
-        TraceError: It is none.
+        TraceError: It is none, or of another program.
     """
     try:
-        return _watched(json.loads(trace)["traceEvents"])
+        told = json.loads(trace)
+        found, names = _watched(told["traceEvents"]), _names(told["traceEvents"])
+        digests = {**told.get("otherData", {}).get("digests", {})}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TraceError(
             f"found {clip(trace, 40)!r}, expected a trace as `lowerdeck run FILE --trace OUT` "
             f"writes it ({type(error).__name__}: {error})"
         ) from error
+    plans = {plan.name: plan for plan in program.execution_plan}
+    if found and not plans.keys() & found.keys():
+        raise TraceError(
+            f"the trace is of {', '.join(map(clip, found))}, the file has "
+            f"{', '.join(map(clip, sorted(plans))) or 'no method'}: take the trace of this file"
+        )
+    for name in plans.keys() & found.keys():
+        other = _other_code(plans[name], names.get(name, {}))
+        if not other and name in digests:
+            here = method_digest(program, plans[name])
+            if digests[name] != here:
+                other = f"its digest is {clip(str(digests[name]), 40)}, that of the file {here}"
+        if other:
+            raise TraceError(
+                f"the trace of {clip(name)!r} is of another program: {other}; take the trace of "
+                "this file"
+            )
+    return found
+
+
+def _names(events: list[dict[str, Any]]) -> dict[str, dict[tuple[int, int], str]]:
+    """Return what the instructions call, by method, chain and instruction."""
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for event in events:
+        if event["cat"] == "instruction":
+            where = int(event["args"]["chain"]), int(event["args"]["instruction"])
+            found.setdefault(str(event["pid"]), {})[where] = str(event["name"])
+    return found
+
+
+def _other_code(plan: ExecutionPlan, names: Mapping[tuple[int, int], str]) -> str:
+    """Return how a trace shows that it is of other code than a method's, or nothing."""
+    code = {
+        (chain, index): item.instr_args
+        for chain, one in enumerate(plan.chains)
+        for index, item in enumerate(one.instructions)
+    }
+    jumps = any(isinstance(step, JumpFalseCall) for step in code.values())
+    if names.keys() - code.keys() or (len(names) < len(code) and not jumps):
+        return f"it tells of {len(names)} instructions, the file has {len(code)}"
+    for (chain, index), name in sorted(names.items()):
+        expected = _called(plan, code[chain, index])
+        if expected not in ("", name):
+            where = f"instruction {index}" + (f" in chain {chain}" if chain else "")
+            return f"{where} calls {clip(name)}, in the file {clip(expected)}"
+    return ""
+
+
+def _called(plan: ExecutionPlan, step: InstructionArguments) -> str:
+    """Return what an instruction calls, as a trace names it, or nothing."""
+    match step:
+        case KernelCall(index) if 0 <= index < len(plan.operators):
+            return plan.operators[index].full_name
+        case DelegateCall(index) if 0 <= index < len(plan.delegates):
+            return f"{plan.delegates[index].id}[{index}]"
+    return ""
 
 
 def _watched(events: list[dict[str, Any]]) -> Watched:
@@ -79,22 +147,12 @@ def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] 
     Args:
         plan: The method.
         watched: What a trace tells.
-
-    Raises:
-        TraceError: The trace is of another program: it tells of an instruction that is not here.
     """
     told = watched.get(plan.name)
     if told is None:
         return None
-    here = [
-        (chain, index)
+    return [
+        told.get((chain, index))
         for chain, one in enumerate(plan.chains)
         for index in range(len(one.instructions))
     ]
-    if gone := set(told) - set(here):
-        chain, index = min(gone)
-        raise TraceError(
-            f"the trace tells of instruction {index} in chain {chain} of {clip(plan.name)!r}, "
-            "which the file lacks: take the trace of this file"
-        )
-    return [told.get(where) for where in here]

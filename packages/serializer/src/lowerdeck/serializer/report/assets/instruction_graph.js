@@ -55,7 +55,7 @@ class InstructionGraph {
       hint: this.outline.hasHolders ? " Two clicks or Enter open a module or a delegate, Backspace closes the one that a box is in." : "",
       tools: instructions.tools(),
     });
-    this.element = section("graph", "Graph", null, this.view.element);
+    this.element = section("graph", "Graph", method.guessesModules ? MODULES_GUESSED : null, this.view.element);
     this.show();
   }
 

@@ -19,7 +19,7 @@ class InstructionsView {
     this.element = section(
       "instructions",
       "Instructions",
-      method.hasSources ? null : "This file carries no stack traces, so instructions are shown without source lines.",
+      [method.hasSources ? "" : "This file carries no stack traces, so instructions are shown without source lines.", method.guessesModules ? MODULES_GUESSED : ""].join(" ").trim() || null,
       h("div", { class: "tools" }, this.counter, h("span", { class: "zoom" }, this.tools())),
       h("div", { class: "split" }, this.list.element, this.detail),
     );

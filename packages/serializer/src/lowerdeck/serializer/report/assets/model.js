@@ -132,6 +132,11 @@ class Method {
     return null;
   }
 
+  /** Whether names of parameters tell modules, and no trace does. */
+  get guessesModules() {
+    return Array.from({ length: this.length }, (_, index) => index).some((index) => !this.watched(index)?.module && this.module(index));
+  }
+
   /** The operators inside a delegate that an instruction calls, one text for each. */
   parts(index) {
     const delegate = this.isDelegate(index) ? this.delegate(index) : null;

@@ -2,6 +2,7 @@
 
 const MOST_LEVELS = 12;
 const MOST_PARTS_OPEN = 200;
+const MODULES_GUESSED = "Modules are guessed from names of parameters; what has none stands in what holds its neighbours.";
 
 /** Entries in their order: {kind: "group" | "step" | "part", depth, index, ...}. */
 class Outline {
