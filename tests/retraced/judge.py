@@ -275,7 +275,7 @@ def _numbers(
             except RuntimeError:
                 if not time:
                     raise
-                break  # what the first call left behind is no input for it
+                return True  # what the first call left behind is no input for it
             try:
                 found = pytree.tree_leaves(own(*given[1]))
             except RuntimeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +169,38 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
     made = x * 1
     made.t_()
     return made
+
+
+@pytest.mark.parametrize("prepare", [torch.clone, _turned])
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_was_copied_to_a_buffer_is_what_was(
+    copies: bool, prepare: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    class Copying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("row", torch.rand(3))
+            self.register_buffer("rows", torch.rand(2, 3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            row, rows = self.get_buffer("row"), self.get_buffer("rows")
+            rows.copy_(row.view(3).expand(2, 3))
+            out = torch.zeros(2, 3).copy_(row.expand(2, 3)) if copies else x * 2
+            row.mul_(2)
+            return prepare(x), out
+
+    module, x = Copying(), torch.rand(2, 3)
+    program = torch.export.export(copy.deepcopy(module), (x,))
+    assert (explain(program).reason is None) == (prepare is torch.clone)
+    found = decompose(program).module()
+    taken = take_apart(program, Rules.of(None))
+    outputs: Any = taken.graph_module.graph.output_node().args[0]
+    assert len({id(node) for node in outputs[:2]}) == 2
+    for _ in range(2):
+        for one, other in zip(found(x), module(x), strict=True):
+            torch.testing.assert_close(one, other)
+        for name, held in module.named_buffers():
+            torch.testing.assert_close(found.get_buffer(name), held)
 
 
 @pytest.mark.parametrize("prepare", [torch.clone, _turned])

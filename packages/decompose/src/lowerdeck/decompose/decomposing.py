@@ -31,7 +31,7 @@ from lowerdeck.decompose.module_calls import Calls
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
-from lowerdeck.decompose.signature import new_outputs, say_outputs
+from lowerdeck.decompose.signature import keep_what_was, new_outputs, say_outputs
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.wholeness import check_whole
@@ -123,7 +123,9 @@ def take_apart(
         with tracing_lock:
             said = explicit(said)
             check_functional(said.graph_module)
-            return Parts(*retrace(said, Counted(rules.others), Counted(rules.composites)))
+            parts = Parts(*retrace(said, Counted(rules.others), Counted(rules.composites)))
+            keep_what_was(parts.graph_module.graph, parts.graph_signature)
+            return parts
     except DecomposeError:
         raise
     except Exception as error:
@@ -300,4 +302,6 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
         said = explicit(program)
         check_functional(said.graph_module)
         whole: ExportedProgram = said.run_decompositions(own)
-        return whole
+    keep_what_was(whole.graph, whole.graph_signature)
+    whole.graph_module.recompile()
+    return whole

@@ -18,12 +18,15 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
-from torch.fx import Node
+from torch.fx import Graph, Node
 
+from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import parent_of
 from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.torch_base import OpOverload
 
+_CLONE: OpOverload = torch.ops.aten.clone.default
 _MUTATION_OF = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
@@ -109,6 +112,37 @@ def new_outputs(
     for (spec, _), node in zip(rest, nodes[len(kept) :], strict=True):
         specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
+
+
+def keep_what_was(graph: Graph, signature: ExportGraphSignature) -> None:
+    """Let no output of what torch took apart show what an input was that is written, in place.
+
+    What was copied to a buffer may be a view of another one there.
+
+    Args:
+        graph: The graph.
+        signature: Its signature.
+    """
+    last = graph.output_node()
+    returned: Any = last.args[0]
+    nodes = list(returned)
+    written = {
+        str(spec.target): position
+        for position, spec in enumerate(signature.output_specs)
+        if spec.kind in _MUTATIONS
+    }
+    targets = {spec.arg.name: str(spec.target or spec.arg.name) for spec in signature.input_specs}
+    positions = {name: written[target] for name, target in targets.items() if target in written}
+
+    def clone(node: Node) -> Node:
+        with graph.inserting_before(last):
+            made = graph.call_function(_CLONE, (node,))
+        made.meta.update(traced_meta(_CLONE, _CLONE(node.meta["val"])))
+        return made
+
+    _keep_what_was(nodes, positions, clone)
+    last.args = (tuple(nodes),)
+    say_outputs(signature, last)
 
 
 def say_outputs(signature: ExportGraphSignature, output: Node) -> None:
