@@ -38,6 +38,8 @@ OWN_NAMES = frozenset(
         "_lowerdeck_check",
         "_lowerdeck_former",
         "_lowerdeck_uncalled",
+        "_lowerdeck_holders",
+        "_lowerdeck_watch",
         "__deepcopy__",
         "__getitem__",
     }

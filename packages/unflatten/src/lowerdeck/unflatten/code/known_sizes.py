@@ -1,0 +1,419 @@
+"""Sizes and types of what a call returned that the code after the call has in it.
+
+Export writes down what the model's code asks of a tensor, ``x.shape[1]`` say: as a number, or, of
+a size that varies, as what it asks the program's inputs. Another module in a place, or a hook, may
+return another size than the one recorded, and eager's code would go on with that. Which numbers
+come of a size no program tells: what equals one, or what is often computed of one, counts, where
+the model's line does not write that number itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx import Graph, Node, Proxy
+
+from lowerdeck.torch_base import (
+    SYMBOLS,
+    OpOverload,
+    arguments_of,
+    expression_of,
+    is_getitem,
+    plain_number,
+    source_frames,
+)
+from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.former_calls import described
+from lowerdeck.unflatten.code.call_targets import split_call_target
+from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
+from lowerdeck.unflatten.errors import InputConstraintError
+
+SIZES = "sizes"
+"""Meta of a node of a graph that was stored: what ``sizes_of`` returns of its value."""
+
+_DIMENSIONS = re.compile(r"(start_|end_)?dim(s|ension|\d)?|axis|source|destination|(un)?bias")
+_NO_SIZES = {"exponent", "alpha", "beta", "p", "eps", "groups", "correction", "ord", "diagonal"}
+_NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?|(?<![\w.])\.\d+", re.IGNORECASE)
+_ASKS_SIZE = re.compile(r"shape|size|len\(|numel")
+_SMALL = 3
+"""Up to this a number on a line may as well be a dimension's."""
+
+_SCALES = {"div", "mul", "floor_divide", "floordiv", "truediv", "arange"}
+_MAKES = re.compile(
+    r"(new_)?(ones|zeros|full|empty|arange|linspace|eye|rand|randn|tensor)(_like)?"
+)
+_CONVERTS = {"to", "_to_copy", "scalar_tensor"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is recorded of a tensor.
+
+    Attributes:
+        shape: Its sizes; an expression where one varies.
+        dtype: Its type.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+
+
+def sizes_of(node: Node) -> Any:
+    """Return the ``Sizes`` of a tensor, the expression of a symbol; None of anything else."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        shape = tuple([expression_of(plain_number(size)) for size in value.shape])
+        return Sizes(shape, value.dtype)
+    if isinstance(value, SYMBOLS):
+        return expression_of(value)
+    return node.meta.get(SIZES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResultCheck:
+    """Checks what one call returned.
+
+    Attributes:
+        name: The name of what is called.
+        recorded: What it returned when it was recorded.
+        dims: Each dimension whose size the code after the call knows, with where it does.
+        dtype_read: Where that code knows the type; "" where it does not.
+        texts: For each of these dimensions the expression of its size, as the code has it.
+    """
+
+    name: str
+    recorded: Sizes
+    dims: tuple[tuple[int, str], ...]
+    dtype_read: str
+    texts: tuple[str, ...] = ()
+
+    def check(self, module: torch.nn.Module, value: Any, *sizes: Any) -> None:
+        """Check a result.
+
+        Args:
+            module: The caller.
+            value: The result.
+            sizes: For each dimension the size that the code after the call goes on with.
+
+        Raises:
+            InputConstraintError: It has another size, or type, than that code was recorded with.
+        """
+        if not isinstance(value, torch.Tensor) or isinstance(value, Proxy):
+            return
+        body = module.__dict__[PRIVATE]
+        if body.unchecked:
+            return
+        is_alike = value.dim() == len(self.recorded.shape)
+        for (dim, where), size in zip(self.dims, sizes, strict=True):
+            if not is_alike or value.shape[dim] != size:
+                shown = [str(each) for each in self.recorded.shape]
+                shown[dim] = str(size)
+                raise InputConstraintError(
+                    self._told(
+                        value,
+                        f"a tensor of shape ({', '.join(shown)})",
+                        f"knows the size of dimension {dim}",
+                        where,
+                        body.type_name,
+                    )
+                )
+        dtype = self.recorded.dtype
+        if self.dtype_read and value.dtype is not dtype and not _may_be(dtype, value, body.moved):
+            raise InputConstraintError(
+                self._told(
+                    value,
+                    f"a tensor of {dtype}",
+                    "knows its type",
+                    self.dtype_read,
+                    body.type_name,
+                )
+            )
+
+    def _told(
+        self, value: torch.Tensor, recorded: str, knows: str, where: str, caller: str | None
+    ) -> str:
+        of = f" of a {caller}" if caller else ""
+        return (
+            f"{self.name!r}{of} was changed, and returned {described(value)}; the program was "
+            f"recorded with {recorded}, and the code that calls it {knows}: {where}. Eager's may "
+            "ask the result for that, and the program cannot. Return what was recorded, or make "
+            "the change in the model and export that."
+        )
+
+
+def _may_be(
+    dtype: torch.dtype, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]
+) -> bool:
+    return moved.get(dtype) is value.dtype or torch.is_autocast_enabled(value.device.type)
+
+
+SizesAsked = Callable[[Node], Sequence[frozenset[sympy.Symbol]]]
+"""Tells of a call, for each of the flat values that it is given, the symbols in the sizes that the
+callee asks of it."""
+
+
+def result_checks(graph: Graph, sizes_asked: SizesAsked) -> dict[Node, ResultCheck]:
+    """Return how results of calls are to be checked, for those that code after them knows.
+
+    Args:
+        graph: The graph of one form of a module.
+        sizes_asked: Tells what the modules that it calls ask.
+    """
+    order = list(graph.nodes)
+    found: dict[Node, ResultCheck] = {}
+    for index, call in enumerate(order):
+        if call.op != "call_module":
+            continue
+        results = list(_results(call))
+        if not results:
+            continue
+        made = _made_of(call, order[index:])
+        uses = [
+            use
+            for node in order[index + 1 :]
+            if not (node in made and is_getitem(node))
+            for use in _uses(node, made, sizes_asked)
+        ]
+        texts = _texts_of_symbols(order[:index], set(order[index:]))
+        for result in results:
+            check = _check_of(call, sizes_of(result), uses, texts)
+            if check is not None:
+                found[result] = check
+    return found
+
+
+def _results(call: Node) -> Iterator[Node]:
+    """Yield the tensors that a call returns, or that are taken out of what it returns."""
+    queue = [call]
+    for node in queue:
+        if isinstance(sizes_of(node), Sizes):
+            yield node
+        else:
+            queue += [user for user in node.users if is_getitem(user)]
+
+
+def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:
+    """Return what is computed of what ``call`` returns."""
+    made = {call}
+    for node in after:
+        if not made.isdisjoint(node.all_input_nodes):
+            made.add(node)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A number, a symbol or a type that a step of the code is given.
+
+    Attributes:
+        value: It.
+        node: The step.
+        name: What the step calls it; "" if it has no name for it.
+    """
+
+    value: Any
+    node: Node
+    name: str
+
+
+def _uses(node: Node, made: set[Node], sizes_asked: SizesAsked) -> Iterator[_Use]:
+    if node.op == "call_module":
+        for value, asked in zip(node.args, sizes_asked(node), strict=False):
+            if value not in made:
+                for symbol in asked:
+                    yield _Use(symbol, node, "")
+    if node.op == "call_function":
+        if not isinstance(node.target, OpOverload):
+            if getattr(node.target, "__module__", "") not in {"_operator", "math", "torch"}:
+                return  # a check of ours, say
+            named: dict[str, Any] = {"": node.args}
+            computes_number = True
+        else:
+            every = arguments_of(node)
+            given = {*list(every)[: len(node.args)], *node.kwargs}
+            named = {name: value for name, value in every.items() if name in given}
+            checks = str(packet_name(node.target)).startswith(("_assert", "sym_constrain"))
+            computes_number = checks or isinstance(sizes_of(node), sympy.Basic)
+    elif node.op in {"call_module", "output"}:
+        named, computes_number = {"": (node.args, node.kwargs)}, False
+    else:
+        return
+    for name, value in named.items():
+        if name in _NO_SIZES or _DIMENSIONS.fullmatch(name):
+            continue
+        for leaf in _leaves(value):
+            if not isinstance(leaf, Node):
+                yield _Use(leaf, node, name)
+            elif not computes_number and leaf not in made:
+                size = sizes_of(leaf)
+                if isinstance(size, sympy.Basic):
+                    yield _Use(size, node, name)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _leaves((value.start, value.stop, value.step))
+    elif isinstance(value, (Node, torch.dtype)) or type(value) in {int, float}:
+        yield value
+
+
+def symbols_asked(graph: Graph, sizes_asked: SizesAsked) -> tuple[frozenset[sympy.Symbol], ...]:
+    """Return for each of the flat values that a module takes which symbols it asks the sizes for.
+
+    Args:
+        graph: Its graph.
+        sizes_asked: Tells the same of the modules that it calls.
+    """
+    found: list[frozenset[sympy.Symbol]] = []
+    for node in graph.find_nodes(op="placeholder"):
+        symbols: frozenset[sympy.Symbol] = frozenset()
+        for user in node.users:
+            if user.target is torch.ops.aten.sym_size.int:
+                symbols |= getattr(sizes_of(user), "free_symbols", frozenset())
+            elif user.op == "call_module":
+                given = zip(user.args, sizes_asked(user), strict=False)
+                symbols = symbols.union(*(asked for value, asked in given if value is node))
+        found.append(symbols)
+    return tuple(found)
+
+
+def _check_of(
+    call: Node, recorded: Sizes, uses: Sequence[_Use], texts: Mapping[sympy.Symbol, str]
+) -> ResultCheck | None:
+    dims: list[tuple[int, str]] = []
+    shown: list[str] = []
+    for dim, size in enumerate(recorded.shape):
+        text = _text(size, texts)
+        if text is None:
+            continue
+        knows = _knows_symbols if isinstance(size, sympy.Basic) else _knows_number
+        use = next((use for use in uses if knows(recorded.shape, dim, use)), None)
+        if use is not None:
+            dims.append((dim, _where(use.node)))
+            shown.append(text)
+    read = next((use for use in uses if _knows_dtype(recorded.dtype, use)), None)
+    if not dims and read is None:
+        return None
+    path, _ = split_call_target(str(call.target))
+    where = _where(read.node) if read is not None else ""
+    return ResultCheck(path, recorded, tuple(dims), where, tuple(shown))
+
+
+def _knows_symbols(shape: Sequence[Any], dim: int, use: _Use) -> bool:
+    value = use.value
+    return isinstance(value, sympy.Basic) and bool(value.free_symbols & shape[dim].free_symbols)
+
+
+def _knows_number(shape: Sequence[Any], dim: int, use: _Use) -> bool:
+    value, size = use.value, shape[dim]
+    if type(value) not in {int, float} or not math.isfinite(value):
+        return False
+    name = packet_name(use.node.target) or getattr(use.node.target, "__name__", "")
+    if value in {0, 1, -1}:
+        # Of no other use there.
+        return bool(type(value) is int and value == size == 1 and name in _SCALES)
+    line = _line(use.node)
+    asks = bool(_ASKS_SIZE.search(line))
+    written = not asks and any(float(text) == abs(value) for text in _NUMBER.findall(line))
+    others = [each for at, each in enumerate(shape) if at != dim and isinstance(each, int)]
+    products = {
+        size * math.prod(some)
+        for count in range(len(others) + 1)
+        for some in combinations(others, count)
+    }
+    # A negative one counts from the end of what it is a size of.
+    if type(value) is int and abs(value) in products:
+        return not written or abs(value) <= _SMALL
+    if type(value) is float and any(math.isclose(value, each) for each in products):
+        return not written
+    return not written and any(
+        math.isclose(abs(value), each, rel_tol=1e-9) for one in products for each in _often_of(one)
+    )
+
+
+def _often_of(size: int) -> Iterator[float]:
+    """Yield what is often computed of a size."""
+    yield from (size - 1, size + 1, size // 2, 2 * size, 2 * size - 1, 2 * size + 1)
+    if size > 0:
+        yield from (1 / size, math.sqrt(size), 1 / math.sqrt(size), 2 / size, math.log(size))
+    if size > 1:
+        yield from (1 / (size - 1), 1 / math.log(size))
+
+
+def _knows_dtype(dtype: torch.dtype, use: _Use) -> bool:
+    if isinstance(use.value, torch.dtype):
+        if use.value is not dtype:
+            return False
+        name, line = str(packet_name(use.node.target)), _line(use.node)
+        if _MAKES.fullmatch(name):
+            return not line or str(dtype).removeprefix("torch.") not in line
+        # What is converted to a type that the line names is so in eager too.
+        return name in _CONVERTS and (".dtype" in line or "type_as" in line)
+    if type(use.value) is not float or not dtype.is_floating_point:
+        return False
+    info = torch.finfo(dtype)
+    known = (info.min, info.max, info.eps, info.tiny)
+    return any(use.value in {each, each / 2} for each in known)
+
+
+def _line(node: Node) -> str:
+    frames = [one for one in source_frames(node) if not one.file.startswith(TORCH_FOLDER)]
+    return frames[-1].code if frames else ""
+
+
+def _where(node: Node) -> str:
+    frames = source_frames(node)
+    own = [one for one in frames if not one.file.startswith(TORCH_FOLDER)]
+    return told((own or frames)[-1]) if frames else str(node.format_node())
+
+
+def _texts_of_symbols(before: Sequence[Node], after: set[Node]) -> dict[sympy.Symbol, str]:
+    """Return what has the number of each symbol when a call returns: ``{node}`` stands for a node.
+
+    Args:
+        before: The nodes before the call.
+        after: Those after it.
+    """
+    found: dict[sympy.Symbol, str] = {}
+    for node in before:
+        size = sizes_of(node)
+        if isinstance(size, sympy.Symbol) and not after.isdisjoint(node.users):
+            found.setdefault(size, f"{{{node.name}}}")
+    for node in before:
+        size = sizes_of(node)
+        if node.op == "placeholder" and isinstance(size, Sizes):
+            for dim, each in enumerate(size.shape):
+                if isinstance(each, sympy.Symbol):
+                    found.setdefault(each, f"{{{node.name}}}.shape[{dim}]")
+    return found
+
+
+def _text(size: Any, texts: Mapping[sympy.Symbol, str]) -> str | None:
+    """Return the Python text of an expression; None if that is not known."""
+    if isinstance(size, (int, sympy.Integer)):
+        return str(int(size))
+    if isinstance(size, sympy.Symbol):
+        return texts.get(size)
+    parts = [_text(part, texts) for part in size.args]
+    known = [part for part in parts if part is not None]
+    sign = {"Add": " + ", "Mul": " * ", "FloorDiv": " // ", "Mod": " % ", "PythonMod": " % "}.get(
+        type(size).__name__
+    )
+    if isinstance(size, sympy.Pow) and isinstance(size.exp, sympy.Integer) and size.exp > 0:
+        sign = " ** "
+    if sign is None or len(known) < len(parts):
+        return None
+    return f"({sign.join(known)})"
