@@ -155,7 +155,7 @@ PASSES: dict[str, Code] = {
     "dropout": lambda y, _: nn.functional.dropout(y, 0.5, training=False),
     "mean": lambda y, _: y.mean(1),
     "last": lambda y, _: y[:, -1] * 0.5 + 1,
-    "scaled": lambda y, _: 11 * y.pow(2).sum(-1).sqrt(),
+    "scaled": lambda y, _: 10 * y.pow(2).sum(-1).sqrt(),
     "of its input": lambda y, x: y.sum(1) * x.sum(1),
     "transposed": lambda y, _: y.transpose(1, 2).flatten(1),
     "norm": lambda y, _: nn.functional.layer_norm(y, (8,)),
@@ -259,7 +259,7 @@ def test_the_same_sizes_always_pass(name: str) -> None:
     for sizes in ("fixed",) if name in FIXED_ONLY else DYNAMIC:
         module, eager = program_of(model, x, "preserving", sizes), copy.deepcopy(model)
         for each in (module, eager):
-            each.body = nn.Sequential(each.body, nn.Tanh())
+            each.set_submodule("body", nn.Sequential(each.get_submodule("body"), nn.Tanh()))
         others = x if sizes == "fixed" else torch.randn(4, 9, 8)
         torch.testing.assert_close(module(others), eager(others))
 
@@ -306,7 +306,7 @@ class Mean(nn.Module):
         super().__init__()
         self.body = Block()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         return y.sum(1) / y.shape[1]
 
@@ -332,7 +332,7 @@ class OwnNumbers(nn.Module):
         super().__init__()
         self.body = Block()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         z = y.sum(1) / 6 + 0.5
         z = z * 7 + z.pow(2) * 3.0
@@ -389,7 +389,7 @@ def test_a_compiled_program_refuses_it_too() -> None:
     for sizes in ("fixed", "t"):
         torch.compiler.reset()
         module = program_of(Model(KNOWS["mean"]), x, "preserving", sizes)
-        compiled = torch.compile(module, backend="eager")
+        compiled = torch.compile(module.requires_grad_(False), backend="eager")
         torch.testing.assert_close(compiled(x), module(x))
         wrap(module, "body")
         with pytest.raises(Exception, match="dimension 1"):
@@ -413,14 +413,15 @@ def test_state_of_another_size() -> None:
             super().__init__()
             self.body = nn.Linear(8, 8)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             x = self.body(x)
             return x.sum(-1) / x.shape[-1]
 
     x = torch.randn(4, 8)
     module = program_of(Scaled(), x, "preserving", "fixed")
-    module.body.weight = nn.Parameter(torch.randn(4, 8))
-    module.body.bias = nn.Parameter(torch.randn(4))
+    body: Any = module.body
+    body.weight = nn.Parameter(torch.randn(4, 8))
+    body.bias = nn.Parameter(torch.randn(4))
     with pytest.raises(InputConstraintError, match="dimension 1"):
         module(x)
 
@@ -432,7 +433,7 @@ class ToBfloat(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         result: torch.Tensor = self.inner(x)
         return result.to(torch.bfloat16)
 
@@ -446,7 +447,7 @@ class Typed(nn.Module):
 
 
 class Ones(Typed):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         return torch.ones(8, dtype=y.dtype) * y
 
@@ -458,25 +459,25 @@ class Full(Typed):
 
 
 class Least(Typed):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         return torch.clamp(y, min=torch.finfo(y.dtype).min / 2)
 
 
 class Mask(Typed):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         return (x > 0).to(y.dtype) * y
 
 
 class New(Typed):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         return y.new_ones(8) * torch.ones_like(y)
 
 
 class OwnType(Typed):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.body(x)
         return torch.ones(8, dtype=torch.float32) * y + (x > 0).float()
 
@@ -498,12 +499,12 @@ def test_another_type(made: type[Typed], expected: str, how: str) -> None:
     model = made()
     module, eager = program_of(model, x, how, "fixed"), copy.deepcopy(model)
     for each in (module, eager):
-        each.body = ToBfloat(each.body)
+        each.set_submodule("body", ToBfloat(each.get_submodule("body")))
     assert outcome(partial(module, x), eager(x)) == expected
 
 
 def test_a_module_that_was_moved_may_return_its_type() -> None:
     x = torch.randn(4, 6, 8)
     module = program_of(Least(), x, "preserving", "fixed").to(torch.float64)
-    module.body = nn.Sequential(module.body)
+    module.body = nn.Sequential(module.get_submodule("body"))
     assert module(x.double()).dtype is torch.float64

@@ -171,8 +171,7 @@ class Body:
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
         checks = (self.is_checked, self.unchecked, self.moved, self.is_part, self.is_guarded)
-        checks = (*checks, self.watches)
-        forms = (self.recorded, self.keys, self.keys_of, checks)
+        forms = (self.recorded, self.keys, self.keys_of, (*checks, self.watches))
         return (graph, self.signature, held, others, names, forms)
 
 
@@ -280,12 +279,12 @@ class GeneratedModule(Holder):
         if any(found):
             GeneratedModule.recompile(self)
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:  # type: ignore[override]
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook as ``torch.nn.Module`` does; it may change what the module returns."""
         watch_around(self)
         return super().register_forward_hook(*args, **kwargs)
 
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:  # type: ignore[override]
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook as ``torch.nn.Module`` does; it may change what the module is given."""
         watch_around(self)
         return super().register_forward_pre_hook(*args, **kwargs)

@@ -94,8 +94,8 @@ def note_replaced(holder: torch.nn.Module, new: torch.nn.Module) -> None:
 
 def _is_other(module: torch.nn.Module, name: str, value: torch.Tensor) -> bool:
     """Return whether a tensor is of other sizes than the state whose place it takes."""
-    old = parameters_of(module).get(name)
-    old = buffers_of(module).get(name) if old is None else old
+    held: dict[str, torch.Tensor | None] = {**parameters_of(module), **buffers_of(module)}
+    old = held.get(name)
     return old is not None and old.shape != value.shape
 
 
