@@ -275,7 +275,7 @@ def test_modules_that_hand_values_on_are_replaced_together(net: type[nn.Module])
     eager, made = _made(net)
     expected, reads = eager(X), made.reads
     made.reads = eager.get_submodule("reads")
-    with pytest.raises(UnflattenError, match="a module that reads 1 values"):
+    with pytest.raises(UnflattenError, match="a module that reads 1 value"):
         made(X)
     made.reads = Around(reads)
     made.makes = eager.get_submodule("makes")
@@ -302,10 +302,10 @@ def test_a_module_that_is_called_with_other_weights_is_not_replaced() -> None:
     made: Any = unflatten(export_preserving(eager, (X,)))
     (row,) = made.swappable()
     assert not row.replaceable
-    assert "reads 1 values" in row.reason
+    assert "reads 1 value" in row.reason
     assert_equal(made(X), eager(X))
     made.layer = copy.deepcopy(eager.layer)
-    with pytest.raises(UnflattenError, match="a module that reads 1 values"):
+    with pytest.raises(UnflattenError, match="a module that reads 1 value"):
         made(X)
 
 

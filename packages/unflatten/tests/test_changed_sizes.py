@@ -25,6 +25,11 @@ from lowerdeck.unflatten import (
     unflatten,
 )
 
+
+def pool(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.avg_pool2d(x, 2)
+
+
 Code = Callable[[torch.Tensor, torch.Tensor], Any]
 Change = Callable[[nn.Module, str], None]
 
@@ -124,7 +129,7 @@ def hook_before(model: nn.Module, path: str) -> None:
 def patch(model: nn.Module, path: str) -> None:
     module = model.get_submodule(path)
     forward = module.forward
-    module.forward = lambda x: half(forward(x))  # type: ignore[method-assign]
+    module.forward = lambda x: half(forward(x))
 
 
 CHANGES = [wrap, replace, hook, patch]
@@ -145,6 +150,9 @@ KNOWS: dict[str, Code] = {
     "flat": lambda y, _: y.reshape(-1, 8).sum(0) / (y.shape[0] * y.shape[1]),
     "first half": lambda y, x: torch.cat([x, y], 1)[:, : y.shape[1] // 2],
     "returned": lambda y, _: (y.sum(1), y.shape[1]),
+    "pooled": lambda y, _: pool(y).sum(1) / pool(y).shape[1],
+    "pooled both": lambda y, _: pool(y).sum((1, 2)) / (pool(y).shape[1] * pool(y).shape[2]),
+    "padded": lambda y, _: nn.functional.pad(y, (0, 0, 5, 0)) / (y.shape[1] + 5),
     "after relu": lambda y, _: torch.relu(y).sum(1) / y.shape[1],
 }
 
@@ -164,7 +172,7 @@ PASSES: dict[str, Code] = {
 
 DYNAMIC = {"fixed": None, "both": {0: Dim("b", max=64), 1: Dim("t", max=64)}, "t": {1: Dim("t")}}
 
-FIXED_ONLY = {"square root", "first half"}
+FIXED_ONLY = {"square root", "first half", "pooled", "pooled both"}
 """What export cannot compute of a size that varies."""
 
 EXPORTS = ["preserving", "plain", "flat"]

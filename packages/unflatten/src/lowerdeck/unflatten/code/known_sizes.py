@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Graph, Node, Proxy
+from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -27,6 +28,7 @@ from lowerdeck.torch_base import (
     expression_of,
     is_getitem,
     plain_number,
+    schema_of,
     source_frames,
 )
 from lowerdeck.unflatten._torch_private import packet_name
@@ -50,6 +52,7 @@ _SCALES = {"div", "mul", "floor_divide", "floordiv", "truediv", "arange"}
 _MAKES = re.compile(
     r"(new_)?(ones|zeros|full|empty|arange|linspace|eye|rand|randn|tensor)(_like)?"
 )
+_PLAIN = {"_operator", "math", "torch"}
 _CONVERTS = {"to", "_to_copy", "scalar_tensor"}
 
 
@@ -167,24 +170,14 @@ def result_checks(graph: Graph, sizes_asked: SizesAsked) -> dict[Node, ResultChe
         graph: The graph of one form of a module.
         sizes_asked: Tells what the modules that it calls ask.
     """
-    order = list(graph.nodes)
     found: dict[Node, ResultCheck] = {}
-    for index, call in enumerate(order):
-        if call.op != "call_module":
-            continue
-        results = list(_results(call))
-        if not results:
-            continue
-        made = _made_of(call, order[index:])
-        uses = [
-            use
-            for node in order[index + 1 :]
-            if not (node in made and is_getitem(node))
-            for use in _uses(node, made, sizes_asked)
-        ]
-        texts = _texts_of_symbols(order[:index], set(order[index:]))
-        for result in results:
-            check = _check_of(call, sizes_of(result), uses, texts)
+    calls = graph.find_nodes(op="call_module")
+    if not calls:
+        return found
+    code = _Code(graph, sizes_asked)
+    for call in calls:
+        for result in _results(call):
+            check = code.check_of(call, result)
             if check is not None:
                 found[result] = check
     return found
@@ -200,15 +193,6 @@ def _results(call: Node) -> Iterator[Node]:
             queue += [user for user in node.users if is_getitem(user)]
 
 
-def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:
-    """Return what is computed of what ``call`` returns."""
-    made = {call}
-    for node in after:
-        if not made.isdisjoint(node.all_input_nodes):
-            made.add(node)
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class _Use:
     """A number, a symbol or a type that a step of the code is given.
@@ -216,23 +200,22 @@ class _Use:
     Attributes:
         value: It.
         node: The step.
-        name: What the step calls it; "" if it has no name for it.
+        source: What a symbol is read from; None of anything else.
     """
 
     value: Any
     node: Node
-    name: str
+    source: Any = None
 
 
-def _uses(node: Node, made: set[Node], sizes_asked: SizesAsked) -> Iterator[_Use]:
+def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
     if node.op == "call_module":
         for value, asked in zip(node.args, sizes_asked(node), strict=False):
-            if value not in made:
-                for symbol in asked:
-                    yield _Use(symbol, node, "")
+            for symbol in asked:
+                yield _Use(symbol, node, value)
     if node.op == "call_function":
         if not isinstance(node.target, OpOverload):
-            if getattr(node.target, "__module__", "") not in {"_operator", "math", "torch"}:
+            if is_getitem(node) or getattr(node.target, "__module__", "") not in _PLAIN:
                 return  # a check of ours, say
             named: dict[str, Any] = {"": node.args}
             computes_number = True
@@ -251,11 +234,11 @@ def _uses(node: Node, made: set[Node], sizes_asked: SizesAsked) -> Iterator[_Use
             continue
         for leaf in _leaves(value):
             if not isinstance(leaf, Node):
-                yield _Use(leaf, node, name)
-            elif not computes_number and leaf not in made:
+                yield _Use(leaf, node)
+            elif not computes_number:
                 size = sizes_of(leaf)
                 if isinstance(size, sympy.Basic):
-                    yield _Use(size, node, name)
+                    yield _Use(size, node, leaf)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -268,6 +251,212 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from _leaves((value.start, value.stop, value.step))
     elif isinstance(value, (Node, torch.dtype)) or type(value) in {int, float}:
         yield value
+
+
+class _Code:
+    """What the code of a module is given, found by its value: there may be thousands of calls.
+
+    Args:
+        graph: The code.
+        sizes_asked: Tells what the modules that it calls ask.
+    """
+
+    def __init__(self, graph: Graph, sizes_asked: SizesAsked) -> None:
+        self._order = list(graph.nodes)
+        self._index = {node: index for index, node in enumerate(self._order)}
+        self._numbers: dict[float, list[_Use]] = {}
+        self._symbols: list[_Use] = []
+        self._types: dict[torch.dtype, list[_Use]] = {}
+        for node in self._order:
+            for use in _uses(node, sizes_asked):
+                if isinstance(use.value, torch.dtype):
+                    self._types.setdefault(use.value, []).append(use)
+                elif isinstance(use.value, sympy.Basic):
+                    self._symbols.append(use)
+                elif math.isfinite(use.value):
+                    self._numbers.setdefault(_key(abs(use.value)), []).append(use)
+
+    def check_of(self, call: Node, result: Node) -> ResultCheck | None:
+        """Return how a result is to be checked; None if nothing after the call knows it."""
+        recorded: Sizes = sizes_of(result)
+        dims: list[tuple[int, str]] = []
+        shown: list[str] = []
+        texts: Mapping[sympy.Symbol, str] | None = None
+        for dim, size in enumerate(recorded.shape):
+            if not isinstance(size, sympy.Basic):
+                use, text = self._use_of_number(call, result, dim), str(size)
+            else:
+                use = self._use_of_symbols(call, size.free_symbols)
+                if use is None:
+                    continue
+                texts = self._texts_of_symbols(call) if texts is None else texts
+                text = _text(size, texts) or ""
+            if use is not None and text:
+                dims.append((dim, _where(use.node)))
+                shown.append(text)
+        read = next(self._uses_of_type(call, recorded.dtype), None)
+        if not dims and read is None:
+            return None
+        path, _ = split_call_target(str(call.target))
+        where = _where(read.node) if read is not None else ""
+        return ResultCheck(path, recorded, tuple(dims), where, tuple(shown))
+
+    def _after(self, call: Node, uses: Iterable[_Use]) -> Iterator[_Use]:
+        first = self._index[call]
+        return (use for use in uses if self._index[use.node] > first)
+
+    def _use_of_symbols(self, call: Node, symbols: set[sympy.Symbol]) -> _Use | None:
+        """Return where a size with one of these is used that is not asked of what was returned."""
+        made: set[Node] | None = None
+        for use in self._after(call, self._symbols):
+            if use.value.free_symbols & symbols:
+                made = _made_of(call, self._order[self._index[call] :]) if made is None else made
+                if use.source not in made:
+                    return use
+        return None
+
+    def _use_of_number(self, call: Node, result: Node, dim: int) -> _Use | None:
+        """Return where a number is used that may come of a size."""
+        for shape, dims in _changed_with(result, dim):
+            for at in dims:
+                found = self._use_of_size(call, shape, at)
+                if found is not None:
+                    return found
+        return None
+
+    def _use_of_size(self, call: Node, shape: Sequence[Any], dim: int) -> _Use | None:
+        others = [each for at, each in enumerate(shape) if at != dim and isinstance(each, int)]
+        products = {
+            shape[dim] * math.prod(some)
+            for count in range(len(others) + 1)
+            for some in combinations(others, count)
+        }
+        if shape[dim] == 1:
+            for use in self._after(call, self._numbers.get(1, ())):
+                target = use.node.target
+                name = packet_name(target) or getattr(target, "__name__", "")
+                if type(use.value) is int and use.value == 1 and name in _SCALES:
+                    return use
+        often = {_key(each): False for product in products for each in _often_of(product)}
+        for value, is_size in {**often, **{_key(product): True for product in products}}.items():
+            if value in {0, 1}:
+                continue  # of no other use there
+            for use in self._after(call, self._numbers.get(value, ())):
+                is_small = is_size and type(use.value) is int and value <= _SMALL
+                if is_small or not _is_written(value, use.node):
+                    return use
+        return None
+
+    def _uses_of_type(self, call: Node, dtype: torch.dtype) -> Iterator[_Use]:
+        for use in self._after(call, self._types.get(dtype, ())):
+            name, line = str(packet_name(use.node.target)), _line(use.node)
+            if _MAKES.fullmatch(name):
+                if str(dtype).removeprefix("torch.") not in line:
+                    yield use
+            elif name in _CONVERTS and (".dtype" in line or "type_as" in line):
+                # What is converted to a type that the line names is so in eager too.
+                yield use
+        if dtype.is_floating_point:
+            info = torch.finfo(dtype)
+            for value in (info.max, -info.min, info.eps, info.tiny):
+                for part in (value, value / 2):
+                    found = self._after(call, self._numbers.get(_key(part), ()))
+                    yield from (use for use in found if type(use.value) is float)
+
+    def _texts_of_symbols(self, call: Node) -> dict[sympy.Symbol, str]:
+        """Return what has the number of each symbol when ``call`` returns.
+
+        ``{node}`` stands for a node.
+        """
+        first = self._index[call]
+        before = self._order[:first]
+        found: dict[sympy.Symbol, str] = {}
+        for node in before:
+            size = sizes_of(node)
+            if isinstance(size, sympy.Symbol) and any(
+                self._index[user] >= first for user in node.users
+            ):
+                found.setdefault(size, f"{{{node.name}}}")
+        for node in before:
+            size = sizes_of(node)
+            if node.op == "placeholder" and isinstance(size, Sizes):
+                for dim, each in enumerate(size.shape):
+                    if isinstance(each, sympy.Symbol):
+                        found.setdefault(each, f"{{{node.name}}}.shape[{dim}]")
+        return found
+
+
+def _key(value: float) -> float:
+    return float(f"{value:.9g}")
+
+
+def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:
+    """Return what is computed of what ``call`` returns."""
+    made = {call}
+    for node in after:
+        if not made.isdisjoint(node.all_input_nodes):
+            made.add(node)
+    return made
+
+
+def _changed_with(result: Node, dim: int) -> Iterator[tuple[tuple[Any, ...], Sequence[int]]]:
+    """Yield the shapes that change with a size, and which of their dimensions do.
+
+    What the code computes of the result itself is computed for another size, without any data.
+    """
+    recorded: Sizes = sizes_of(result)
+    yield recorded.shape, (dim,)
+    symbols: dict[sympy.Symbol, int] = {}
+
+    def number(size: Any) -> int:
+        if isinstance(size, sympy.Basic):
+            for symbol in sorted(size.free_symbols, key=str):
+                symbols.setdefault(symbol, 6 + 4 * len(symbols))
+            return int(size.subs(symbols))
+        return int(size)
+
+    def example(node: Any) -> Any:
+        sizes = sizes_of(node)
+        if isinstance(sizes, Sizes):
+            shape = [number(size) for size in sizes.shape]
+            return torch.empty(shape, dtype=sizes.dtype, device="meta")
+        return number(sizes)
+
+    made: dict[Node, Any] = {}
+    shape = [number(size) for size in recorded.shape]
+    shape[dim] *= 2
+    made[result] = torch.empty(shape, dtype=recorded.dtype, device="meta")
+    queue = [result]
+    for node in queue:
+        for user in sorted(user for user in node.users if user not in made):
+            if user.op != "call_function" or not isinstance(user.target, OpOverload):
+                continue
+            sizes = sizes_of(user)
+            if not isinstance(sizes, Sizes) or schema_of(user.target).is_mutable:
+                continue
+            try:
+                args, kwargs = map_arg(
+                    (user.args, user.kwargs),
+                    lambda each: made[each] if each in made else example(each),
+                )
+                value = user.target(*args, **{**kwargs, **_on_meta(kwargs)})
+            except Exception:  # the code takes no other size there, or no such tensors
+                continue
+            if not isinstance(value, torch.Tensor) or value.dim() != len(sizes.shape):
+                continue
+            changed = [
+                at
+                for at, (now, size) in enumerate(zip(value.shape, sizes.shape, strict=True))
+                if isinstance(size, int) and now != size
+            ]
+            if changed:
+                made[user] = value
+                queue.append(user)
+                yield sizes.shape, changed
+
+
+def _on_meta(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
 
 
 def symbols_asked(graph: Graph, sizes_asked: SizesAsked) -> tuple[frozenset[sympy.Symbol], ...]:
@@ -290,58 +479,12 @@ def symbols_asked(graph: Graph, sizes_asked: SizesAsked) -> tuple[frozenset[symp
     return tuple(found)
 
 
-def _check_of(
-    call: Node, recorded: Sizes, uses: Sequence[_Use], texts: Mapping[sympy.Symbol, str]
-) -> ResultCheck | None:
-    dims: list[tuple[int, str]] = []
-    shown: list[str] = []
-    for dim, size in enumerate(recorded.shape):
-        text = _text(size, texts)
-        if text is None:
-            continue
-        knows = _knows_symbols if isinstance(size, sympy.Basic) else _knows_number
-        use = next((use for use in uses if knows(recorded.shape, dim, use)), None)
-        if use is not None:
-            dims.append((dim, _where(use.node)))
-            shown.append(text)
-    read = next((use for use in uses if _knows_dtype(recorded.dtype, use)), None)
-    if not dims and read is None:
-        return None
-    path, _ = split_call_target(str(call.target))
-    where = _where(read.node) if read is not None else ""
-    return ResultCheck(path, recorded, tuple(dims), where, tuple(shown))
-
-
-def _knows_symbols(shape: Sequence[Any], dim: int, use: _Use) -> bool:
-    value = use.value
-    return isinstance(value, sympy.Basic) and bool(value.free_symbols & shape[dim].free_symbols)
-
-
-def _knows_number(shape: Sequence[Any], dim: int, use: _Use) -> bool:
-    value, size = use.value, shape[dim]
-    if type(value) not in {int, float} or not math.isfinite(value):
+def _is_written(value: float, node: Node) -> bool:
+    """Return whether the model's line of a step has a number, and asks for no size."""
+    line = _line(node)
+    if _ASKS_SIZE.search(line):
         return False
-    name = packet_name(use.node.target) or getattr(use.node.target, "__name__", "")
-    if value in {0, 1, -1}:
-        # Of no other use there.
-        return bool(type(value) is int and value == size == 1 and name in _SCALES)
-    line = _line(use.node)
-    asks = bool(_ASKS_SIZE.search(line))
-    written = not asks and any(float(text) == abs(value) for text in _NUMBER.findall(line))
-    others = [each for at, each in enumerate(shape) if at != dim and isinstance(each, int)]
-    products = {
-        size * math.prod(some)
-        for count in range(len(others) + 1)
-        for some in combinations(others, count)
-    }
-    # A negative one counts from the end of what it is a size of.
-    if type(value) is int and abs(value) in products:
-        return not written or abs(value) <= _SMALL
-    if type(value) is float and any(math.isclose(value, each) for each in products):
-        return not written
-    return not written and any(
-        math.isclose(abs(value), each, rel_tol=1e-9) for one in products for each in _often_of(one)
-    )
+    return any(_key(float(text)) == value for text in _NUMBER.findall(line))
 
 
 def _often_of(size: int) -> Iterator[float]:
@@ -353,22 +496,6 @@ def _often_of(size: int) -> Iterator[float]:
         yield from (1 / (size - 1), 1 / math.log(size))
 
 
-def _knows_dtype(dtype: torch.dtype, use: _Use) -> bool:
-    if isinstance(use.value, torch.dtype):
-        if use.value is not dtype:
-            return False
-        name, line = str(packet_name(use.node.target)), _line(use.node)
-        if _MAKES.fullmatch(name):
-            return not line or str(dtype).removeprefix("torch.") not in line
-        # What is converted to a type that the line names is so in eager too.
-        return name in _CONVERTS and (".dtype" in line or "type_as" in line)
-    if type(use.value) is not float or not dtype.is_floating_point:
-        return False
-    info = torch.finfo(dtype)
-    known = (info.min, info.max, info.eps, info.tiny)
-    return any(use.value in {each, each / 2} for each in known)
-
-
 def _line(node: Node) -> str:
     frames = [one for one in source_frames(node) if not one.file.startswith(TORCH_FOLDER)]
     return frames[-1].code if frames else ""
@@ -378,27 +505,6 @@ def _where(node: Node) -> str:
     frames = source_frames(node)
     own = [one for one in frames if not one.file.startswith(TORCH_FOLDER)]
     return told((own or frames)[-1]) if frames else str(node.format_node())
-
-
-def _texts_of_symbols(before: Sequence[Node], after: set[Node]) -> dict[sympy.Symbol, str]:
-    """Return what has the number of each symbol when a call returns: ``{node}`` stands for a node.
-
-    Args:
-        before: The nodes before the call.
-        after: Those after it.
-    """
-    found: dict[sympy.Symbol, str] = {}
-    for node in before:
-        size = sizes_of(node)
-        if isinstance(size, sympy.Symbol) and not after.isdisjoint(node.users):
-            found.setdefault(size, f"{{{node.name}}}")
-    for node in before:
-        size = sizes_of(node)
-        if node.op == "placeholder" and isinstance(size, Sizes):
-            for dim, each in enumerate(size.shape):
-                if isinstance(each, sympy.Symbol):
-                    found.setdefault(each, f"{{{node.name}}}.shape[{dim}]")
-    return found
 
 
 def _text(size: Any, texts: Mapping[sympy.Symbol, str]) -> str | None:
