@@ -265,6 +265,7 @@ class _Code:
         self._order = list(graph.nodes)
         self._index = {node: index for index, node in enumerate(self._order)}
         self._numbers: dict[float, list[_Use]] = {}
+        self._last_number = -1
         self._symbols: list[_Use] = []
         self._types: dict[torch.dtype, list[_Use]] = {}
         for node in self._order:
@@ -274,7 +275,10 @@ class _Code:
                 elif isinstance(use.value, sympy.Basic):
                     self._symbols.append(use)
                 elif math.isfinite(use.value):
-                    self._numbers.setdefault(_key(abs(use.value)), []).append(use)
+                    key = _key(abs(use.value))
+                    self._numbers.setdefault(key, []).append(use)
+                    if key not in {0, 1}:
+                        self._last_number = self._index[node]
 
     def check_of(self, call: Node, result: Node) -> ResultCheck | None:
         """Return how a result is to be checked; None if nothing after the call knows it."""
@@ -317,7 +321,9 @@ class _Code:
 
     def _use_of_number(self, call: Node, result: Node, dim: int) -> _Use | None:
         """Return where a number is used that may come of a size."""
-        for shape, dims in _changed_with(result, dim):
+        is_last = self._last_number <= self._index[call]
+        alone = [(sizes_of(result).shape, (dim,))]
+        for shape, dims in alone if is_last else _changed_with(result, dim):
             for at in dims:
                 found = self._use_of_size(call, shape, at)
                 if found is not None:
@@ -337,7 +343,8 @@ class _Code:
                 name = packet_name(target) or getattr(target, "__name__", "")
                 if type(use.value) is int and use.value == 1 and name in _SCALES:
                     return use
-        often = {_key(each): False for product in products for each in _often_of(product)}
+        often = {_key(each): False for product in products for each in _shares(product)}
+        often.update((_key(each), False) for each in _often_of(shape[dim]))
         for value, is_size in {**often, **{_key(product): True for product in products}}.items():
             if value in {0, 1}:
                 continue  # of no other use there
@@ -488,12 +495,16 @@ def _is_written(value: float, node: Node) -> bool:
 
 
 def _often_of(size: int) -> Iterator[float]:
-    """Yield what is often computed of a size."""
+    """Yield the numbers that are often computed of a size."""
     yield from (size - 1, size + 1, size // 2, 2 * size, 2 * size - 1, 2 * size + 1)
-    if size > 0:
-        yield from (1 / size, math.sqrt(size), 1 / math.sqrt(size), 2 / size, math.log(size))
     if size > 1:
-        yield from (1 / (size - 1), 1 / math.log(size))
+        yield from (1 / (size - 1), 1 / math.log(size), math.log(size))
+
+
+def _shares(size: int) -> Iterator[float]:
+    """Yield by what something is often divided or multiplied that has so many elements."""
+    if size > 0:
+        yield from (1 / size, 2 / size, math.sqrt(size), 1 / math.sqrt(size))
 
 
 def _line(node: Node) -> str:

@@ -246,10 +246,14 @@ class GeneratedModule(Holder):
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
-        body.view = None
         for form in (body, *body.others):
             if form.watches:
                 form.watch(self)
+        self._lowerdeck_write()
+
+    def _lowerdeck_write(self) -> None:
+        body: Body = self.__dict__[PRIVATE]
+        body.view = None
         self.__class__ = class_with(
             _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type, body.is_told
         )
@@ -277,7 +281,7 @@ class GeneratedModule(Holder):
         body: Body = self.__dict__[PRIVATE]
         found = [form.watch(self) for form in (body, *body.others) if not form.watches]
         if any(found):
-            GeneratedModule.recompile(self)
+            self._lowerdeck_write()
 
     def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook as ``torch.nn.Module`` does; it may change what the module returns."""
