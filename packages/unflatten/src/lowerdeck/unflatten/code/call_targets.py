@@ -39,8 +39,6 @@ OWN_NAMES = frozenset(
         "_lowerdeck_former",
         "_lowerdeck_uncalled",
         "_lowerdeck_holders",
-        "_lowerdeck_watch",
-        "_lowerdeck_write",
         "__deepcopy__",
         "__getitem__",
     }

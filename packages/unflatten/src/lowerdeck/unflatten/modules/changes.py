@@ -69,8 +69,9 @@ def watch_around(module: torch.nn.Module, *, itself: bool = False) -> None:
     queue: list[Any] = [module]
     seen = {id(module)}
     for each in queue:
-        if itself or each is not module:
-            each._lowerdeck_watch()
+        body = each.__dict__.get(PRIVATE)
+        if body is not None and (itself or each is not module):
+            body.watch_calls(each)
         for holder in each.__dict__[_HOLDERS].found if _HOLDERS in each.__dict__ else ():
             found = holder()
             if found is not None and id(found) not in seen:

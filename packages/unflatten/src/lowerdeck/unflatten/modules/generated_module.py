@@ -138,6 +138,16 @@ class Body:
         """Return what was generated from the graph last."""
         return self.write() if self.source is None else self.source
 
+    def watch_calls(self, module: torch.nn.Module) -> None:
+        """Let the code of a module look at what all its calls return, if it does not yet.
+
+        Args:
+            module: The one that runs this.
+        """
+        found = [form.watch(module) for form in (self, *self.others) if not form.watches]
+        if any(found):
+            _write_class(module, self)
+
     def text(self) -> str:
         """Return the source of all forms, each under the name by which callers know it."""
         first, *others = (body.latest().text for body in (self, *self.others))
@@ -249,14 +259,7 @@ class GeneratedModule(Holder):
         for form in (body, *body.others):
             if form.watches:
                 form.watch(self)
-        self._lowerdeck_write()
-
-    def _lowerdeck_write(self) -> None:
-        body: Body = self.__dict__[PRIVATE]
-        body.view = None
-        self.__class__ = class_with(
-            _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type, body.is_told
-        )
+        _write_class(self, body)
 
     def finalize(self) -> None:
         """Generate ``forward`` again: torch's name for ``recompile``."""
@@ -276,12 +279,6 @@ class GeneratedModule(Holder):
             for dtype in floating_types(form.recorded) | others:
                 now = fn(torch.empty(0, dtype=body.moved.get(dtype, dtype))).dtype
                 body.moved[dtype] = now
-
-    def _lowerdeck_watch(self) -> None:
-        body: Body = self.__dict__[PRIVATE]
-        found = [form.watch(self) for form in (body, *body.others) if not form.watches]
-        if any(found):
-            self._lowerdeck_write()
 
     def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook as ``torch.nn.Module`` does; it may change what the module returns."""
@@ -351,6 +348,14 @@ def _sizes_asked(module: torch.nn.Module, call: Node) -> Sequence[frozenset[symp
         return ()  # eager's own arguments, of which eager asks the same
     graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
     return symbols_asked(graph, partial(_sizes_asked, held))
+
+
+def _write_class(module: torch.nn.Module, body: Body) -> None:
+    """Give ``module`` the class that runs ``body`` as it is now."""
+    body.view = None
+    module.__class__ = class_with(
+        _plain_class(type(module)), body.compile(), body.shadowed, body.eager_type, body.is_told
+    )
 
 
 def _recompiled(module: torch.nn.Module, view: GraphView) -> None:

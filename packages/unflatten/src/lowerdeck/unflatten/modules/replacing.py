@@ -81,9 +81,6 @@ class Holder(Generated, MovesConstants):
         if new is not children_of(self).get(name):
             note_replaced(self, new)
 
-    def _lowerdeck_watch(self) -> None:
-        """Look from now on at what calls of children return: some may be changed."""
-
 
 def note_replaced(holder: torch.nn.Module, new: torch.nn.Module) -> None:
     """Note that ``new`` takes the place of another module in ``holder``."""
