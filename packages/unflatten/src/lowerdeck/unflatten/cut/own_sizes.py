@@ -403,25 +403,28 @@ class _OwnSizes:
         for frame, read in self._read_in_calls().items():
             call = self._made.preserved[frame]
             given = dict(_sizes_of(call))
-            # First what is handed in: arguments are compared with that.
-            asks = dict.fromkeys(_asked(node, given) for node in read)
-            used = dict.fromkeys(sorted(asks, key=given.__contains__))
+            used = dict.fromkeys(_asked(node, given) for node in read)
+            # First what is handed in, with which arguments are compared, and what tells most.
+            terms = {size: _expression_of(size).count_ops() for size in (*used, *given)}
+            order = sorted(terms, key=lambda size: (size in given, terms[size]))
             sources: dict[Any, Asked] = {}
             checks: dict[str, tuple[Any, Any]] = {}
-            for size in (*used, *(one for one in given if one not in used)):
+            for size in order:
                 expression = _expression_of(size)
                 solver, asked = self.solver(sources), list(sources.values())
                 expected = solver.find(expression)
-                if expected is None and size in used:
+                if expected is None:
                     sources[expression] = size
-                elif expected is not None and size in given:
+                    continue
+                told = (asked[place] for place in solver.places_in(expected))
+                if size in given and any(one in used for one in (size, *told)):
                     found = size if isinstance(size, Node) else self.ask(frame, *size)
                     wanted = self._make(expected, frame, solver, asked)
                     checks[given[size]] = (found, wanted)
             if checks:
                 sizes, numbers = zip(*checks.values(), strict=True)
-                told = (sizes, numbers, frame.path, tuple(checks))
-                self._add(frame, must_be_sizes, told, "checked", None)
+                compared = (sizes, numbers, frame.path, tuple(checks))
+                self._add(frame, must_be_sizes, compared, "checked", None)
 
     def _read_in_calls(self) -> dict[Frame, dict[Node, None]]:
         """Return the sizes that calls read of their arguments or are handed, by the call."""

@@ -49,6 +49,18 @@ class SizeSolver:
             self._found[wanted] = self._search(wanted)
         return self._found[wanted]
 
+    def places_in(self, found: Any) -> set[int]:
+        """Return the places of what is read for something that ``find`` returned."""
+        places: set[int] = set()
+        seen: set[Any] = set()
+        left = [found]
+        while left:
+            symbols = left.pop().free_symbols - seen
+            seen |= symbols
+            places.update(self.places[one] for one in symbols if one in self.places)
+            left += [part for one in symbols for part in self.steps.get(one, ())]
+        return places
+
     def _search(self, wanted: Any) -> Any:
         if wanted in self._known:
             return self._known[wanted]
