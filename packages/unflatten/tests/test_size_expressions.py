@@ -206,6 +206,26 @@ def test_a_size_that_no_recorded_one_leads_to_is_refused(
         made.halves(torch.randn(4, 5, 8))
 
 
+@pytest.mark.parametrize("whole", [TwiceAsLong, TwoOfOneSize])
+@pytest.mark.parametrize("export", [torch.export.export, export_preserving])
+def test_what_is_compared_and_divided_can_be_traced(
+    whole: Callable[[], nn.Module], export: Callable[..., ExportedProgram]
+) -> None:
+    eager, sizes = whole(), ({1: Dim("t")},)
+    program = export(eager, (torch.randn(4, 6, 8),), dynamic_shapes=sizes)
+    made: Any = unflatten(program, preserve="all")
+    other = torch.randn(4, 10, 8)
+    traced = torch.fx.symbolic_trace(made)
+    compiled = torch.compile(made, backend="eager", fullgraph=True, dynamic=True)
+    for found in (traced(other), compiled(other)):
+        torch.testing.assert_close(found, eager(other))
+    for strict in (False, True):
+        again = torch.export.export(
+            made, (torch.randn(4, 6, 8),), dynamic_shapes=sizes, strict=strict
+        )
+        torch.testing.assert_close(again.module()(other), eager(other))
+
+
 class Handed(nn.Module):
     """Reads numbers that its caller leaves it, which are no arguments."""
 
