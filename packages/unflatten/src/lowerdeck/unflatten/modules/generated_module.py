@@ -28,6 +28,7 @@ from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_type
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.code import (
     OWN_NAMES,
+    ResultCheck,
     Source,
     form_name,
     lookup,
@@ -36,7 +37,6 @@ from lowerdeck.unflatten.code import (
     symbols_asked,
     write_source,
 )
-from lowerdeck.unflatten.code.known_sizes import ResultCheck
 from lowerdeck.unflatten.modules.changes import note_copied, watch_around
 from lowerdeck.unflatten.modules.graph_record import (
     GraphRecord,
