@@ -215,8 +215,8 @@ def test_what_is_compared_and_divided_can_be_traced(
     program = export(eager, (torch.randn(4, 6, 8),), dynamic_shapes=sizes)
     made: Any = unflatten(program, preserve="all")
     other = torch.randn(4, 10, 8)
-    traced = torch.fx.symbolic_trace(made)
-    compiled = torch.compile(made, backend="eager", fullgraph=True, dynamic=True)
+    traced: Any = torch.fx.symbolic_trace(made)
+    compiled: Any = torch.compile(made, backend="eager", fullgraph=True, dynamic=True)
     for found in (traced(other), compiled(other)):
         torch.testing.assert_close(found, eager(other))
     for strict in (False, True):
