@@ -187,7 +187,7 @@ def test_a_module_whose_values_others_read_is_not_called_alone() -> None:
     rows = {row.path: row for row in made.swappable()}
     assert (rows["one"].replaceable, rows["one"].callable_alone) == (False, False)
     torch.testing.assert_close(made(x), Hidden()(x))
-    with pytest.raises(UnflattenError, match="computes 1 values that other modules read"):
+    with pytest.raises(UnflattenError, match="computes 1 value that other modules read"):
         made.one(x)
     flat: Any = unflatten(torch.export.export(Hidden(), (x,)), preserve="all")
     assert all(row.callable_alone for row in flat.swappable())

@@ -19,6 +19,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "scaled_dot_product_attention": (torch.rand(1, 2, 3, 4),) * 3,
     "view": (X, [4, 2]),
     "expand": (X, [3, 2, 4]),
+    "sym_size.int": (X, 1),
     "matmul": (X, X.t()),
     "mm": (X, X.t()),
     "bmm": (X[None], X.t()[None]),
@@ -122,6 +123,7 @@ def test_method_runs_its_operator(target: Any) -> None:
         def forward(self, x: Tensor) -> Any:
             return getattr(x, METHODS[target])(*others)
 
-    program = torch.export.export(Holder(), (x,))
+    sizes = ({1: torch.export.Dim("size")},) if target is torch.ops.aten.sym_size.int else None
+    program = torch.export.export(Holder(), (x,), dynamic_shapes=sizes)
     (call,) = (node for node in program.graph.nodes if node.op == "call_function")
     assert (call.target, list(call.args[1:]), dict(call.kwargs)) == (target, others, {})

@@ -275,7 +275,7 @@ def test_modules_that_hand_values_on_are_replaced_together(net: type[nn.Module])
     eager, made = _made(net)
     expected, reads = eager(X), made.reads
     made.reads = eager.get_submodule("reads")
-    with pytest.raises(UnflattenError, match="a module that reads 1 values"):
+    with pytest.raises(UnflattenError, match="a module that reads 1 value"):
         made(X)
     made.reads = Around(reads)
     made.makes = eager.get_submodule("makes")
@@ -302,10 +302,10 @@ def test_a_module_that_is_called_with_other_weights_is_not_replaced() -> None:
     made: Any = unflatten(export_preserving(eager, (X,)))
     (row,) = made.swappable()
     assert not row.replaceable
-    assert "reads 1 values" in row.reason
+    assert "reads 1 value" in row.reason
     assert_equal(made(X), eager(X))
     made.layer = copy.deepcopy(eager.layer)
-    with pytest.raises(UnflattenError, match="a module that reads 1 values"):
+    with pytest.raises(UnflattenError, match="a module that reads 1 value"):
         made(X)
 
 
@@ -400,3 +400,48 @@ def test_a_hook_may_call_another_module_of_the_tree(net: type[nn.Module]) -> Non
     made.makes.register_forward_hook(lambda _, args, __: made.reads(*args, *args))
     with pytest.raises(UnflattenError, match=r"called alone|which of them is meant"):
         made(X)
+
+
+SEEN: list[torch.Tensor] = []
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) * 2
+
+
+class _Layer(nn.Module):
+    """Hands out what a child returns beside its own result, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = _Attention()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.attention(x)
+        SEEN.append(found)
+        return x + torch.tanh(found)
+
+
+class _HandsOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _Layer()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        SEEN.clear()
+        y = self.layer(x)
+        return y, SEEN[0]
+
+
+def test_the_table_says_what_is_handed_out_twice() -> None:
+    x = torch.randn(2, 4)
+    module = unflatten(export_preserving(_HandsOut(), (x,)))
+    rows = {row.path: row.reason for row in module.swappable()}
+    assert "computes 1 value that other modules read" in rows["layer"]
+    assert "'layer' hands its result out too" in rows["layer.attention"]
+    assert not rows["layer.attention.inner"]

@@ -44,6 +44,13 @@ def test_lists_are_read_as_eagers(made: Any) -> None:
     assert len(layers[:2]) == 2
 
 
+def test_a_list_is_read_as_other_modules_are(made: Any) -> None:
+    text = made.layers.print_readable(print_output=False)
+    assert made.layers.code == "pass\n"
+    assert text.startswith("class Container(torch.nn.Module)")
+    assert made.layers[0].code.splitlines()[1].strip() in text
+
+
 def test_what_a_list_calls_cannot_grow_or_shrink(made: Any) -> None:
     wanted, layer = made(X), nn.ReLU()
     changes: list[Callable[[], object]] = [

@@ -107,9 +107,42 @@ def _returned_tensors(count: int) -> Callable[[], object]:
     return lambda: hook(nn.Tanh(), (given,), {}, result)
 
 
+class Rows(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x + y).view(-1, x.shape[1] * 4).sum() / x.shape[0]
+
+
+class Sizes(nn.Module):
+    """Children that read sizes, which export asks the whole's argument for, once."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.many = nn.ModuleList(Rows() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.many:
+            x = x + each(x[:, 1:] * 2, x[:, 1:]).tanh()
+        return x
+
+
+def _sizes(count: int, *, preserving: bool) -> Callable[[], object]:
+    export = export_preserving if preserving else torch.export.export
+    sizes = ({0: torch.export.Dim("b"), 1: torch.export.Dim("t", min=4)},)
+    program = export(Sizes(count), (torch.randn(3, 5, 4),), dynamic_shapes=sizes)
+    return lambda: unflatten(program, preserve="all")
+
+
+def _own_sizes(count: int) -> Callable[[], object]:
+    return _sizes(count, preserving=True)
+
+
+def _plain_sizes(count: int) -> Callable[[], object]:
+    return _sizes(count, preserving=False)
+
+
 MADE = (
     *(_first_call, _table, _plain_table, _refused, _without_calls),
-    *(_given_tensors, _returned_tensors),
+    *(_given_tensors, _returned_tensors, _own_sizes, _plain_sizes),
 )
 
 

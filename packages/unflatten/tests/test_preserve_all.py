@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import UnsupportedProgramError, unflatten
+from lowerdeck.unflatten import UnflattenError, UnsupportedProgramError, unflatten
 
 
 class Norm(nn.Module):
@@ -117,3 +117,51 @@ def test_another_value_is_refused(program: torch.export.ExportedProgram) -> None
     given: Any = "some"
     with pytest.raises(UnsupportedProgramError, match="preserve='all' or None; found 'some'"):
         unflatten(program, preserve=given)
+
+
+class Writes(nn.Module):
+    """Returns its argument, and computes something else last."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.add_(1)
+        self.count += 1
+        return y
+
+
+class HoldsWrites(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = Writes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.writes(x)
+        return y / (y.abs() + 1)
+
+
+class WritesAgain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = HoldsWrites()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        z = self.holds(y)
+        y.add_(1)
+        return z, y
+
+
+def test_what_a_flat_module_must_return_is_told() -> None:
+    eager, x = WritesAgain(), torch.randn(2, 4)
+    made: Any = unflatten(torch.export.export(eager, (x,)), preserve="all")
+    (reason,) = (row.reason for row in made.swappable() if row.path == "holds.writes")
+    assert "must return" in reason or "flat values" in reason
+    torch.testing.assert_close(made(x), eager(x))
+    made.holds.writes.register_forward_hook(lambda _, __, y: y * 2)
+    with pytest.raises(UnflattenError, match="something else than the argument"):
+        made(x)

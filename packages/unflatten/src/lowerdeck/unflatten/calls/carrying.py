@@ -378,11 +378,15 @@ def _show_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def reads_of_others(count: int) -> str:
     """Return what a module does that is given values beside its arguments."""
+    if count == 1:
+        return "reads 1 value that other modules compute and that is no argument"
     return f"reads {count} values that other modules compute and that are no arguments"
 
 
 def read_by_others(count: int) -> str:
     """Return what a module does of which others read values that are no results."""
+    if count == 1:
+        return "computes 1 value that other modules read without being given it"
     return f"computes {count} values that other modules read without being given them"
 
 

@@ -8,13 +8,25 @@ from lowerdeck.unflatten.code.call_targets import (
     split_call_target,
 )
 from lowerdeck.unflatten.code.code import Source, write_source
+from lowerdeck.unflatten.code.known_sizes import (
+    SIZES,
+    ResultCheck,
+    result_checks,
+    sizes_of,
+    symbols_asked,
+)
 
 __all__ = [
     "OWN_NAMES",
+    "SIZES",
+    "ResultCheck",
     "Source",
     "call_target",
     "form_name",
     "lookup",
+    "result_checks",
+    "sizes_of",
     "split_call_target",
+    "symbols_asked",
     "write_source",
 ]

@@ -64,7 +64,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
 FAST: dict[Any, Callable[..., Any]] = _table()
 """From operator to the function that runs it for positional arguments."""
 
-METHODS: dict[Any, str] = {_aten(name): name for name in ("view", "expand")}
+METHODS: dict[Any, str] = {
+    **{_aten(name): name for name in ("view", "expand")},
+    _aten("sym_size.int"): "size",
+}
 """From operator to the method of its first argument that runs it.
 
 A call of a method works on the proxies of a symbolic trace too, which ``Tensor.view(x)`` does not.

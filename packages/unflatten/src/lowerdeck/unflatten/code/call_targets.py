@@ -38,6 +38,7 @@ OWN_NAMES = frozenset(
         "_lowerdeck_check",
         "_lowerdeck_former",
         "_lowerdeck_uncalled",
+        "_lowerdeck_holders",
         "__deepcopy__",
         "__getitem__",
     }

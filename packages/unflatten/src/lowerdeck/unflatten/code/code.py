@@ -40,6 +40,7 @@ from lowerdeck.unflatten.code.failures import (
     naming,
     told,
 )
+from lowerdeck.unflatten.code.known_sizes import ResultCheck
 
 _SERIAL = re.compile(r"(_\d+)+$")
 _WORD = re.compile(r"[^0-9a-zA-Z_]+")
@@ -188,6 +189,7 @@ def write_source(
     signature: CallSignature | None = None,
     attributes: Mapping[str, object] | None = None,
     pattern: Pattern = (),
+    results: Mapping[Node, ResultCheck] | None = None,
 ) -> Source:
     """Return the source of a function that computes what ``graph`` does.
 
@@ -196,8 +198,9 @@ def write_source(
         signature: How arguments and result are structured; without it they are flat.
         attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
         pattern: What calls are checked for; nothing if the graph takes fewer values.
+        results: What is checked of what calls return.
     """
-    return _Writer(graph, signature, attributes or {}, pattern).write()
+    return _Writer(graph, signature, attributes or {}, pattern, results or {}).write()
 
 
 class _Writer:
@@ -207,8 +210,10 @@ class _Writer:
         signature: CallSignature | None,
         attributes: Mapping[str, object],
         pattern: Pattern,
+        results: Mapping[Node, ResultCheck],
     ) -> None:
         self.graph = graph
+        self.results = results
         self.signature = signature
         self.attributes = attributes
         self.pattern = pattern
@@ -316,7 +321,8 @@ class _Writer:
             self.local[node] = self.local[_origin(node)]
             return
         text = self._call(node)
-        if node.users:
+        check = self.results.get(node)
+        if node.users or check is not None:
             text = f"{self._name(node, heir_of=dead)} = {text}"
         left = [
             self.local[source] for source in dead if self.local[source] != self.local.get(node)
@@ -324,6 +330,10 @@ class _Writer:
         if left:
             text += f"; {' = '.join(left)} = None"
         self.line(text, _source_comment(node))
+        if check is not None:
+            names = {each.name: name for each, name in self.local.items()}
+            values = ["self", self.local[node], *(text.format(**names) for text in check.texts)]
+            self.line(f"{self.object_name(check.check, 'check_result')}({', '.join(values)})")
 
     def _mode(self, node: Node) -> bool:
         """Open or close a block for a node that changes a mode; return whether it was one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -36,9 +37,15 @@ def flat_call(frame: Frame) -> PreservedCall:
 
     Args:
         frame: The call. It takes values in the order of their first use, and returns them in the
-            order in which they are computed.
+            order in which they are computed. It does not take what it asks for sizes alone:
+            export asks the outermost module's arguments for those of all that are made of them.
     """
-    return _call(frame, _is_tensor)
+    call = _call(frame, _is_tensor)
+    computing = {node for node in nodes_in(frame) if _computes(node)}
+    inputs = tuple(
+        leaf for leaf in call.nodes(call.inputs) if not computing.isdisjoint(leaf.users)
+    )
+    return replace(call, signature=_signature(len(inputs), len(call.outputs)), inputs=inputs)
 
 
 def with_other_values(frame: Frame) -> PreservedCall:
@@ -52,7 +59,9 @@ def with_other_values(frame: Frame) -> PreservedCall:
 def _call(frame: Frame, is_passed: Callable[[Node], bool]) -> PreservedCall:
     inside = set(nodes_in(frame))
     order = sorted(inside)
-    read = dict.fromkeys(source for node in order for source in node.all_input_nodes)
+    # What is asked for its size is not used yet.
+    used = sorted(order, key=lambda node: not _computes(node))
+    read = dict.fromkeys(source for node in used for source in node.all_input_nodes)
     inputs = tuple(node for node in read if node not in inside and is_passed(node))
     outputs = tuple(
         node
@@ -60,6 +69,10 @@ def _call(frame: Frame, is_passed: Callable[[Node], bool]) -> PreservedCall:
         if is_passed(node) and any(user not in inside for user in node.users)
     )
     return PreservedCall(_signature(len(inputs), len(outputs)), inputs, outputs)
+
+
+def _computes(user: Node) -> bool:
+    return user.target is not torch.ops.aten.sym_size.int
 
 
 def _is_tensor(node: Node) -> bool:

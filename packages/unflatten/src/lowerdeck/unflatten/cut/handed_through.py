@@ -47,6 +47,8 @@ def read_arguments_themselves(made: WorkingGraph) -> None:
         if given is None:
             continue
         for user in list(node.users):
+            if user.target is must_hand_through:
+                continue  # it compares the two
             if _only_hands_through(made, node, inner, frame_of.get(user, made.tree.root)):
                 user.replace_input_with(node, given)
         _rename_leaves(made, node, inner, given, named_by)

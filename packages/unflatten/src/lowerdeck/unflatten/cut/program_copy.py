@@ -25,7 +25,6 @@ from lowerdeck.unflatten.cut.flat_calls import (
     flat_call,
     frames_without_signature,
     result_alone,
-    with_other_values,
 )
 from lowerdeck.unflatten.cut.handed_through import (
     guard_written_arguments,
@@ -116,7 +115,6 @@ class ProgramCopier:
         read_arguments_themselves(self.made)
         self.made.preserved.update((frame, flat_call(frame)) for frame in flat)
         compute_own_sizes(self.made)
-        self.made.preserved.update((frame, with_other_values(frame)) for frame in flat)
 
     def _copy_placeholders(self) -> None:
         for node in self.program.graph.nodes:

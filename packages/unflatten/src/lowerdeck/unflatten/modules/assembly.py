@@ -20,6 +20,7 @@ from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.code import call_target
 from lowerdeck.unflatten.modules.bodies import BodyMaker
+from lowerdeck.unflatten.modules.changes import note_children
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
 from lowerdeck.unflatten.modules.generated_module import Body, class_with
@@ -184,6 +185,8 @@ def build_hierarchy(
             outer, _, last = name.rpartition(".")
             module = made[paths.canonical(name)]
             children_of(made[paths.canonical(outer)]).setdefault(last, module)
+    for module in made.values():
+        note_children(module)
     for first, each in forms.items():
         for caller, name in each.called_as:
             _tell(made[caller], name, made[first])

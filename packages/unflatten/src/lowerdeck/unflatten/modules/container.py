@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.modules.readable import NO_CODE, print_readable
 from lowerdeck.unflatten.modules.replacing import Holder
 
 
@@ -75,6 +76,25 @@ class Container(Holder):
     def graph_module(self) -> Any:
         """A module of the empty graph."""
         return children_of(self).get("graph_module") or GraphModule(self, Graph())
+
+    @property
+    def code(self) -> Any:
+        """The Python source of what it computes itself: nothing."""
+        return children_of(self).get("code") or NO_CODE
+
+    @property
+    def print_readable(self) -> Any:
+        """What returns the code of all modules below, as that of ``InterpreterModule`` does."""
+        return children_of(self).get("print_readable") or self._print_readable
+
+    def _print_readable(
+        self,
+        print_output: bool = True,
+        include_stride: bool = False,  # noqa: ARG002
+        include_device: bool = False,  # noqa: ARG002
+        colored: bool = False,  # noqa: ARG002
+    ) -> str:
+        return print_readable(self, "Container", print_output)
 
     def __bool__(self) -> bool:
         return True

@@ -13,7 +13,7 @@ from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
 from lowerdeck.unflatten.calls.former_calls import FORMER
 from lowerdeck.unflatten.modules.container import restored_class
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
-from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class
+from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class, note_replaced
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
 """Returns what a name gets in place of the module that was made for it."""
@@ -56,6 +56,8 @@ def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
         if unknown := check_replacement(last, child, made[id(child)]):
             outer.__dict__.setdefault(FORMER, {}).update(unknown)
         children_of(outer)[last] = made[id(child)]
+        if made[id(child)] is not child and isinstance(outer, Generated):
+            note_replaced(outer, made[id(child)])
 
 
 def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:

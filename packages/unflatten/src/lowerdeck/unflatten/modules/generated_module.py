@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FunctionType
 from typing import Any, Self
 
+import sympy  # type: ignore[import-untyped]
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
+from torch.utils.hooks import RemovableHandle
 
 from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
@@ -23,7 +26,18 @@ from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature
-from lowerdeck.unflatten.code import OWN_NAMES, Source, form_name, lookup, write_source
+from lowerdeck.unflatten.code import (
+    OWN_NAMES,
+    ResultCheck,
+    Source,
+    form_name,
+    lookup,
+    result_checks,
+    split_call_target,
+    symbols_asked,
+    write_source,
+)
+from lowerdeck.unflatten.modules.changes import note_copied, watch_around
 from lowerdeck.unflatten.modules.graph_record import (
     GraphRecord,
     ModuleRecord,
@@ -60,6 +74,8 @@ class Body:
         keys_of: The keys of the children that have several forms, by the name that code has for
             them.
         view: The graph as torch's own kind of module, once somebody asked for it.
+        watches: Whether the code looks at what calls of children return.
+        results: How it does, as the graph was last.
     """
 
     made: Graph | DeferredGraph
@@ -79,6 +95,8 @@ class Body:
     keys: tuple[str, ...] = ()
     keys_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     view: GraphView | None = None
+    watches: bool = False
+    results: Mapping[Node, ResultCheck] = field(default_factory=dict)
 
     @property
     def is_told(self) -> bool:
@@ -97,12 +115,38 @@ class Body:
         """Return the source of the graph as it is now, and remember it."""
         if self.source is None or isinstance(self.made, Graph):
             pattern = pattern_of(self.recorded) if self.is_checked else ()
-            self.source = write_source(self.graph, self.signature, self.attributes, pattern)
+            graph = self.graph
+            self.source = write_source(
+                graph, self.signature, self.attributes, pattern, self.results
+            )
         return self.source
+
+    def watch(self, module: torch.nn.Module) -> bool:
+        """Let the code look at what calls return; return whether it is to be written anew.
+
+        Args:
+            module: Whose code it is.
+        """
+        self.watches = True
+        graph = self.made.build() if isinstance(self.made, DeferredGraph) else self.made
+        self.results = result_checks(graph, partial(_sizes_asked, module))
+        if self.results:
+            self.made, self.source = graph, None
+        return bool(self.results)
 
     def latest(self) -> Source:
         """Return what was generated from the graph last."""
         return self.write() if self.source is None else self.source
+
+    def watch_calls(self, module: torch.nn.Module) -> None:
+        """Let the code of a module look at what all its calls return, if it does not yet.
+
+        Args:
+            module: The one that runs this.
+        """
+        found = [form.watch(module) for form in (self, *self.others) if not form.watches]
+        if any(found):
+            _write_class(module, self)
 
     def text(self) -> str:
         """Return the source of all forms, each under the name by which callers know it."""
@@ -125,7 +169,9 @@ class Body:
         """Return a body with graphs of its own."""
         others = [other.copy(memo) for other in self.others]
         made = copy.deepcopy(self.made, memo) if isinstance(self.made, Graph) else self.made
-        return replace(self, made=made, others=others, view=None, moved=dict(self.moved))
+        return replace(
+            self, made=made, others=others, view=None, moved=dict(self.moved), results={}
+        )
 
     def record(self) -> tuple[Any, ...]:
         """Return the body as data that pickles."""
@@ -135,7 +181,7 @@ class Body:
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
         checks = (self.is_checked, self.unchecked, self.moved, self.is_part, self.is_guarded)
-        forms = (self.recorded, self.keys, self.keys_of, checks)
+        forms = (self.recorded, self.keys, self.keys_of, (*checks, self.watches))
         return (graph, self.signature, held, others, names, forms)
 
 
@@ -151,7 +197,8 @@ def body_of(record: tuple[Any, ...]) -> Body:
     made = Body(graph.graph(), signature, held)
     made.type_name, made.shadowed, made.eager_type = names
     made.recorded, made.keys, made.keys_of, checks = forms
-    made.is_checked, made.unchecked, made.moved, made.is_part, made.is_guarded = checks
+    made.is_checked, made.unchecked, made.moved, made.is_part, made.is_guarded, *more = checks
+    made.watches = any(more)
     made.others = [body_of(other) for other in others]
     return made
 
@@ -209,10 +256,10 @@ class GeneratedModule(Holder):
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
-        body.view = None
-        self.__class__ = class_with(
-            _plain_class(type(self)), body.compile(), body.shadowed, body.eager_type, body.is_told
-        )
+        for form in (body, *body.others):
+            if form.watches:
+                form.watch(self)
+        _write_class(self, body)
 
     def finalize(self) -> None:
         """Generate ``forward`` again: torch's name for ``recompile``."""
@@ -227,9 +274,21 @@ class GeneratedModule(Holder):
         """Keep in mind which types become which, for what is said of wrong ones."""
         body: Body = self.__dict__[PRIVATE]
         for form in (body, *body.others):
-            for dtype in floating_types(form.recorded):
+            # Of what calls return nothing is noted before somebody changes a child.
+            others = _FLOATING if children_of(self) else set()
+            for dtype in floating_types(form.recorded) | others:
                 now = fn(torch.empty(0, dtype=body.moved.get(dtype, dtype))).dtype
                 body.moved[dtype] = now
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook as ``torch.nn.Module`` does; it may change what the module returns."""
+        watch_around(self)
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook as ``torch.nn.Module`` does; it may change what the module is given."""
+        watch_around(self)
+        return super().register_forward_pre_hook(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """Return what the eager class tells of itself, where this module has what it reads."""
@@ -254,6 +313,7 @@ class GeneratedModule(Holder):
         for name in _DESCRIPTIONS.intersection(state):
             made.__dict__[name] = state.pop(name)
         made.__dict__.update(copy.deepcopy(state, memo))
+        note_copied(made)
         return made
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
@@ -265,11 +325,37 @@ class GeneratedModule(Holder):
         record, attributes = state
         self.__dict__.update(attributes)
         self.__dict__[PRIVATE] = body_of(record)
+        note_copied(self)
         GeneratedModule.recompile(self)
 
 
+_FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
 """What describes the program and never changes: copies share it."""
+
+
+def _sizes_asked(module: torch.nn.Module, call: Node) -> Sequence[frozenset[sympy.Symbol]]:
+    """Return what the callee of a call asks of the flat values that it is given."""
+    path, number = split_call_target(str(call.target))
+    held: Any = module
+    for name in path.split("."):
+        held = children_of(held).get(name) if isinstance(held, torch.nn.Module) else None
+    if not isinstance(held, GeneratedModule):
+        return ()
+    body: Body = held.__dict__[PRIVATE]
+    form = (body, *body.others)[number or 0]
+    if form.signature is not None and not form.signature.flat:
+        return ()  # eager's own arguments, of which eager asks the same
+    graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
+    return symbols_asked(graph, partial(_sizes_asked, held))
+
+
+def _write_class(module: torch.nn.Module, body: Body) -> None:
+    """Give ``module`` the class that runs ``body`` as it is now."""
+    body.view = None
+    module.__class__ = class_with(
+        _plain_class(type(module)), body.compile(), body.shadowed, body.eager_type, body.is_told
+    )
 
 
 def _recompiled(module: torch.nn.Module, view: GraphView) -> None:

@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name
 from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.code import SIZES, sizes_of
 from lowerdeck.unflatten.errors import UnflattenError
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "closes", "carries")
@@ -127,11 +128,18 @@ def record_graph(graph: Graph) -> GraphRecord:
                 _named(node.target),
                 map_aggregate(node.args, value),
                 map_aggregate(node.kwargs, value),
-                {key: node.meta[key] for key in _KEPT_META if key in node.meta},
+                _kept(node),
             )
             for node in graph.nodes
         )
     )
+
+
+def _kept(node: Node) -> dict[str, Any]:
+    kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+    if (sizes := sizes_of(node)) is not None:
+        kept[SIZES] = sizes
+    return kept
 
 
 def _named(item: Any) -> Any:

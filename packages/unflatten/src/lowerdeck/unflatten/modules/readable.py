@@ -9,6 +9,9 @@ import torch
 from lowerdeck.unflatten.calls.python_names import is_name, on_one_line
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule
 
+NO_CODE = "pass\n"
+"""The code of a module that computes nothing itself."""
+
 
 def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> str:
     """Return the code of ``module`` and of every module below it, as classes.
@@ -26,7 +29,7 @@ def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> st
         parts.append(f"class {shown}(torch.nn.Module):  # {on_one_line(path or kind)}: {whole}")
         # By the class: the model may have children or state of these names.
         code = (
-            GeneratedModule.code.__get__(inner) if isinstance(inner, GeneratedModule) else "pass\n"
+            GeneratedModule.code.__get__(inner) if isinstance(inner, GeneratedModule) else NO_CODE
         )
         parts.append(indent(code, "    "))
     text = "\n".join(parts)

@@ -25,6 +25,7 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.calls.carrying import PRIVATE, UNKNOWN_CALL, Generated
 from lowerdeck.unflatten.calls.former_calls import FLAT_ADVICE, FORMER, takes, told_flat
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.modules.changes import note_child, watch_around
 
 
 class Holder(Generated, MovesConstants):
@@ -36,6 +37,10 @@ class Holder(Generated, MovesConstants):
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, torch.nn.Module):
             self._lowerdeck_check(name, value)
+        elif name == "forward" or (
+            isinstance(value, torch.Tensor) and _is_other(self, name, value)
+        ):
+            watch_around(self)
         old = children_of(self).get(name) if value is None else None
         super().__setattr__(name, value)
         _remember(self, name, old)
@@ -73,6 +78,22 @@ class Holder(Generated, MovesConstants):
             unknown = {name: old}
         if unknown:
             self.__dict__.setdefault(FORMER, {}).update(unknown)
+        if new is not children_of(self).get(name):
+            note_replaced(self, new)
+
+
+def note_replaced(holder: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Note that ``new`` takes the place of another module in ``holder``."""
+    if isinstance(new, Generated):
+        note_child(holder, new)
+    watch_around(holder, itself=True)
+
+
+def _is_other(module: torch.nn.Module, name: str, value: torch.Tensor) -> bool:
+    """Return whether a tensor is of other sizes than the state whose place it takes."""
+    held: dict[str, torch.Tensor | None] = {**parameters_of(module), **buffers_of(module)}
+    old = held.get(name)
+    return old is not None and old.shape != value.shape
 
 
 def _remember(holder: Holder, name: str, gone: torch.nn.Module | None) -> None:

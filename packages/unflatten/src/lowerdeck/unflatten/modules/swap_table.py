@@ -9,8 +9,10 @@ from typing import Any, overload
 import torch
 from torch.fx import Graph
 
+from lowerdeck.torch_base import is_getitem
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls.carrying import (
+    CARRIES,
     IN_PARTS,
     LOST_PART,
     PRIVATE,
@@ -148,6 +150,7 @@ def _rows(
     root: torch.nn.Module, forbidden: Mapping[str, str], supposed: Mapping[str, Sequence[str]]
 ) -> Iterator[Swap]:
     wanted, returned, twice = _read_by_callers(root), _handed_through(root), _returned_twice(root)
+    handed_out = _handed_out(root)
     for path, module in root.named_modules():
         if path in forbidden and not isinstance(module, GeneratedModule):
             is_called = not isinstance(module, Container)
@@ -184,6 +187,11 @@ def _rows(
         reasons += [
             f"another module in its place must return one tensor as {places}"
             for places in twice.get(path, ())
+        ]
+        reasons += [
+            f"{outer!r} hands its result out too, beside its own: one value here, so that a "
+            "change is in both"
+            for outer in handed_out.get(path, ())
         ]
         told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
@@ -232,6 +240,25 @@ def _returned_twice(root: torch.nn.Module) -> dict[str, list[str]]:
             owner = f"{path}.{name}" if path else name
             found.setdefault(owner, {})[" and as ".join(wheres)] = None
     return {path: list(places) for path, places in found.items()}
+
+
+def _handed_out(root: torch.nn.Module) -> dict[str, dict[str, None]]:
+    """Return for each module who hands its results to others beside its own, by its path."""
+    found: dict[str, dict[str, None]] = {}
+    for path, module in root.named_modules():
+        body: Body | None = module.__dict__.get(PRIVATE)
+        for form in (body, *body.others) if body is not None else ():
+            carries = form.signature.carries if form.signature is not None else 0
+            output: Any = next(iter(form.graph.find_nodes(op="output"))) if carries else None
+            for node in output.args[0][-carries:] if carries else ():
+                call, taken = node, None
+                while call.op == "call_function" and is_getitem(call):
+                    call, taken = call.args[0], call.args[1]
+                # The second of a pair is no result: whoever computes it has the row.
+                if call.op == "call_module" and not (call.meta.get(CARRIES) and taken == 1):
+                    name, _ = split_call_target(str(call.target))
+                    found.setdefault(f"{path}.{name}" if path else name, {})[path] = None
+    return found
 
 
 def _graphs(root: torch.nn.Module) -> Iterator[tuple[str, Graph]]:

@@ -1,0 +1,62 @@
+"""What a call checks of the sizes of its arguments, where others follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lowerdeck.unflatten.errors import InputConstraintError
+
+_TO_DO = (
+    "pass arguments whose sizes belong together as the recorded ones do, put an eager module in "
+    "its place, or export the model with what changes them in it."
+)
+
+
+def exact_quotient(number: Any, divisor: Any) -> Any:
+    """Return how often ``divisor`` goes into a number that it divided when it was recorded.
+
+    Args:
+        number: What follows from the size of an argument.
+        divisor: What divides it.
+
+    Raises:
+        InputConstraintError: It does not divide it.
+    """
+    # Whoever traces has symbols, of which a question would fix the values.
+    is_known = type(number) is int and type(divisor) is int and not torch.compiler.is_compiling()
+    if is_known and (not divisor or number % divisor):
+        raise InputConstraintError(
+            "A size that a module computes follows from those of its arguments, as they were "
+            f"recorded, by dividing a multiple of {divisor}; found {number}. The program does "
+            f"not hold what the module computes for other sizes: {_TO_DO}"
+        )
+    return number // divisor
+
+
+def must_be_sizes(
+    found: Sequence[Any], expected: Sequence[Any], name: str, places: Sequence[str]
+) -> None:
+    """Check that arguments have the sizes that belong to those which a module reads.
+
+    Args:
+        found: The sizes.
+        expected: What they must be.
+        name: The module's name.
+        places: Which size of which argument each is.
+
+    Raises:
+        InputConstraintError: One is another one.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for size, wanted, place in zip(found, expected, places, strict=True):
+        # Whoever traces has symbols, of which a question would fix the values.
+        if type(size) is int and type(wanted) is int and size != wanted:
+            raise InputConstraintError(
+                f"{place} of {name!r} must be {wanted}: that follows from another size that the "
+                f"module reads, as they were recorded; found {size}. The program does not hold "
+                f"what the module computes for other sizes: {_TO_DO}"
+            )

@@ -1,0 +1,536 @@
+"""Sizes and types of what a call returned that the code after the call has in it.
+
+Export writes down what the model's code asks of a tensor, ``x.shape[1]`` say: as a number, or, of
+a size that varies, as what it asks the program's inputs. Another module in a place, or a hook, may
+return another size than the one recorded, and eager's code would go on with that. Which numbers
+come of a size no program tells: what equals one, or what is often computed of one, counts, where
+the model's line does not write that number itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.fx.node import map_arg
+
+from lowerdeck.torch_base import (
+    SYMBOLS,
+    OpOverload,
+    arguments_of,
+    expression_of,
+    is_getitem,
+    plain_number,
+    schema_of,
+    source_frames,
+)
+from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.former_calls import described
+from lowerdeck.unflatten.code.call_targets import split_call_target
+from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
+from lowerdeck.unflatten.errors import InputConstraintError
+
+SIZES = "sizes"
+"""Meta of a node of a graph that was stored: what ``sizes_of`` returns of its value."""
+
+_DIMENSIONS = re.compile(r"(start_|end_)?dim(s|ension|\d)?|axis|source|destination|(un)?bias")
+_NO_SIZES = {"exponent", "alpha", "beta", "p", "eps", "groups", "correction", "ord", "diagonal"}
+_NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?|(?<![\w.])\.\d+", re.IGNORECASE)
+_ASKS_SIZE = re.compile(r"shape|size|len\(|numel")
+_SMALL = 3
+"""Up to this a number on a line may as well be a dimension's."""
+
+_SCALES = {"div", "mul", "floor_divide", "floordiv", "truediv", "arange"}
+_MAKES = re.compile(
+    r"(new_)?(ones|zeros|full|empty|arange|linspace|eye|rand|randn|tensor)(_like)?"
+)
+_PLAIN = {"_operator", "math", "torch"}
+_CONVERTS = {"to", "_to_copy", "scalar_tensor"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is recorded of a tensor.
+
+    Attributes:
+        shape: Its sizes; an expression where one varies.
+        dtype: Its type.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+
+
+def sizes_of(node: Node) -> Any:
+    """Return the ``Sizes`` of a tensor, the expression of a symbol; None of anything else."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        shape = tuple([expression_of(plain_number(size)) for size in value.shape])
+        return Sizes(shape, value.dtype)
+    if isinstance(value, SYMBOLS):
+        return expression_of(value)
+    return node.meta.get(SIZES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResultCheck:
+    """Checks what one call returned.
+
+    Attributes:
+        name: The name of what is called.
+        recorded: What it returned when it was recorded.
+        dims: Each dimension whose size the code after the call knows, with where it does.
+        dtype_read: Where that code knows the type; "" where it does not.
+        texts: For each of these dimensions the expression of its size, as the code has it.
+    """
+
+    name: str
+    recorded: Sizes
+    dims: tuple[tuple[int, str], ...]
+    dtype_read: str
+    texts: tuple[str, ...] = ()
+
+    def check(self, module: torch.nn.Module, value: Any, *sizes: Any) -> None:
+        """Check a result.
+
+        Args:
+            module: The caller.
+            value: The result.
+            sizes: For each dimension the size that the code after the call goes on with.
+
+        Raises:
+            InputConstraintError: It has another size, or type, than that code was recorded with.
+        """
+        if not isinstance(value, torch.Tensor) or isinstance(value, Proxy):
+            return
+        body = module.__dict__[PRIVATE]
+        if body.unchecked:
+            return
+        is_alike = value.dim() == len(self.recorded.shape)
+        for (dim, where), size in zip(self.dims, sizes, strict=True):
+            if not is_alike or value.shape[dim] != size:
+                shown = [str(each) for each in self.recorded.shape]
+                shown[dim] = str(size)
+                raise InputConstraintError(
+                    self._told(
+                        value,
+                        f"a tensor of shape ({', '.join(shown)})",
+                        f"knows the size of dimension {dim}",
+                        where,
+                        body.type_name,
+                    )
+                )
+        dtype = self.recorded.dtype
+        if self.dtype_read and value.dtype is not dtype and not _may_be(dtype, value, body.moved):
+            raise InputConstraintError(
+                self._told(
+                    value,
+                    f"a tensor of {dtype}",
+                    "knows its type",
+                    self.dtype_read,
+                    body.type_name,
+                )
+            )
+
+    def _told(
+        self, value: torch.Tensor, recorded: str, knows: str, where: str, caller: str | None
+    ) -> str:
+        of = f" of a {caller}" if caller else ""
+        return (
+            f"{self.name!r}{of} was changed, and returned {described(value)}; the program was "
+            f"recorded with {recorded}, and the code that calls it {knows}: {where}. Eager's may "
+            "ask the result for that, and the program cannot. Return what was recorded, or make "
+            "the change in the model and export that."
+        )
+
+
+def _may_be(
+    dtype: torch.dtype, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]
+) -> bool:
+    return moved.get(dtype) is value.dtype or torch.is_autocast_enabled(value.device.type)
+
+
+SizesAsked = Callable[[Node], Sequence[frozenset[sympy.Symbol]]]
+"""Tells of a call, for each of the flat values that it is given, the symbols in the sizes that the
+callee asks of it."""
+
+
+def result_checks(graph: Graph, sizes_asked: SizesAsked) -> dict[Node, ResultCheck]:
+    """Return how results of calls are to be checked, for those that code after them knows.
+
+    Args:
+        graph: The graph of one form of a module.
+        sizes_asked: Tells what the modules that it calls ask.
+    """
+    found: dict[Node, ResultCheck] = {}
+    calls = graph.find_nodes(op="call_module")
+    if not calls:
+        return found
+    code = _Code(graph, sizes_asked)
+    for call in calls:
+        for result in _results(call):
+            check = code.check_of(call, result)
+            if check is not None:
+                found[result] = check
+    return found
+
+
+def _results(call: Node) -> Iterator[Node]:
+    """Yield the tensors that a call returns, or that are taken out of what it returns."""
+    queue = [call]
+    for node in queue:
+        if isinstance(sizes_of(node), Sizes):
+            yield node
+        else:
+            queue += [user for user in node.users if is_getitem(user)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A number, a symbol or a type that a step of the code is given.
+
+    Attributes:
+        value: It.
+        node: The step.
+        source: What a symbol is read from; None of anything else.
+    """
+
+    value: Any
+    node: Node
+    source: Any = None
+
+
+def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
+    if node.op == "call_module":
+        for value, asked in zip(node.args, sizes_asked(node), strict=False):
+            for symbol in asked:
+                yield _Use(symbol, node, value)
+    if node.op == "call_function":
+        if not isinstance(node.target, OpOverload):
+            if is_getitem(node) or getattr(node.target, "__module__", "") not in _PLAIN:
+                return  # a check of ours, say
+            named: dict[str, Any] = {"": node.args}
+            computes_number = True
+        else:
+            every = arguments_of(node)
+            given = {*list(every)[: len(node.args)], *node.kwargs}
+            named = {name: value for name, value in every.items() if name in given}
+            checks = str(packet_name(node.target)).startswith(("_assert", "sym_constrain"))
+            computes_number = checks or isinstance(sizes_of(node), sympy.Basic)
+    elif node.op in {"call_module", "output"}:
+        named, computes_number = {"": (node.args, node.kwargs)}, False
+    else:
+        return
+    for name, value in named.items():
+        if name in _NO_SIZES or _DIMENSIONS.fullmatch(name):
+            continue
+        for leaf in _leaves(value):
+            if not isinstance(leaf, Node):
+                yield _Use(leaf, node)
+            elif not computes_number:
+                size = sizes_of(leaf)
+                if isinstance(size, sympy.Basic):
+                    yield _Use(size, node, leaf)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _leaves((value.start, value.stop, value.step))
+    elif isinstance(value, (Node, torch.dtype)) or type(value) in {int, float}:
+        yield value
+
+
+class _Code:
+    """What the code of a module is given, found by its value: there may be thousands of calls.
+
+    Args:
+        graph: The code.
+        sizes_asked: Tells what the modules that it calls ask.
+    """
+
+    def __init__(self, graph: Graph, sizes_asked: SizesAsked) -> None:
+        self._order = list(graph.nodes)
+        self._index = {node: index for index, node in enumerate(self._order)}
+        self._numbers: dict[float, list[_Use]] = {}
+        self._last_number = -1
+        self._symbols: list[_Use] = []
+        self._types: dict[torch.dtype, list[_Use]] = {}
+        for node in self._order:
+            for use in _uses(node, sizes_asked):
+                if isinstance(use.value, torch.dtype):
+                    self._types.setdefault(use.value, []).append(use)
+                elif isinstance(use.value, sympy.Basic):
+                    self._symbols.append(use)
+                elif math.isfinite(use.value):
+                    key = _key(abs(use.value))
+                    self._numbers.setdefault(key, []).append(use)
+                    if key not in {0, 1}:
+                        self._last_number = self._index[node]
+
+    def check_of(self, call: Node, result: Node) -> ResultCheck | None:
+        """Return how a result is to be checked; None if nothing after the call knows it."""
+        recorded: Sizes = sizes_of(result)
+        dims: list[tuple[int, str]] = []
+        shown: list[str] = []
+        texts: Mapping[sympy.Symbol, str] | None = None
+        for dim, size in enumerate(recorded.shape):
+            if not isinstance(size, sympy.Basic):
+                use, text = self._use_of_number(call, result, dim), str(size)
+            else:
+                use = self._use_of_symbols(call, size.free_symbols)
+                if use is None:
+                    continue
+                texts = self._texts_of_symbols(call) if texts is None else texts
+                text = _text(size, texts) or ""
+            if use is not None and text:
+                dims.append((dim, _where(use.node)))
+                shown.append(text)
+        read = next(self._uses_of_type(call, recorded.dtype), None)
+        if not dims and read is None:
+            return None
+        path, _ = split_call_target(str(call.target))
+        where = _where(read.node) if read is not None else ""
+        return ResultCheck(path, recorded, tuple(dims), where, tuple(shown))
+
+    def _after(self, call: Node, uses: Iterable[_Use]) -> Iterator[_Use]:
+        first = self._index[call]
+        return (use for use in uses if self._index[use.node] > first)
+
+    def _use_of_symbols(self, call: Node, symbols: set[sympy.Symbol]) -> _Use | None:
+        """Return where a size with one of these is used that is not asked of what was returned."""
+        made: set[Node] | None = None
+        for use in self._after(call, self._symbols):
+            if use.value.free_symbols & symbols:
+                made = _made_of(call, self._order[self._index[call] :]) if made is None else made
+                if use.source not in made:
+                    return use
+        return None
+
+    def _use_of_number(self, call: Node, result: Node, dim: int) -> _Use | None:
+        """Return where a number is used that may come of a size."""
+        is_last = self._last_number <= self._index[call]
+        alone = [(sizes_of(result).shape, (dim,))]
+        for shape, dims in alone if is_last else _changed_with(result, dim):
+            for at in dims:
+                found = self._use_of_size(call, shape, at)
+                if found is not None:
+                    return found
+        return None
+
+    def _use_of_size(self, call: Node, shape: Sequence[Any], dim: int) -> _Use | None:
+        others = [each for at, each in enumerate(shape) if at != dim and isinstance(each, int)]
+        products = {
+            shape[dim] * math.prod(some)
+            for count in range(len(others) + 1)
+            for some in combinations(others, count)
+        }
+        if shape[dim] == 1:
+            for use in self._after(call, self._numbers.get(1, ())):
+                target = use.node.target
+                name = packet_name(target) or getattr(target, "__name__", "")
+                if type(use.value) is int and use.value == 1 and name in _SCALES:
+                    return use
+        often = {_key(each): False for product in products for each in _shares(product)}
+        often.update((_key(each), False) for each in _often_of(shape[dim]))
+        for value, is_size in {**often, **{_key(product): True for product in products}}.items():
+            if value in {0, 1}:
+                continue  # of no other use there
+            for use in self._after(call, self._numbers.get(value, ())):
+                is_small = is_size and type(use.value) is int and value <= _SMALL
+                if is_small or not _is_written(value, use.node):
+                    return use
+        return None
+
+    def _uses_of_type(self, call: Node, dtype: torch.dtype) -> Iterator[_Use]:
+        for use in self._after(call, self._types.get(dtype, ())):
+            name, line = str(packet_name(use.node.target)), _line(use.node)
+            if _MAKES.fullmatch(name):
+                if str(dtype).removeprefix("torch.") not in line:
+                    yield use
+            elif name in _CONVERTS and (".dtype" in line or "type_as" in line):
+                # What is converted to a type that the line names is so in eager too.
+                yield use
+        if dtype.is_floating_point:
+            info = torch.finfo(dtype)
+            for value in (info.max, -info.min, info.eps, info.tiny):
+                for part in (value, value / 2):
+                    found = self._after(call, self._numbers.get(_key(part), ()))
+                    yield from (use for use in found if type(use.value) is float)
+
+    def _texts_of_symbols(self, call: Node) -> dict[sympy.Symbol, str]:
+        """Return what has the number of each symbol when ``call`` returns.
+
+        ``{node}`` stands for a node.
+        """
+        first = self._index[call]
+        before = self._order[:first]
+        found: dict[sympy.Symbol, str] = {}
+        for node in before:
+            size = sizes_of(node)
+            if isinstance(size, sympy.Symbol) and any(
+                self._index[user] >= first for user in node.users
+            ):
+                found.setdefault(size, f"{{{node.name}}}")
+        for node in before:
+            size = sizes_of(node)
+            if node.op == "placeholder" and isinstance(size, Sizes):
+                for dim, each in enumerate(size.shape):
+                    if isinstance(each, sympy.Symbol):
+                        found.setdefault(each, f"{{{node.name}}}.shape[{dim}]")
+        return found
+
+
+def _key(value: float) -> float:
+    return float(f"{value:.9g}")
+
+
+def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:
+    """Return what is computed of what ``call`` returns."""
+    made = {call}
+    for node in after:
+        if not made.isdisjoint(node.all_input_nodes):
+            made.add(node)
+    return made
+
+
+def _changed_with(result: Node, dim: int) -> Iterator[tuple[tuple[Any, ...], Sequence[int]]]:
+    """Yield the shapes that change with a size, and which of their dimensions do.
+
+    What the code computes of the result itself is computed for another size, without any data.
+    """
+    recorded: Sizes = sizes_of(result)
+    yield recorded.shape, (dim,)
+    symbols: dict[sympy.Symbol, int] = {}
+
+    def number(size: Any) -> int:
+        if isinstance(size, sympy.Basic):
+            for symbol in sorted(size.free_symbols, key=str):
+                symbols.setdefault(symbol, 6 + 4 * len(symbols))
+            return int(size.subs(symbols))
+        return int(size)
+
+    def example(node: Any) -> Any:
+        sizes = sizes_of(node)
+        if isinstance(sizes, Sizes):
+            shape = [number(size) for size in sizes.shape]
+            return torch.empty(shape, dtype=sizes.dtype, device="meta")
+        return number(sizes)
+
+    made: dict[Node, Any] = {}
+    shape = [number(size) for size in recorded.shape]
+    shape[dim] *= 2
+    made[result] = torch.empty(shape, dtype=recorded.dtype, device="meta")
+    queue = [result]
+    for node in queue:
+        for user in sorted(user for user in node.users if user not in made):
+            if user.op != "call_function" or not isinstance(user.target, OpOverload):
+                continue
+            sizes = sizes_of(user)
+            if not isinstance(sizes, Sizes) or schema_of(user.target).is_mutable:
+                continue
+            try:
+                args, kwargs = map_arg(
+                    (user.args, user.kwargs),
+                    lambda each: made[each] if each in made else example(each),
+                )
+                value = user.target(*args, **{**kwargs, **_on_meta(kwargs)})
+            except Exception:  # the code takes no other size there, or no such tensors
+                continue
+            if not isinstance(value, torch.Tensor) or value.dim() != len(sizes.shape):
+                continue
+            changed = [
+                at
+                for at, (now, size) in enumerate(zip(value.shape, sizes.shape, strict=True))
+                if isinstance(size, int) and now != size
+            ]
+            if changed:
+                made[user] = value
+                queue.append(user)
+                yield sizes.shape, changed
+
+
+def _on_meta(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+
+
+def symbols_asked(graph: Graph, sizes_asked: SizesAsked) -> tuple[frozenset[sympy.Symbol], ...]:
+    """Return for each of the flat values that a module takes which symbols it asks the sizes for.
+
+    Args:
+        graph: Its graph.
+        sizes_asked: Tells the same of the modules that it calls.
+    """
+    found: list[frozenset[sympy.Symbol]] = []
+    for node in graph.find_nodes(op="placeholder"):
+        symbols: frozenset[sympy.Symbol] = frozenset()
+        for user in node.users:
+            if user.target is torch.ops.aten.sym_size.int:
+                symbols |= getattr(sizes_of(user), "free_symbols", frozenset())
+            elif user.op == "call_module":
+                given = zip(user.args, sizes_asked(user), strict=False)
+                symbols = symbols.union(*(asked for value, asked in given if value is node))
+        found.append(symbols)
+    return tuple(found)
+
+
+def _is_written(value: float, node: Node) -> bool:
+    """Return whether the model's line of a step has a number, and asks for no size."""
+    line = _line(node)
+    if _ASKS_SIZE.search(line):
+        return False
+    return any(_key(float(text)) == value for text in _NUMBER.findall(line))
+
+
+def _often_of(size: int) -> Iterator[float]:
+    """Yield the numbers that are often computed of a size."""
+    yield from (size - 1, size + 1, size // 2, 2 * size, 2 * size - 1, 2 * size + 1)
+    if size > 1:
+        yield from (1 / (size - 1), 1 / math.log(size), math.log(size))
+
+
+def _shares(size: int) -> Iterator[float]:
+    """Yield by what something is often divided or multiplied that has so many elements."""
+    if size > 0:
+        yield from (1 / size, 2 / size, math.sqrt(size), 1 / math.sqrt(size))
+
+
+def _line(node: Node) -> str:
+    frames = [one for one in source_frames(node) if not one.file.startswith(TORCH_FOLDER)]
+    return frames[-1].code if frames else ""
+
+
+def _where(node: Node) -> str:
+    frames = source_frames(node)
+    own = [one for one in frames if not one.file.startswith(TORCH_FOLDER)]
+    return told((own or frames)[-1]) if frames else str(node.format_node())
+
+
+def _text(size: Any, texts: Mapping[sympy.Symbol, str]) -> str | None:
+    """Return the Python text of an expression; None if that is not known."""
+    if isinstance(size, (int, sympy.Integer)):
+        return str(int(size))
+    if isinstance(size, sympy.Symbol):
+        return texts.get(size)
+    parts = [_text(part, texts) for part in size.args]
+    known = [part for part in parts if part is not None]
+    sign = {"Add": " + ", "Mul": " * ", "FloorDiv": " // ", "Mod": " % ", "PythonMod": " % "}.get(
+        type(size).__name__
+    )
+    if isinstance(size, sympy.Pow) and isinstance(size.exp, sympy.Integer) and size.exp > 0:
+        sign = " ** "
+    if sign is None or len(known) < len(parts):
+        return None
+    return f"({sign.join(known)})"

@@ -1,0 +1,167 @@
+"""How sizes follow from the sizes of a call's arguments, where they do exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+
+_FUNCTIONS = frozenset({"FloorDiv", "CleanDiv", "Mod", "PythonMod", "Max", "Min"})
+_PASSES = 4
+_MOST_RELATIONS = 16
+
+
+class SizeSolver:
+    """Tells how expressions follow from others.
+
+    Args:
+        known: The expressions, such as the sizes of a call's arguments.
+
+    Attributes:
+        places: The symbol that stands for each of ``known`` in what ``find`` returns, and its
+            place there.
+        steps: How symbols follow that none of these is: a numerator, and what divides it exactly.
+    """
+
+    def __init__(self, known: Sequence[Any]) -> None:
+        self.places: dict[Any, int] = {}
+        self.steps: dict[Any, tuple[Any, Any]] = {}
+        self._known: dict[Any, Any] = {}
+        self._relations: list[tuple[Any, Any]] = []
+        self._found: dict[Any, Any] = {}
+        for place, expression in enumerate(known):
+            if expression not in self._known:
+                stands = sympy.Dummy(f"given_{place}", integer=True)
+                self._known[expression] = stands
+                self.places[stands] = place
+        self._direct = {one: made for one, made in self._known.items() if one.is_Symbol}
+        self._compound = {one: made for one, made in self._known.items() if not one.is_Symbol}
+        self._solve()
+
+    def find(self, wanted: Any) -> Any:
+        """Return ``wanted`` in ``places`` and in the symbols of ``steps``; None if it is not told.
+
+        Args:
+            wanted: An expression.
+        """
+        if wanted not in self._found:
+            self._found[wanted] = self._search(wanted)
+        return self._found[wanted]
+
+    def places_in(self, found: Any) -> set[int]:
+        """Return the places of what is read for something that ``find`` returned."""
+        places: set[int] = set()
+        seen: set[Any] = set()
+        left = [found]
+        while left:
+            symbols = left.pop().free_symbols - seen
+            seen |= symbols
+            places.update(self.places[one] for one in symbols if one in self.places)
+            left += [part for one in symbols for part in self.steps.get(one, ())]
+        return places
+
+    def _search(self, wanted: Any) -> Any:
+        if wanted in self._known:
+            return self._known[wanted]
+        for found in self._candidates(wanted):
+            if not self._unsolved(found) and _is_made_of_sizes(found):
+                return found
+        return None
+
+    def _candidates(self, wanted: Any) -> Iterator[Any]:
+        yield wanted.xreplace(self._direct)
+        unsolved = self._unsolved(wanted)
+        if all(unsolved.isdisjoint(one.free_symbols) for one in self._compound):
+            return
+        # What is no symbol may be a part of what is wanted, as it is, or times a number.
+        parts = sorted(self._compound.items(), key=lambda part: -part[0].count_ops())
+        yield wanted.subs(parts).xreplace(self._direct)
+        for term, stands in self._relations:
+            wanted = sympy.expand(wanted.xreplace({term: stands}))
+        yield wanted.xreplace(self._direct)
+
+    def _unsolved(self, expression: Any) -> set[Any]:
+        return {
+            symbol
+            for symbol in expression.free_symbols
+            if symbol not in self.steps and symbol not in self.places and symbol not in self._known
+        }
+
+    def _solve(self) -> None:
+        for _ in range(_PASSES):
+            before = len(self.steps)
+            for one, stands in self._compound.items():
+                unsolved = self._unsolved(one)
+                if len(unsolved) == 1:
+                    self._note_step(unsolved.pop(), one, stands)
+            if len(self.steps) == before:
+                break
+        for one, stands in list(self._compound.items())[:_MOST_RELATIONS]:
+            self._note_relation(one, stands)
+
+    def _note_step(self, symbol: Any, whole: Any, stands: Any) -> None:
+        parts = _linear(whole, symbol)
+        if parts is None:
+            return
+        times, rest = (part.xreplace(self._direct) for part in parts)
+        numerator = stands - rest
+        if times.could_extract_minus_sign():
+            times, numerator = -times, -numerator
+        if _is_made_of_sizes(times) and _is_made_of_sizes(numerator):
+            self.steps[symbol] = (numerator, times)
+
+    def _note_relation(self, whole: Any, stands: Any) -> None:
+        for term, other in self._relations:
+            whole = sympy.expand(whole.xreplace({term: other}))
+        unsolved = self._unsolved(whole)
+        for term in _terms(whole, unsolved):
+            parts = _linear(whole, term)
+            if parts is not None:
+                self._relations.append((term, (stands - parts[1]) / parts[0]))
+                return
+
+
+def _terms(whole: Any, unsolved: Iterable[Any]) -> Iterator[Any]:
+    """Yield what may stand alone on one side of an equation: symbols, and what is nonlinear."""
+    symbols = sorted(unsolved, key=str)
+    yield from symbols
+    nonlinear = whole.atoms(sympy.Function, sympy.Pow)
+    yield from sorted(
+        (term for term in nonlinear if not term.free_symbols.isdisjoint(symbols)), key=str
+    )
+
+
+def _linear(whole: Any, term: Any) -> tuple[Any, Any] | None:
+    """Return ``a`` and ``b`` where ``whole`` is ``a*term + b``; None if it is not."""
+    stands = sympy.Dummy("term", integer=True)
+    named = sympy.expand(whole.xreplace({term: stands}))
+    times = named.coeff(stands, 1)
+    rest = sympy.expand(named - times * stands)
+    if times == 0 or times.has(stands) or rest.has(stands) or rest.has(term) or times.has(term):
+        return None
+    return times, rest
+
+
+def _is_made_of_sizes(expression: Any) -> bool:
+    """Return whether whole numbers alone make ``expression``, with functions that are known."""
+    if expression.is_Symbol or expression.is_Integer:
+        return True
+    if expression.is_Pow and not (expression.exp.is_Integer and expression.exp > 0):
+        return False
+    is_known = expression.is_Add or expression.is_Mul or expression.is_Pow
+    if not is_known and type(expression).__name__ not in _FUNCTIONS:
+        return False
+    return all(map(_is_made_of_sizes, expression.args))
+
+
+def ordered(expression: Any) -> list[Any]:
+    """Return the operands of an expression: of a sum first what is added, then what is taken."""
+    if not expression.is_Add:
+        return list(expression.args)
+    return sorted(expression.args, key=lambda part: (is_taken(part), part.is_Integer, str(part)))
+
+
+def is_taken(part: Any) -> bool:
+    """Return whether a part of a sum is a negative multiple."""
+    return bool(part.could_extract_minus_sign())

@@ -1,0 +1,518 @@
+"""A module that returns another size than the program recorded: as eager computes it, or refused.
+
+Where the code around it has that size, the program goes on with the one recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from lowerdeck.unflatten import (
+    InputConstraintError,
+    UnflattenedModule,
+    export_preserving,
+    unflatten,
+)
+
+
+def pool(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.avg_pool2d(x, 2)
+
+
+Code = Callable[[torch.Tensor, torch.Tensor], Any]
+Change = Callable[[nn.Module, str], None]
+
+
+class Block(nn.Module):
+    """Computes the same for any sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(x))
+
+
+class Model(nn.Module):
+    """Goes on with what a block returned by some code."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__()
+        self.body = Block()
+        self.code_of = code
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.code_of(self.body(x), x)
+
+
+class Listed(Model):
+    """The same with the block in a list."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code)
+        self.body = nn.ModuleList([Block(), Block()])  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.body.children():
+            x = block(x)
+        return self.code_of(x, x)
+
+
+class Around(nn.Module):
+    """The same further in."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__()
+        self.outer = nn.Sequential(Model(code))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.outer(x)
+
+
+class Grandparent(nn.Module):
+    """The code is two modules above the one that is changed."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__()
+        self.outer = nn.Sequential(Block())
+        self.code_of = code
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.code_of(self.outer(x), x)
+
+
+class Half(nn.Module):
+    """Drops every second token of what it wraps."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return half(self.inner(x))
+
+
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x[:, ::2]
+
+
+def wrap(model: nn.Module, path: str) -> None:
+    model.set_submodule(path, Half(model.get_submodule(path)))
+
+
+def replace(model: nn.Module, path: str) -> None:
+    eager = Block()
+    eager.load_state_dict(model.get_submodule(path).state_dict())
+    model.set_submodule(path, Half(eager))
+
+
+def hook(model: nn.Module, path: str) -> None:
+    model.get_submodule(path).register_forward_hook(lambda _, __, result: half(result))
+
+
+def hook_before(model: nn.Module, path: str) -> None:
+    model.get_submodule(path).register_forward_pre_hook(lambda _, given: (half(given[0]),))
+
+
+def patch(model: nn.Module, path: str) -> None:
+    module = model.get_submodule(path)
+    forward = module.forward
+    module.forward = lambda x: half(forward(x))
+
+
+CHANGES = [wrap, replace, hook, patch]
+
+KNOWS: dict[str, Code] = {
+    "mean": lambda y, _: y.sum(1) / y.shape[1],
+    "mean of both": lambda y, _: y.sum((0, 1)) / (y.shape[0] * y.shape[1]),
+    "scaled": lambda y, _: y * (1.0 / y.shape[1]),
+    "square root": lambda y, _: y / math.sqrt(y.shape[1]),
+    "one by square root": lambda y, _: y * y.shape[1] ** -0.5,
+    "unbiased": lambda y, _: y.sum(1) / (y.shape[1] - 1),
+    "twice": lambda y, _: y.sum(1) / (2 * y.shape[1]),
+    "arange": lambda y, _: (y.sum(), torch.arange(y.shape[1])),
+    "positions": lambda y, _: y.sum(1)[:, :1] + torch.arange(y.shape[1]),
+    "zeros": lambda y, _: (y.sum(), torch.zeros(y.shape[1], 2)),
+    "expand": lambda y, _: y.mean(1, keepdim=True).expand(-1, y.shape[1], -1),
+    "view": lambda y, _: y.reshape(y.shape[0], y.shape[1], 2, 4),
+    "flat": lambda y, _: y.reshape(-1, 8).sum(0) / (y.shape[0] * y.shape[1]),
+    "first half": lambda y, x: torch.cat([x, y], 1)[:, : y.shape[1] // 2],
+    "returned": lambda y, _: (y.sum(1), y.shape[1]),
+    "pooled": lambda y, _: pool(y).sum(1) / pool(y).shape[1],
+    "pooled both": lambda y, _: pool(y).sum((1, 2)) / (pool(y).shape[1] * pool(y).shape[2]),
+    "padded": lambda y, _: nn.functional.pad(y, (0, 0, 5, 0)) / (y.shape[1] + 5),
+    "after relu": lambda y, _: torch.relu(y).sum(1) / y.shape[1],
+}
+
+PASSES: dict[str, Code] = {
+    "returned": lambda y, _: y,
+    "softmax": lambda y, _: torch.log_softmax(y, dim=1),
+    "relu": lambda y, _: torch.relu(y),
+    "dropout": lambda y, _: nn.functional.dropout(y, 0.5, training=False),
+    "mean": lambda y, _: y.mean(1),
+    "last": lambda y, _: y[:, -1] * 0.5 + 1,
+    "scaled": lambda y, _: 10 * y.pow(2).sum(-1).sqrt(),
+    "of its input": lambda y, x: y.sum(1) * x.sum(1),
+    "transposed": lambda y, _: y.transpose(1, 2).flatten(1),
+    "norm": lambda y, _: nn.functional.layer_norm(y, (8,)),
+    "like it": lambda y, _: torch.zeros_like(y) + y.new_ones(8),
+}
+
+DYNAMIC = {"fixed": None, "both": {0: Dim("b", max=64), 1: Dim("t", max=64)}, "t": {1: Dim("t")}}
+
+FIXED_ONLY = {"square root", "first half", "pooled", "pooled both"}
+"""What export cannot compute of a size that varies."""
+
+EXPORTS = ["preserving", "plain", "flat"]
+
+
+def exported(model: nn.Module, x: torch.Tensor, how: str, sizes: str) -> ExportedProgram:
+    shapes = DYNAMIC[sizes]
+    export: Any = export_preserving if how == "preserving" else torch.export.export
+    program: ExportedProgram = export(model, (x,), dynamic_shapes=shapes and (shapes,))
+    return program
+
+
+def module_of(program: ExportedProgram, how: str) -> UnflattenedModule:
+    return unflatten(program, preserve="all" if how == "flat" else None)
+
+
+def program_of(model: nn.Module, x: torch.Tensor, how: str, sizes: str) -> UnflattenedModule:
+    return module_of(exported(model, x, how, sizes), how)
+
+
+def outcome(call: Callable[[], Any], expected: Any) -> str:
+    """Return whether a call computes what is expected."""
+    try:
+        found = call()
+    except InputConstraintError:
+        return "refused"
+    torch.testing.assert_close(found, expected)
+    return "equal"
+
+
+MODELS: dict[str, tuple[Callable[[Code], nn.Module], list[str]]] = {
+    "parent": (Model, ["body"]),
+    "list": (Listed, ["body.0", "body.1"]),
+    "further in": (Around, ["outer.0.body"]),
+    "grandparent": (Grandparent, ["outer.0"]),
+}
+
+
+@pytest.mark.parametrize("sizes", DYNAMIC)
+@pytest.mark.parametrize("how", EXPORTS)
+@pytest.mark.parametrize("name", KNOWS)
+def test_what_the_code_knows_is_refused(name: str, how: str, sizes: str) -> None:
+    if name in FIXED_ONLY and sizes != "fixed":
+        pytest.skip("no program")
+    x = torch.randn(4, 6, 8)
+    model = Model(KNOWS[name]).eval()
+    program = exported(model, x, how, sizes)
+    for change in CHANGES:
+        module, eager = module_of(program, how), copy.deepcopy(model)
+        torch.testing.assert_close(module(x), eager(x))
+        change(module, "body")
+        change(eager, "body")
+        assert outcome(lambda m=module: m(x), eager(x)) == "refused", change  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("sizes", ["fixed", "t"])
+@pytest.mark.parametrize("how", EXPORTS)
+@pytest.mark.parametrize("where", MODELS)
+def test_wherever_that_code_is(where: str, how: str, sizes: str) -> None:
+    x = torch.randn(4, 6, 8)
+    made, paths = MODELS[where]
+    for code in ("mean", "zeros"):
+        model = made(KNOWS[code]).eval()
+        program = exported(model, x, how, sizes)
+        for change in (*CHANGES, hook_before):
+            for path in paths:
+                module, eager = module_of(program, how), copy.deepcopy(model)
+                change(module, path)
+                change(eager, path)
+                assert outcome(partial(module, x), eager(x)) == "refused"
+
+
+@pytest.mark.parametrize("sizes", DYNAMIC)
+@pytest.mark.parametrize("how", EXPORTS)
+@pytest.mark.parametrize("name", PASSES)
+def test_what_the_code_does_not_know_passes(name: str, how: str, sizes: str) -> None:
+    x = torch.randn(4, 6, 8)
+    for made, path in ((Model, "body"), (Grandparent, "outer.0"), (Around, "outer.0.body")):
+        model: nn.Module = made(PASSES[name]).eval()
+        program = exported(model, x, how, sizes)
+        for change in CHANGES:
+            module, eager = module_of(program, how), copy.deepcopy(model)
+            change(module, path)
+            change(eager, path)
+            assert outcome(partial(module, x), eager(x)) == "equal"
+
+
+@pytest.mark.parametrize("name", [*KNOWS, *PASSES])
+def test_the_same_sizes_always_pass(name: str) -> None:
+    x = torch.randn(4, 6, 8)
+    model = Model({**PASSES, **KNOWS}[name]).eval()
+    for sizes in ("fixed",) if name in FIXED_ONLY else DYNAMIC:
+        module, eager = program_of(model, x, "preserving", sizes), copy.deepcopy(model)
+        for each in (module, eager):
+            each.set_submodule("body", nn.Sequential(each.get_submodule("body"), nn.Tanh()))
+        others = x if sizes == "fixed" else torch.randn(4, 9, 8)
+        torch.testing.assert_close(module(others), eager(others))
+
+
+def test_head_of_another_number_of_classes() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = Block()
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log_softmax(self.head(self.body(x).mean(1)), dim=1)
+
+    x = torch.randn(4, 6, 8)
+    model = Classifier()
+    module = program_of(model, x, "preserving", "fixed")
+    module.head = model.head = nn.Linear(8, 12)
+    torch.testing.assert_close(module(x), model(x))
+
+
+def test_convolution_of_another_stride() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.stem(x))
+            _, _, h, w = x.shape
+            return x.sum((2, 3)) / (h * w)
+
+    x = torch.randn(2, 3, 16, 16)
+    module = program_of(Pooled(), x, "preserving", "fixed")
+    module.stem = nn.Conv2d(3, 8, 3, 4, 1)
+    with pytest.raises(InputConstraintError, match=r"'stem' of .*\(2, 8, 4, 4\).*\(2, 8, 8, 8\)"):
+        module(x)
+
+
+class Mean(nn.Module):
+    """Asks for the size on a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Block()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return y.sum(1) / y.shape[1]
+
+
+def test_the_error_says_what_to_do() -> None:
+    x = torch.randn(4, 6, 8)
+    module = program_of(Mean(), x, "preserving", "fixed")
+    wrap(module, "body")
+    with pytest.raises(InputConstraintError) as error:
+        module(x)
+    message = str(error.value)
+    for part in ("'body'", "(4, 3, 8)", "(4, 6, 8)", "dimension 1", "y.sum(1) / y.shape[1]"):
+        assert part in message
+    assert "export that" in message
+    module.check_input_constraints = False
+    module(x)
+
+
+class OwnNumbers(nn.Module):
+    """Its numbers are written where they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Block()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        z = y.sum(1) / 6 + 0.5
+        z = z * 7 + z.pow(2) * 3.0
+        return z / 12
+
+
+def test_numbers_of_the_model_s_own_pass() -> None:
+    x = torch.randn(4, 6, 8)
+    model = OwnNumbers()
+    module, eager = program_of(model, x, "preserving", "fixed"), copy.deepcopy(model)
+    wrap(module, "body")
+    wrap(eager, "body")
+    torch.testing.assert_close(module(x), eager(x))
+
+
+def copied(module: UnflattenedModule) -> UnflattenedModule:
+    return copy.deepcopy(module)
+
+
+def pickled(module: UnflattenedModule) -> UnflattenedModule:
+    made: UnflattenedModule = pickle.loads(pickle.dumps(module))
+    return made
+
+
+def saved(module: UnflattenedModule) -> UnflattenedModule:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    made: UnflattenedModule = torch.load(file, weights_only=False)
+    return made
+
+
+@pytest.mark.parametrize("moved", [copied, pickled, saved])
+@pytest.mark.parametrize("sizes", DYNAMIC)
+def test_copies_and_files(
+    sizes: str, moved: Callable[[UnflattenedModule], UnflattenedModule]
+) -> None:
+    x = torch.randn(4, 6, 8)
+    for made, path in ((Listed, "body.1"), (Grandparent, "outer.0")):
+        module = program_of(made(KNOWS["mean"]), x, "preserving", sizes)
+        before = moved(module)
+        wrap(before, path)
+        with pytest.raises(InputConstraintError, match="dimension 1"):
+            before(x)
+        module(x)
+        hook(module, path)
+        after = copied(module)
+        with pytest.raises(InputConstraintError, match="dimension 1"):
+            after(x)
+
+
+def test_a_compiled_program_refuses_it_too() -> None:
+    x = torch.randn(4, 6, 8)
+    for sizes in ("fixed", "t"):
+        torch.compiler.reset()
+        module = program_of(Model(KNOWS["mean"]), x, "preserving", sizes)
+        compiled = torch.compile(module.requires_grad_(False), backend="eager")
+        torch.testing.assert_close(compiled(x), module(x))
+        wrap(module, "body")
+        with pytest.raises(Exception, match="dimension 1"):
+            compiled(x)
+
+
+def test_what_is_not_changed_keeps_its_code() -> None:
+    x = torch.randn(4, 6, 8)
+    module = program_of(Model(KNOWS["mean"]), x, "preserving", "fixed")
+    before = module.code
+    module(x)
+    assert module.code == before
+    assert "check_result" not in before
+    wrap(module, "body")
+    assert "check_result" in module.code
+
+
+def test_state_of_another_size() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.body(x)
+            return x.sum(-1) / x.shape[-1]
+
+    x = torch.randn(4, 8)
+    module = program_of(Scaled(), x, "preserving", "fixed")
+    body: Any = module.body
+    body.weight = nn.Parameter(torch.randn(4, 8))
+    body.bias = nn.Parameter(torch.randn(4))
+    with pytest.raises(InputConstraintError, match="dimension 1"):
+        module(x)
+
+
+class ToBfloat(nn.Module):
+    """Returns another type than what it wraps."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        result: torch.Tensor = self.inner(x)
+        return result.to(torch.bfloat16)
+
+
+class Typed(nn.Module):
+    """What it computes has a type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Block()
+
+
+class Ones(Typed):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return torch.ones(8, dtype=y.dtype) * y
+
+
+class Full(Typed):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return y.sum(), torch.full((2,), 2.5, dtype=y.dtype)
+
+
+class Least(Typed):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return torch.clamp(y, min=torch.finfo(y.dtype).min / 2)
+
+
+class Mask(Typed):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return (x > 0).to(y.dtype) * y
+
+
+class New(Typed):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return y.new_ones(8) * torch.ones_like(y)
+
+
+class OwnType(Typed):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return torch.ones(8, dtype=torch.float32) * y + (x > 0).float()
+
+
+@pytest.mark.parametrize("how", EXPORTS)
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (Ones, "refused"),
+        (Full, "refused"),
+        (Least, "refused"),
+        (Mask, "refused"),
+        (New, "equal"),
+        (OwnType, "equal"),
+    ],
+)
+def test_another_type(made: type[Typed], expected: str, how: str) -> None:
+    x = torch.randn(4, 6, 8)
+    model = made()
+    module, eager = program_of(model, x, how, "fixed"), copy.deepcopy(model)
+    for each in (module, eager):
+        each.set_submodule("body", ToBfloat(each.get_submodule("body")))
+    assert outcome(partial(module, x), eager(x)) == expected
+
+
+def test_a_module_that_was_moved_may_return_its_type() -> None:
+    x = torch.randn(4, 6, 8)
+    module = program_of(Least(), x, "preserving", "fixed").to(torch.float64)
+    module.body = nn.Sequential(module.get_submodule("body"))
+    assert module(x.double()).dtype is torch.float64
