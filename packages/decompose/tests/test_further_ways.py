@@ -196,6 +196,8 @@ def test_what_was_copied_to_a_buffer_is_what_was(
     taken = take_apart(program, Rules.of(None))
     outputs: Any = taken.graph_module.graph.output_node().args[0]
     assert len({id(node) for node in outputs[:2]}) == 2
+    assert "clone" in outputs[1].name
+    assert f"{outputs[1].name} = " in taken.graph_module.code
     for _ in range(2):
         for one, other in zip(found(x), module(x), strict=True):
             torch.testing.assert_close(one, other)

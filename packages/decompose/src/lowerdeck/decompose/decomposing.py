@@ -124,7 +124,7 @@ def take_apart(
             said = explicit(said)
             check_functional(said.graph_module)
             parts = Parts(*retrace(said, Counted(rules.others), Counted(rules.composites)))
-            keep_what_was(parts.graph_module.graph, parts.graph_signature)
+            keep_what_was(parts.graph_module, parts.graph_signature)
             return parts
     except DecomposeError:
         raise
@@ -302,6 +302,5 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
         said = explicit(program)
         check_functional(said.graph_module)
         whole: ExportedProgram = said.run_decompositions(own)
-    keep_what_was(whole.graph, whole.graph_signature)
-    whole.graph_module.recompile()
-    return whole
+        keep_what_was(whole.graph_module, whole.graph_signature)
+        return whole

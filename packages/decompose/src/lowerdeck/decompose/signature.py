@@ -18,7 +18,7 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
-from torch.fx import Graph, Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.memory import Value
@@ -114,15 +114,16 @@ def new_outputs(
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
 
 
-def keep_what_was(graph: Graph, signature: ExportGraphSignature) -> None:
+def keep_what_was(graph_module: GraphModule, signature: ExportGraphSignature) -> None:
     """Let no output of what torch took apart show what an input was that is written, in place.
 
     What was copied to a buffer may be a view of another one there.
 
     Args:
-        graph: The graph.
+        graph_module: What has the graph; its code is written anew.
         signature: Its signature.
     """
+    graph = graph_module.graph
     last = graph.output_node()
     returned: Any = last.args[0]
     nodes = list(returned)
@@ -143,6 +144,7 @@ def keep_what_was(graph: Graph, signature: ExportGraphSignature) -> None:
     _keep_what_was(nodes, positions, clone)
     last.args = (tuple(nodes),)
     say_outputs(signature, last)
+    graph_module.recompile()
 
 
 def say_outputs(signature: ExportGraphSignature, output: Node) -> None:
