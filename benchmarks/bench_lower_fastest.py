@@ -17,7 +17,7 @@ import torch
 from benchmarks.harness import Row, before_others, chosen
 from benchmarks.xnnpack_models import NAMES, build
 from lowerdeck.lowered_module import LoweringError, Trial, lower, lower_fastest
-from lowerdeck.lowered_module.choosing.official_runtime import seconds_in_turn
+from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
 from lowerdeck.torch_base import pytree
 
 PACKAGE = "lowered_module"
@@ -70,8 +70,8 @@ def _row(name: str) -> Row:
                 files[trial.backends] = Path(folder, f"{number}.pte")
                 lower(program, list(trial.backends)).save(files[trial.backends])
         flat = pytree.tree_leaves(inputs)
-        with before_others():
-            samples = seconds_in_turn(list(files.values()), flat, ROUNDS)
+        with before_others(), OfficialRuntime() as runtime:
+            samples = runtime.seconds_in_turn(list(files.values()), flat, ROUNDS)
     times = {
         plan: 1e3 * statistics.median(found) for plan, found in zip(files, samples, strict=True)
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from lowerdeck.lowered_module import LoweringError, lower_fastest
-from lowerdeck.lowered_module.choosing import fastest, official_runtime
+from lowerdeck.lowered_module import LoweringError, lower, lower_fastest
+from lowerdeck.lowered_module.choosing import official_runtime
+from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
 from lowerdeck.lowered_module.commands import lower_model
 from tests.interop import official
 
@@ -56,14 +59,18 @@ def counted() -> tuple[nn.Module, tuple[torch.Tensor]]:
 def test_the_fastest_is_kept_and_all_that_was_tried_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def in_turn(files: list[Path], inputs: list[Any], rounds: int) -> list[list[float]]:
+    seconds_in_turn = OfficialRuntime.seconds_in_turn
+
+    def in_turn(
+        runtime: OfficialRuntime, files: list[Path], inputs: list[Any], rounds: int
+    ) -> list[list[float]]:
         # Really timed, but no test depends on how long it took: later plans are the faster ones.
-        real = official_runtime.seconds_in_turn(files, inputs, rounds)
+        real = seconds_in_turn(runtime, files, inputs, rounds)
         assert [len(samples) for samples in real] == [rounds] * len(files)
         assert all(second > 0 for samples in real for second in samples)
         return [[1e-9 / place] * rounds for place in range(1, len(files) + 1)]
 
-    monkeypatch.setattr(fastest, "seconds_in_turn", in_turn)
+    monkeypatch.setattr(OfficialRuntime, "seconds_in_turn", in_turn)
     model, inputs = convolved()
     exported = torch.export.export(model, inputs)
     lowered, trials = lower_fastest(exported, [model(*inputs)], backends=["XnnpackBackend", "No"])
@@ -87,12 +94,16 @@ def test_a_program_is_cut_between_backends_that_are_near_each_other(
 ) -> None:
     pytest.importorskip("openvino")
 
-    def in_turn(files: list[Path], inputs: list[Any], rounds: int) -> list[list[float]]:
+    seconds_in_turn = OfficialRuntime.seconds_in_turn
+
+    def in_turn(
+        runtime: OfficialRuntime, files: list[Path], inputs: list[Any], rounds: int
+    ) -> list[list[float]]:
         # Really run; all are near each other, and the last cut is the fastest.
-        assert all(official_runtime.seconds_in_turn(files, inputs, 1))
+        assert all(seconds_in_turn(runtime, files, inputs, 1))
         return [[1.0 - 0.02 * place] for place in range(len(files))]
 
-    monkeypatch.setattr(fastest, "seconds_in_turn", in_turn)
+    monkeypatch.setattr(OfficialRuntime, "seconds_in_turn", in_turn)
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32), nn.ReLU(inplace=True)) for _ in range(4)]
     model, inputs = nn.Sequential(*layers).eval().requires_grad_(False), (torch.randn(2, 32),)
@@ -109,6 +120,53 @@ def test_a_program_is_cut_between_backends_that_are_near_each_other(
     outcome = official.run(tmp_path / "model.pte", [official.Call(inputs)])
     assert isinstance(outcome, official.Ran), outcome
     torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_one_process_loads_the_runtime_for_all_files_and_outlives_those_that_end_it(
+    forks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not forks:
+        without = f"import os; del os.fork; {official_runtime._PROGRAM}"
+        monkeypatch.setattr(official_runtime, "_PROGRAM", without)
+        monkeypatch.setattr(official_runtime, "_FORKS", False)
+    started = []
+    start = official_runtime._started
+    monkeypatch.setattr(official_runtime, "_started", lambda log: started.append(1) or start(log))
+    model, inputs = convolved()
+    exported = torch.export.export(model, inputs)
+    good, bad, gone = (tmp_path / name for name in ("good.pte", "bad.pte", "gone.pte"))
+    lower(exported, ["XnnpackBackend"]).save(good)
+    bad.write_bytes(good.read_bytes()[:200])
+    with OfficialRuntime() as runtime:
+        assert "XnnpackBackend" in runtime.backends()
+        for _ in range(2):
+            (found,), seconds = runtime.first_outputs(good, inputs)
+            torch.testing.assert_close(found, model(*inputs), atol=1e-4, rtol=1e-4)
+            assert seconds > 0
+            for file in (bad, gone):
+                with pytest.raises(LoweringError, match=r"the official runtime failed: .*0x"):
+                    runtime.first_outputs(file, inputs)
+            with pytest.raises(LoweringError, match="the official runtime failed: "):
+                runtime.first_outputs(good, [])
+        assert len(runtime.seconds_in_turn([good, good], inputs, 2)) == 2
+    assert len(started) == (1 if forks else 10)
+
+
+def test_the_runtime_is_loaded_without_what_it_does_not_need() -> None:
+    # What only exir needs may be missing: `pip install --no-deps executorch` brings none of it.
+    program = (
+        "import sys\n"
+        "from lowerdeck.torch_base import has_official_runtime, official_binding\n"
+        "assert has_official_runtime()\n"
+        "assert not any('portable_lib' in name for name in sys.modules)\n"
+        "print(official_binding()['_get_registered_backend_names']())\n"
+        "assert 'executorch.exir' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert "XnnpackBackend" in done.stdout
 
 
 def test_a_model_begins_with_its_own_state_whatever_was_tried(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.lowered_module.authoring.module_partitioner import Everything
 from lowerdeck.lowered_module.choosing import fastest, official_runtime, trial_lines
 from lowerdeck.lowered_module.choosing.halves import Halves, narrow_places
+from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
 from lowerdeck.lowered_module.commands import lower_model
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.stages import Stages
@@ -39,8 +40,32 @@ def test_a_runtime_that_fails_is_one_error(
     program: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(official_runtime, "_PROGRAM", program)
-    with pytest.raises(LoweringError, match=words):
-        official_runtime.runtime_backends()
+    with OfficialRuntime() as runtime, pytest.raises(LoweringError, match=words):
+        runtime.backends()
+
+
+def test_a_runtime_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official_runtime, "_PROGRAM", "import time; time.sleep(3600)")
+    monkeypatch.setattr(official_runtime, "_PATIENCE", 0.05)
+    with OfficialRuntime() as runtime, pytest.raises(LoweringError, match="said nothing for"):
+        runtime.backends()
+
+
+def test_answers_and_ends_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import sys
+for number, line in enumerate(sys.stdin):
+    if not number:
+        print('["A"]')
+    print("ended", -11 * number, flush=True)
+"""
+    monkeypatch.setattr(official_runtime, "_PROGRAM", program)
+    with OfficialRuntime() as runtime:
+        assert runtime.backends() == ["A"]
+        with pytest.raises(LoweringError, match="it ended with -11"):
+            runtime.backends()
+        with pytest.raises(LoweringError, match="it ended with -22"):
+            runtime.backends()
 
 
 def test_a_program_without_example_inputs_cannot_be_measured() -> None:
@@ -190,11 +215,11 @@ def test_what_an_installed_partitioner_raises_is_a_reason_against_it_alone(
 
 
 def test_nothing_right_names_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_right(file: Path, inputs: Any) -> tuple[list[Any], float]:
+    def none_right(_: OfficialRuntime, file: Path, inputs: Any) -> tuple[list[Any], float]:
         raise LoweringError("the official runtime failed: 0x20")
 
-    monkeypatch.setattr(fastest, "runtime_backends", lambda: ["Nobody"])
-    monkeypatch.setattr(fastest, "first_outputs", none_right)
+    monkeypatch.setattr(OfficialRuntime, "backends", lambda _: ["Nobody"])
+    monkeypatch.setattr(OfficialRuntime, "first_outputs", none_right)
     exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
     with pytest.raises(LoweringError, match=r"0x20; Other: the runtime has no Other"):
         lower_fastest(exported, [torch.ones(2)], backends=["Other"])
@@ -208,17 +233,17 @@ def test_a_plan_that_is_far_slower_has_no_turn(monkeypatch: pytest.MonkeyPatch) 
     def lowered(_: Any, plan: tuple[str, ...], __: Any) -> tuple[Trial, Any]:
         return Trial(plan, delegates=len(plan)), torch.nn.Identity()
 
-    def once(_: Path, inputs: Any) -> tuple[list[Any], float]:
+    def once(_: OfficialRuntime, __: Path, inputs: Any) -> tuple[list[Any], float]:
         return list(inputs), seconds[next(plans)]
 
-    def in_turn(files: list[Path], _: Any, rounds: int) -> list[list[float]]:
+    def in_turn(_: OfficialRuntime, files: list[Path], __: Any, rounds: int) -> list[list[float]]:
         turns.append(len(files))
         return [[0.5 + place] * rounds for place in range(len(files))]
 
-    monkeypatch.setattr(fastest, "runtime_backends", lambda: ["A", "B"])
+    monkeypatch.setattr(OfficialRuntime, "backends", lambda _: ["A", "B"])
     monkeypatch.setattr(fastest, "_lowered", lowered)
-    monkeypatch.setattr(fastest, "first_outputs", once)
-    monkeypatch.setattr(fastest, "seconds_in_turn", in_turn)
+    monkeypatch.setattr(OfficialRuntime, "first_outputs", once)
+    monkeypatch.setattr(OfficialRuntime, "seconds_in_turn", in_turn)
     monkeypatch.setattr(
         torch.nn.Identity, "save", lambda _, file: Path(file).touch(), raising=False
     )

@@ -22,11 +22,11 @@ from lowerdeck.language_models.folder import TOKENIZER, tokenizer_json
 from lowerdeck.language_models.generating import (
     Timing,
     generate,
-    has_official_runtime,
     open_model,
 )
 from lowerdeck.language_models.steps import Steps, without_bars
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, printable, say, writing
+from lowerdeck.torch_base import has_official_runtime
 
 RUNTIMES = ("official", "lowerdeck")
 _KIND = b"ET12"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -204,14 +203,6 @@ def inputs_of(tokens: Sequence[int], position: int) -> tuple[torch.Tensor, torch
         position: Where in the text the first stands.
     """
     return torch.tensor([list(tokens)]), torch.arange(position, position + len(tokens))
-
-
-def has_official_runtime() -> bool:
-    """Return whether the official runtime is installed."""
-    try:
-        return importlib.util.find_spec("executorch.extension.pybindings") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _officially(

@@ -6,7 +6,6 @@ The only module that loads it, and only when run as a program.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from lowerdeck.language_models.generating import Timing, continued, inputs_of, method_for
+from lowerdeck.torch_base import official_binding
 
 LIBRARIES = (
     "extension/llm/custom_ops/libcustom_ops_aot_lib.so",
@@ -36,14 +36,14 @@ def main(asked: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     given: dict[str, Any] = json.loads(asked)
-    binding: Any = _binding()
-    root = Path(binding.__file__).parents[2]
+    binding = official_binding()
+    root = Path(binding["__file__"]).parents[2]
     for library in LIBRARIES:
         if (root / library).is_file():
             load: Any = torch.ops.load_library
             load(str(root / library))
     # Not as a module, whose methods would each have a cache of their own.
-    program = vars(binding)["_load_program"](given["path"])
+    program = binding["_load_program"](given["path"])
     methods = {name: program.load_method(name) for name in given["methods"]}
 
     def step(tokens: Sequence[int], position: int) -> int:
@@ -57,14 +57,6 @@ def main(asked: str) -> None:
     ):
         print(token, file=answers)
     print(json.dumps(dataclasses.asdict(timing)), file=answers)
-
-
-def _binding() -> Any:
-    package = "executorch.extension.pybindings"
-    try:
-        return importlib.import_module(f"{package}._portable_lib")
-    except ModuleNotFoundError:  # its name from 1.5 on
-        return importlib.import_module(f"{package}._C")
 
 
 def _version() -> str:

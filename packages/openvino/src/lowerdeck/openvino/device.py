@@ -9,12 +9,13 @@ from functools import cache
 import openvino
 
 from lowerdeck.openvino.errors import DeviceError
-from lowerdeck.openvino.precision import with_precision_kept
+from lowerdeck.openvino.precision import multiplies_in_subgraphs, with_precision_kept
 
 # The key under which the runtime looks for the name of the device.
 DEVICE = "device"
 # Ours: whether float32 is kept, or the device chooses. The runtime does not look at it.
 PRECISION = "precision"
+_NO_KERNELS_OF_ITS_OWN = {"SNIPPETS_MODE": "DISABLE"}
 
 
 @cache
@@ -55,16 +56,23 @@ def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = Tru
         RuntimeError: OpenVINO cannot compile it.
         CompileError: It lays out payloads otherwise than the versions that are known.
     """
+    keeps = keep_precision and device.startswith("CPU")
     settings = {"INFERENCE_PRECISION_HINT": "f32"} if keep_precision else {}
     if device.startswith("CPU") and {operator.get_type_name() for operator in model.get_ops()} >= {
         "MatMul",
         "Softmax",
     }:
-        # Attention would become a kernel of its own, which heeds no mark of precision and then
-        # cannot be imported, or in bfloat16 is of two precisions and cannot be compiled; without
-        # such kernels models of attention are as fast (within 3 %).
-        settings["SNIPPETS_MODE"] = "DISABLE"
-    exported = core().compile_model(model, device, settings).export_model()
-    payload = exported.getvalue() if isinstance(exported, io.BytesIO) else bytes(exported)
-    keeps = keep_precision and device.startswith("CPU")
+        # Attention would become a kernel of its own, which in bfloat16 is of two precisions and
+        # cannot be compiled; without such kernels models of attention are as fast (within 3 %).
+        settings |= _NO_KERNELS_OF_ITS_OWN
+    payload = _exported(model, device, settings)
+    if keeps and multiplies_in_subgraphs(payload):
+        # Linear layers in a row become one too. It heeds no mark of precision when it is imported,
+        # or it cannot be: on processors with bfloat16 float32 was off by 4e-4.
+        payload = _exported(model, device, settings | _NO_KERNELS_OF_ITS_OWN)
     return with_precision_kept(payload) if keeps else payload
+
+
+def _exported(model: openvino.Model, device: str, settings: Mapping[str, str]) -> bytes:
+    exported = core().compile_model(model, device, dict(settings)).export_model()
+    return exported.getvalue() if isinstance(exported, io.BytesIO) else bytes(exported)

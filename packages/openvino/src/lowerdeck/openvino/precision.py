@@ -65,6 +65,20 @@ def with_precision_kept(payload: bytes) -> bytes:
     return b"".join((HEADER.pack(*header), payload[HEADER.size : begin], marked))
 
 
+def multiplies_in_subgraphs(payload: bytes) -> bool:
+    """Return whether products of matrices became part of a kernel that OpenVINO made for a model.
+
+    Args:
+        payload: What OpenVINO exported for the device ``CPU``.
+
+    Raises:
+        CompileError: It is laid out otherwise than those of the versions that are known.
+    """
+    net = ElementTree.fromstring(text_of(payload))
+    made = net.iterfind(".//layer[@type='Subgraph']")
+    return any(one.find(".//layer[@type='MatMul']") is not None for one in made)
+
+
 def text_of(payload: bytes) -> bytes:
     """Return the text of the graph in a payload of the device ``CPU``.
 

@@ -16,11 +16,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, find_partitioner
 from lowerdeck.lowered_module.choosing.halves import Halves
-from lowerdeck.lowered_module.choosing.official_runtime import (
-    first_outputs,
-    runtime_backends,
-    seconds_in_turn,
-)
+from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
 from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
@@ -143,14 +139,14 @@ def lower_fastest(
             "the program has no example inputs to be measured with: export it, or set its "
             "example_inputs"
         )
-    known = runtime_backends()
-    names = _installed(known) if backends is None else list(backends)
     inputs, expected = pytree.tree_leaves(program.example_inputs), list(wanted)
     trials: list[Trial] = []
     show = _silent if progress is None else progress
     kept: dict[int, LoweredProgram] = {}
-    more = 2 * cuts if len(names) > 1 else 0
-    with tempfile.TemporaryDirectory() as folder:
+    with OfficialRuntime() as runtime, tempfile.TemporaryDirectory() as folder:
+        known = runtime.backends()
+        names = _installed(known) if backends is None else list(backends)
+        more = 2 * cuts if len(names) > 1 else 0
         files: dict[int, Path] = {}
 
         def most() -> int:
@@ -169,13 +165,13 @@ def lower_fastest(
                 place = len(trials)
                 files[place] = Path(folder, f"{place}.pte")
                 lowered.save(files[place])
-                trial = _tried(trial, files[place], inputs, expected, tolerance)
+                trial = _tried(runtime, trial, files[place], inputs, expected, tolerance)
                 kept[place] = lowered
             trials.append(trial)
 
         def time_all() -> None:
             show(len(trials), most(), f"{len(right)} of them are right and timed in turn")
-            _time(trials, right, files, inputs)
+            _time(runtime, trials, right, files, inputs)
 
         asked = ", ".join(names) or "no backend"
         show(0, most(), f"the runtime's own kernels, then {asked}")
@@ -246,10 +242,14 @@ def _worth_timing(trials: Sequence[Trial]) -> list[int]:
 
 
 def _time(
-    trials: list[Trial], right: Sequence[int], files: Mapping[int, Path], inputs: Sequence[Any]
+    runtime: OfficialRuntime,
+    trials: list[Trial],
+    right: Sequence[int],
+    files: Mapping[int, Path],
+    inputs: Sequence[Any],
 ) -> None:
     """Give some trials the median of what their calls take, in turn."""
-    times = seconds_in_turn([files[place] for place in right], inputs, _ROUNDS)
+    times = runtime.seconds_in_turn([files[place] for place in right], inputs, _ROUNDS)
     for place, samples in zip(right, times, strict=True):
         trials[place] = replace(trials[place], milliseconds=1e3 * statistics.median(samples))
 
@@ -307,12 +307,17 @@ def _lowered(
 
 
 def _tried(
-    trial: Trial, file: Path, inputs: Sequence[Any], wanted: Sequence[Any], tolerance: float
+    runtime: OfficialRuntime,
+    trial: Trial,
+    file: Path,
+    inputs: Sequence[Any],
+    wanted: Sequence[Any],
+    tolerance: float,
 ) -> Trial:
     """Return the trial with what the first call of its file gave."""
     trial = replace(trial, file_bytes=file.stat().st_size)
     try:
-        found, seconds = first_outputs(file, inputs)
+        found, seconds = runtime.first_outputs(file, inputs)
         difference = max((each.largest for each in accuracy_of(found, wanted)), default=0.0)
     except (LoweringError, ValueError) as error:
         return replace(trial, why_not=in_a_line(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -15,20 +14,17 @@ from typing import Any
 import torch
 
 from lowerdeck.serializer import CommandError, ExitStatus
+from lowerdeck.torch_base import has_official_runtime
 
 # A program and no function: the runtime ends its process at some files, and prints where it likes.
 _PROGRAM = """
-import importlib, sys, time
+import sys, time
 import torch
+from lowerdeck.torch_base import official_binding
 
 given, found = sys.argv[1:]
 what = torch.load(given, weights_only=True)
-try:
-    # The door for users: it tells the runtime where OpenVINO's library lies.
-    binding = importlib.import_module("executorch.extension.pybindings.portable_lib")
-except ModuleNotFoundError:
-    binding = importlib.import_module("executorch.extension.pybindings._C")
-module = binding._load_for_executorch(*what["files"])
+module = official_binding()["_load_for_executorch"](*what["files"])
 module.run_method(what["method"], what["inputs"])
 start = time.perf_counter()
 for _ in range(what["repeat"]):
@@ -69,7 +65,7 @@ def call_officially(
         lowerdeck.serializer.CommandError: The runtime is not installed, or refuses the file or
             the call, or ends with it.
     """
-    if importlib.util.find_spec("executorch") is None:
+    if not has_official_runtime():
         raise CommandError(
             "--no-emulation wants the official runtime, which is not installed: pip install "
             "executorch, or leave the option out and take times for those of an emulator",
