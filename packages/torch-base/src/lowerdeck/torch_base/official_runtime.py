@@ -50,8 +50,6 @@ def official_binding() -> dict[str, Any]:
         return vars(importlib.import_module(f"{_PACKAGE}.portable_lib"))
     if library := _openvino_library():
         os.environ.setdefault(_OPENVINO, str(library))
-    # A runtime without torch's libraries in its process is not found: they are linked to it.
-    importlib.import_module("torch")
     name = "_portable_lib"
     if importlib.util.find_spec(f"{_PACKAGE}.{name}") is None:
         name = "_C"  # its name from 1.5 on
