@@ -68,7 +68,7 @@ def test_the_fastest_is_kept_and_all_that_was_tried_is_told(
         real = seconds_in_turn(runtime, files, inputs, rounds)
         assert [len(samples) for samples in real] == [rounds] * len(files)
         assert all(second > 0 for samples in real for second in samples)
-        return [[1e-9 / place] * rounds for place in range(1, len(files) + 1)]
+        return [[1e-9 / (1 + int(file.stem))] * rounds for file in files]
 
     monkeypatch.setattr(OfficialRuntime, "seconds_in_turn", in_turn)
     model, inputs = convolved()
@@ -101,7 +101,7 @@ def test_a_program_is_cut_between_backends_that_are_near_each_other(
     ) -> list[list[float]]:
         # Really run; all are near each other, and the last cut is the fastest.
         assert all(seconds_in_turn(runtime, files, inputs, 1))
-        return [[1.0 - 0.02 * place] for place in range(len(files))]
+        return [[1.0 - 0.02 * int(file.stem)] for file in files]
 
     monkeypatch.setattr(OfficialRuntime, "seconds_in_turn", in_turn)
     torch.manual_seed(0)

@@ -87,9 +87,17 @@ def test_simple_plans_come_first_and_pairs_where_the_first_left_something() -> N
 def test_of_plans_as_fast_as_each_other_the_one_with_fewer_backends_is_taken() -> None:
     plain = Trial((), milliseconds=1.005)
     one = Trial(("A",), milliseconds=1.0)
-    assert fastest._best([plain, one]) is plain
+    assert fastest._best([plain, one], [0, 1]) == 0
     slow = Trial((), milliseconds=1.02)
-    assert fastest._best([slow, one]) is one
+    assert fastest._best([slow, one], [0, 1]) == 1
+
+
+def test_a_plan_of_several_backends_is_timed_once_more_beside_the_best_simple_one() -> None:
+    trials = [Trial((), milliseconds=9.0), Trial(("A",), milliseconds=1.0)]
+    both = Trial(("A", "B"), milliseconds=0.9)
+    assert fastest._last_two([*trials, both], [0, 1, 2]) == [2, 1]
+    assert not fastest._last_two([*trials, replace(both, milliseconds=1.1)], [0, 1, 2])
+    assert not fastest._last_two([both], [0])
 
 
 def test_the_table_is_sorted_by_time_and_says_why_not() -> None:
