@@ -78,7 +78,6 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
-from lowerdeck.torch_base.official_runtime import has_official_runtime, official_binding
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
 from lowerdeck.torch_base.sources import (
@@ -188,7 +187,4 @@ __all__ = [
     # Attributes by their dotted path
     "attribute",
     "has_attribute",
-    # ExecuTorch's runtime, where it is installed
-    "has_official_runtime",
-    "official_binding",
 ]
