@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.unflatten import export_preserving, unflatten
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
 from lowerdeck.unflatten.calls.carrying import CARRIED
 
 
@@ -276,3 +276,51 @@ def test_a_size_that_only_data_tell_is_asked_of_what_was_returned(
         module.set_submodule(path, copy.deepcopy(eager.get_submodule(path)))
         for each in (x, other):
             torch.testing.assert_close(module(each), eager(each))
+
+
+class Adds(nn.Module):
+    """Reads a size that both its arguments tell."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.sum() / x.shape[1] + y.sum()
+
+
+class HalfOf(nn.Module):
+    """Reads half a size, which its argument had twice when it was recorded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum() / (x.shape[1] // 2)
+
+
+class Switched(nn.Module):
+    """Gives them what is twice as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds, self.half_of = Adds(), HalfOf()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.cat([x, x], 1)
+        return self.adds(x, y), self.half_of(y), torch.ones(x.shape[1])
+
+
+@pytest.mark.parametrize("how", ["preserving", "flat"])
+def test_checks_of_sizes_can_be_switched_off(how: str) -> None:
+    x, sizes = torch.rand(4, 6, 8), ({0: torch.export.Dim("b"), 1: torch.export.Dim("t")},)
+    export: Any = export_preserving if how == "preserving" else torch.export.export
+    eager = Switched()
+    whole: Any = unflatten(export(eager, (x,), dynamic_shapes=sizes), preserve="all")
+    odd = torch.rand(4, 13, 8)
+    for module in (whole, copy.deepcopy(whole)):
+        compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), eager(x))
+        with pytest.raises(InputConstraintError, match=r"shape\[1\] of 'adds' must be 12"):
+            module.adds(x, odd)
+        with pytest.raises(InputConstraintError, match="dividing a multiple of 2; found 13"):
+            module.half_of(odd)
+        module.check_input_constraints = False
+        torch.testing.assert_close(module.adds(x, odd), eager.adds(x, odd))
+        torch.testing.assert_close(module.half_of(odd), eager.half_of(odd))
+        module.check_input_constraints = True
+        with pytest.raises(InputConstraintError, match="found 13"):
+            module.half_of(odd)

@@ -15,19 +15,20 @@ _TO_DO = (
 )
 
 
-def exact_quotient(number: Any, divisor: Any) -> Any:
+def exact_quotient(number: Any, divisor: Any, unchecked: bool = False) -> Any:
     """Return how often ``divisor`` goes into a number that it divided when it was recorded.
 
     Args:
         number: What follows from the size of an argument.
         divisor: What divides it.
+        unchecked: Whether somebody asked for no checks.
 
     Raises:
         InputConstraintError: It does not divide it.
     """
     # Whoever traces has symbols, of which a question would fix the values.
     is_known = type(number) is int and type(divisor) is int and not torch.compiler.is_compiling()
-    if is_known and (not divisor or number % divisor):
+    if is_known and not unchecked and (not divisor or number % divisor):
         raise InputConstraintError(
             "A size that a module computes follows from those of its arguments, as they were "
             f"recorded, by dividing a multiple of {divisor}; found {number}. The program does "
@@ -37,7 +38,11 @@ def exact_quotient(number: Any, divisor: Any) -> Any:
 
 
 def must_be_sizes(
-    found: Sequence[Any], expected: Sequence[Any], name: str, places: Sequence[str]
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    name: str,
+    places: Sequence[str],
+    unchecked: bool = False,
 ) -> None:
     """Check that arguments have the sizes that belong to those which a module reads.
 
@@ -46,11 +51,12 @@ def must_be_sizes(
         expected: What they must be.
         name: The module's name.
         places: Which size of which argument each is.
+        unchecked: Whether somebody asked for no checks.
 
     Raises:
         InputConstraintError: One is another one.
     """
-    if torch.compiler.is_compiling():
+    if unchecked or torch.compiler.is_compiling():
         return
     for size, wanted, place in zip(found, expected, places, strict=True):
         # Whoever traces has symbols, of which a question would fix the values.
@@ -60,3 +66,7 @@ def must_be_sizes(
                 f"module reads, as they were recorded; found {size}. The program does not hold "
                 f"what the module computes for other sizes: {_TO_DO}"
             )
+
+
+SIZE_CHECKS = (exact_quotient, must_be_sizes)
+"""What generated code tells by a last argument whether its module is to check anything."""

@@ -25,11 +25,12 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     packet_name,
 )
-from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, NEEDS, is_itself
+from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, NEEDS, PRIVATE, is_itself
 from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
 from lowerdeck.unflatten.calls.chosen_forms import carrying_form, form_of
 from lowerdeck.unflatten.calls.python_names import is_name
 from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.calls.size_checks import SIZE_CHECKS
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
 from lowerdeck.unflatten.code.failures import (
@@ -369,7 +370,10 @@ class _Writer:
                 value, *rest = node.args
                 return f"{self.argument(value)}.{METHODS[node.target]}({self.arguments(rest, {})})"
             function = self.object_name(callable_for(node.target, node.kwargs))
-            return f"{function}({self.arguments(node.args, node.kwargs)})"
+            arguments = self.arguments(node.args, node.kwargs)
+            if node.target in SIZE_CHECKS:
+                arguments += f", self.{PRIVATE}.unchecked"
+            return f"{function}({arguments})"
         if node.op == "call_module":
             return self._call_child(node)
         if node.op == "call_method":

@@ -36,8 +36,8 @@ class UnflattenedModule(GeneratedModule):
     def check_input_constraints(self) -> bool:
         """Whether calls check shapes, types and constants, here and in all modules below.
 
-        Set to False, they run what the program holds, whatever they are given; but a module that
-        reads a size which several of its arguments have compares these in its code.
+        Set to False, they run what the program holds, whatever they are given. What
+        ``graph_module`` runs is not switched.
         """
         asked: bool = self.__dict__[CHECKS]
         return asked
