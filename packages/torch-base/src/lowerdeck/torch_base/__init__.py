@@ -60,6 +60,7 @@ from lowerdeck.torch_base.callees import (
 )
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
+from lowerdeck.torch_base.dtypes import DTYPES, SCALAR_TYPES
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
@@ -78,6 +79,7 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
+from lowerdeck.torch_base.memory_formats import MEMORY_FORMATS, lies_channels_last
 from lowerdeck.torch_base.official_runtime import has_official_runtime, official_binding
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
@@ -119,6 +121,11 @@ __all__ = [
     "storage_identity",
     "tensor_in_file",
     "view_tensor",
+    # The numbers that programs keep for dtypes and memory formats
+    "DTYPES",
+    "MEMORY_FORMATS",
+    "SCALAR_TYPES",
+    "lies_channels_last",
     # Operators, their schemas and kinds, and what they are taken apart into
     "HigherOrderOperator",
     "LazyGraphModule",
