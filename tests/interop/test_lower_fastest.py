@@ -157,8 +157,8 @@ def test_the_runtime_is_loaded_without_what_it_does_not_need() -> None:
     # What only exir needs may be missing: `pip install --no-deps executorch` brings none of it.
     program = (
         "import sys\n"
-        "from lowerdeck.torch_base import has_official_runtime, official_binding\n"
-        "assert has_official_runtime()\n"
+        "from lowerdeck.serializer import official_binding, official_binding_name\n"
+        "assert official_binding_name()\n"
         "assert not any('portable_lib' in name for name in sys.modules)\n"
         "print(official_binding()['_get_registered_backend_names']())\n"
         "assert 'executorch.exir' not in sys.modules\n"

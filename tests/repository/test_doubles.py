@@ -27,7 +27,7 @@ _ALONE = {
     # What the numbers in a program mean: emitter and runner had tables that differed. Serializer,
     # which has no torch, has the names.
     "complex32": {"torch_base/dtypes.py", "serializer/report/values.py"},
-    "channels_last_3d": {"torch_base/memory_formats.py", "emitter/passes/legalize_layouts.py"},
+    "channels_last_3d": {"torch_base/dtypes.py", "emitter/passes/legalize_layouts.py"},
 }
 """Attributes that are read in these modules only."""
 

@@ -75,10 +75,20 @@ def test_a_serializer_alone_lacks_nothing(
         "lowerdeck-serializer 0.1.2",
         "no `lowerdeck lower`: pip install lowerdeck-lowered-module",
         "no `lowerdeck run`: pip install lowerdeck-runner",
+        "no `lowerdeck bundle`: pip install lowerdeck-runner",
+        "no `lowerdeck backends`: pip install lowerdeck-runner",
         "no `lowerdeck lm`: pip install lowerdeck-language-models",
         "official runtime: not installed, so that files run in lowerdeck-runner alone, which "
         "emulates it: pip install executorch",
     ]
+
+
+def test_of_two_of_a_name_the_one_that_is_imported_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [Installed("executorch", version) for version in ("1.5.1", "1.4.1")]
+    _, lines = diagnosis(monkeypatch, capsys, Installed("lowerdeck-serializer", "0.1.2"), *two)
+    assert lines[-1].startswith("official runtime: executorch 1.5.1")
 
 
 def test_the_distribution_without_code_is_a_part(
@@ -205,5 +215,5 @@ def test_an_import_without_end_is_given_up(
 ) -> None:
     (tmp_path / "endless.py").write_text("import threading; threading.Event().wait()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = failures({"json": ["json"], "endless": ["endless"], "re": ["re"]}, seconds=3)
-    assert found == {"endless": Failure("importing it did not end within 3 s")}
+    found = failures({"json": ["json"], "endless": ["endless"], "re": ["re"]}, seconds=10)
+    assert found == {"endless": Failure("importing it did not end within 10 s")}

@@ -25,8 +25,15 @@ from lowerdeck.language_models.generating import (
     open_model,
 )
 from lowerdeck.language_models.steps import Steps, without_bars
-from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, printable, say, writing
-from lowerdeck.torch_base import has_official_runtime
+from lowerdeck.serializer import (
+    CommandError,
+    ExitStatus,
+    keep_apart,
+    official_binding_name,
+    printable,
+    say,
+    writing,
+)
 
 RUNTIMES = ("official", "lowerdeck")
 _KIND = b"ET12"
@@ -193,8 +200,9 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    official = has_official_runtime() if args.runtime is None else args.runtime == "official"
-    if official and not has_official_runtime():
+    there = official_binding_name() is not None
+    official = there if args.runtime is None else args.runtime == "official"
+    if official and not there:
         raise CommandError(
             "--runtime official needs it installed: pip install executorch", ExitStatus.FAILED
         )

@@ -127,6 +127,7 @@ if TYPE_CHECKING:
         kernel_names,
         runtime_kernels,
     )
+    from lowerdeck.serializer.official_runtime import official_binding, official_binding_name
     from lowerdeck.serializer.pte.digest import method_digest
     from lowerdeck.serializer.report import html_diff, html_page, html_report
     from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
@@ -190,8 +191,10 @@ __all__ = [
     "is_closed",
     "ExitStatus",
     "CommandError",
-    # What is installed
+    # What is installed, ExecuTorch's runtime among it
     "installed_entries",
+    "official_binding",
+    "official_binding_name",
     # Pictures
     "html_report",
     "html_diff",
@@ -307,6 +310,7 @@ _AT_FIRST_USE = {
         "kernel_names",
         "runtime_kernels",
     ),
+    "lowerdeck.serializer.official_runtime": ("official_binding", "official_binding_name"),
     "lowerdeck.serializer.pte.digest": ("method_digest",),
     "lowerdeck.serializer.report": ("html_diff", "html_page", "html_report"),
     "lowerdeck.serializer.report.payloads": ("PayloadGraph", "PayloadNode", "PayloadValue"),

@@ -60,7 +60,7 @@ from lowerdeck.torch_base.callees import (
 )
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
-from lowerdeck.torch_base.dtypes import DTYPES, SCALAR_TYPES
+from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
@@ -79,8 +79,6 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
-from lowerdeck.torch_base.memory_formats import MEMORY_FORMATS, lies_channels_last
-from lowerdeck.torch_base.official_runtime import has_official_runtime, official_binding
 from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
 from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
 from lowerdeck.torch_base.sources import (
@@ -90,8 +88,7 @@ from lowerdeck.torch_base.sources import (
     source_frame,
     source_frames,
 )
-from lowerdeck.torch_base.tensor_bytes import bytes_of
-from lowerdeck.torch_base.tensor_view import view_tensor
+from lowerdeck.torch_base.tensor_bytes import bytes_of, view_tensor
 
 __all__ = [
     # What a node does
@@ -195,7 +192,4 @@ __all__ = [
     # Attributes by their dotted path
     "attribute",
     "has_attribute",
-    # ExecuTorch's runtime, where it is installed
-    "has_official_runtime",
-    "official_binding",
 ]

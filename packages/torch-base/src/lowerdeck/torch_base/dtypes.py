@@ -1,6 +1,7 @@
-"""The numbers of torch's dtypes, which torch says in C++ (``c10::ScalarType``) but not in Python.
+"""The numbers of dtypes and memory formats in a program, which torch says in C++ but not in Python.
 
-Programs keep these numbers, so whoever writes one and whoever reads one must mean the same. Types
+Whoever writes a program and whoever reads it must mean the same by one. It is that of
+``c10::ScalarType`` for a dtype, and of ``c10::MemoryFormat`` for a memory format. Types
 whose elements share bytes or need a scale beside them (``bits8``, ``uint4``, ``quint8``) are left
 out: a tensor in a program is a row of numbers.
 """
@@ -39,3 +40,30 @@ DTYPES = MappingProxyType(
 
 SCALAR_TYPES = MappingProxyType({dtype: number for number, dtype in DTYPES.items()})
 """The number of each dtype that a program's tensor can have."""
+
+MEMORY_FORMATS = MappingProxyType(
+    {
+        0: torch.contiguous_format,
+        1: torch.preserve_format,
+        2: torch.channels_last,
+        3: torch.channels_last_3d,
+    }
+)
+"""The memory format of each number (``c10::MemoryFormat``) that programs keep as arguments."""
+
+_BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def lies_channels_last(tensor: torch.Tensor) -> bool:
+    """Tell whether a program holds a tensor with its channels last: only where nothing else fits.
+
+    A tensor of one channel, or one pixel, lies both ways. Whoever compiles a part of a program and
+    whoever writes the rest must call it the same, and plain is what more kernels take.
+
+    Args:
+        tensor: A tensor, or what stands for it in a graph.
+    """
+    wanted = _BY_RANK.get(tensor.dim())
+    if wanted is None or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=wanted)

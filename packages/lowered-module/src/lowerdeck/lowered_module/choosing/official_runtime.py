@@ -25,7 +25,7 @@ from typing import Any, Self
 import torch
 
 from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.torch_base import official_binding
+from lowerdeck.serializer import official_binding
 
 _A_SAMPLE = 0.02
 """Seconds that a sample takes at least: several calls of a small model."""

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from lowerdeck.serializer import CommandError, ExitStatus
-from lowerdeck.torch_base import has_official_runtime
+from lowerdeck.serializer import CommandError, ExitStatus, official_binding_name
 
 # A program and no function: the runtime ends its process at some files, and prints where it likes.
 _PROGRAM = """
 import sys, time
 import torch
-from lowerdeck.torch_base import official_binding
+from lowerdeck.serializer import official_binding
 
 given, found = sys.argv[1:]
 what = torch.load(given, weights_only=True)
@@ -65,7 +64,7 @@ def call_officially(
         lowerdeck.serializer.CommandError: The runtime is not installed, or refuses the file or
             the call, or ends with it.
     """
-    if not has_official_runtime():
+    if official_binding_name() is None:
         raise CommandError(
             "--no-emulation wants the official runtime, which is not installed: pip install "
             "executorch, or leave the option out and take times for those of an emulator",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from importlib.metadata import Distribution, distributions
 from lowerdeck.serializer.commands.answers import ExitStatus, say
 from lowerdeck.serializer.commands.loading import Failure, failures
 from lowerdeck.serializer.installed import plain_name
+from lowerdeck.serializer.official_runtime import official_binding_name
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -21,10 +21,12 @@ _COMMANDS = "lowerdeck.commands"
 _BRINGS = {
     "lower": "lowerdeck-lowered-module",
     "run": "lowerdeck-runner",
+    "bundle": "lowerdeck-runner",
+    "backends": "lowerdeck-runner",
     "lm": "lowerdeck-language-models",
 }
 """Who brings the commands that another package of ours has."""
-_RUNTIME, _BINDING = "executorch", "executorch.extension.pybindings._portable_lib"
+_RUNTIME = "executorch"
 
 
 class DoctorCommand:
@@ -49,7 +51,10 @@ class DoctorCommand:
             ``DONE``; ``FAILED`` where a package of ours lacks what it requires, or cannot be
             loaded.
         """
-        found = {plain_name(one.metadata["Name"] or ""): one for one in distributions()}
+        # The first of a name is the one that is imported.
+        found: dict[str, Distribution] = {}
+        for one in distributions():
+            found.setdefault(plain_name(one.metadata["Name"] or ""), one)
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
         commands: set[str] = set()
         ours = sorted(name for name in found if re.match("lowerdeck(-|$)", name))
@@ -90,8 +95,9 @@ def _targets(
                 if entry.group.startswith("lowerdeck.") and ":" in entry.value
             }
             wanted[name] = [module, *sorted(offered)]
-    if {_RUNTIME, "torch"} <= set(found) and _has_binding():
-        wanted[_RUNTIME] = ["torch", _BINDING]
+    binding = official_binding_name()
+    if {_RUNTIME, "torch"} <= set(found) and binding is not None:
+        wanted[_RUNTIME] = ["torch", binding]
     return wanted
 
 
@@ -152,13 +158,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _has_binding() -> bool:
-    try:
-        return importlib.util.find_spec(_BINDING.rpartition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def _runtime(found: Mapping[str, Distribution], failure: Failure | None) -> str:
     if _RUNTIME not in found:
         return (
@@ -169,6 +168,8 @@ def _runtime(found: Mapping[str, Distribution], failure: Failure | None) -> str:
     if failure is not None:
         told = _told(failure, found)
         return f"official runtime: executorch {version}, INSTALLED BUT CANNOT BE LOADED: {told}"
-    binding = "with its Python binding" if _has_binding() else "WITHOUT its Python binding"
+    binding = (
+        "with its Python binding" if official_binding_name() else "WITHOUT its Python binding"
+    )
     needs = "" if "torch" in found else ", which needs torch: pip install torch"
     return f"official runtime: executorch {version}, {binding}{needs}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lowerdeck.torch_base import has_official_runtime, official_binding
+from lowerdeck.serializer import official_binding, official_binding_name
 
 # The packages are not installed here, or must not be loaded: others stand in their places.
 _PACKAGES = dict.fromkeys(
@@ -20,6 +20,7 @@ _PACKAGES = dict.fromkeys(
 )
 _MADE_UP = {
     "executorch/extension/pybindings/_portable_lib.py": "name, loads = '_portable_lib', 1\n",
+    "torch.py": "loaded = True\n",
     "openvino/__init__.py": "raise RuntimeError('nobody asked for it')\n",
     "openvino/libs/libopenvino_c.so.2541": "",
     "openvino/libs/libopenvino.so.2541": "",
@@ -34,8 +35,9 @@ def _told(tmp_path: Path, files: dict[str, str], **environment: str) -> list[str
     program = f"""
 import os, sys
 sys.path.insert(0, {str(tmp_path)!r})
-from lowerdeck.torch_base import has_official_runtime, official_binding
-print(has_official_runtime(), official_binding()["name"], os.environ.get("OPENVINO_LIB_PATH"))
+from lowerdeck.serializer import official_binding, official_binding_name
+print(official_binding_name().rpartition('.')[2])
+print(official_binding()["name"], os.environ.get("OPENVINO_LIB_PATH"))
 """
     kept = {key: value for key, value in os.environ.items() if key != "OPENVINO_LIB_PATH"}
     done = subprocess.run(
@@ -51,11 +53,11 @@ print(has_official_runtime(), official_binding()["name"], os.environ.get("OPENVI
 @pytest.mark.skipif(sys.platform == "win32", reason="another module is loaded there")
 def test_the_binding_is_loaded_by_either_name_with_openvinos_library(tmp_path: Path) -> None:
     library = str(tmp_path / "openvino/libs/libopenvino_c.so.2541")
-    assert _told(tmp_path, _MADE_UP) == ["True", "_portable_lib", library]
+    assert _told(tmp_path, _MADE_UP) == ["_portable_lib", "_portable_lib", library]
     assert _told(tmp_path, {}, OPENVINO_LIB_PATH="mine")[2] == "mine"
     newer = tmp_path / "newer"
-    made_up = {"executorch/extension/pybindings/_C.py": "name = '_C'\n"}
-    assert _told(newer, made_up)[:2] == ["True", "_C"]
+    made_up = {"executorch/extension/pybindings/_C.py": "name = '_C'\n", "torch.py": ""}
+    assert _told(newer, made_up)[:2] == ["_C", "_C"]
 
 
 def test_no_runtime_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +69,6 @@ def test_no_runtime_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
         return find(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", nothing)
-    assert not has_official_runtime()
-    with pytest.raises(ModuleNotFoundError, match="executorch"):
+    assert official_binding_name() is None
+    with pytest.raises(ModuleNotFoundError, match="pip install executorch"):
         official_binding()
