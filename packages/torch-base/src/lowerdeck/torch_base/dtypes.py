@@ -1,4 +1,4 @@
-"""The numbers of dtypes and memory formats in a program, which torch says in C++ but not in Python.
+"""Dtypes and memory formats by their numbers in a program, which torch says in C++ alone.
 
 Whoever writes a program and whoever reads it must mean the same by one. It is that of
 ``c10::ScalarType`` for a dtype, and of ``c10::MemoryFormat`` for a memory format. Types
