@@ -24,6 +24,10 @@ _ALONE = {
     # The collector held back: six copies, not safe under threads. Serializer has no torch.
     "isenabled": {"torch_base/collector.py", "serializer/collector.py"},
     "disable": {"torch_base/collector.py", "serializer/collector.py"},
+    # What the numbers in a program mean: emitter and runner had tables that differed. Serializer,
+    # which has no torch, has the names.
+    "complex32": {"torch_base/dtypes.py", "serializer/report/values.py"},
+    "channels_last_3d": {"torch_base/dtypes.py", "emitter/passes/legalize_layouts.py"},
 }
 """Attributes that are read in these modules only."""
 
@@ -58,6 +62,24 @@ def test_what_was_asked_in_many_places_is_asked_in_one(name):
         or (isinstance(node, ast.Constant) and node.value == name and path != _door(path))
     }
     assert readers == _ALONE[name], "ask the module that is named here instead"
+
+
+def test_dtypes_and_their_numbers_are_paired_in_one_place():
+    """A table of ScalarType and torch's dtypes, either way round, is a copy of torch_base's."""
+
+    def owner(node: ast.expr | None) -> str | None:
+        held = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        return node.value.id if held else None
+
+    pairs = {
+        path
+        for path, tree in _modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if {owner(key), owner(value)} == {"ScalarType", "torch"}
+    }
+    assert not pairs, "take lowerdeck.torch_base.DTYPES or SCALAR_TYPES"
 
 
 def _door(path: str) -> str:

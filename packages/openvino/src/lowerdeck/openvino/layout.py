@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from openvino import Output, Type, opset13
 
+from lowerdeck.torch_base import lies_channels_last
+
 # Ends the name of a result whose bytes lie so.
 CHANNELS_LAST = "channels_last"
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def whole(numbers: int | Sequence[int]) -> Output:
@@ -19,20 +20,6 @@ def whole(numbers: int | Sequence[int]) -> Output:
         numbers: One, or several.
     """
     return opset13.constant(numbers, Type.i64).output(0)
-
-
-def lies_channels_last(tensor: torch.Tensor) -> bool:
-    """Tell whether a file holds a tensor with its channels last.
-
-    Args:
-        tensor: A tensor, or what stands for it while programs are traced.
-    """
-    wanted = _FORMATS.get(tensor.dim())
-    return (
-        wanted is not None
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=wanted)
-    )
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,11 @@ from lowerdeck.openvino.compile_error import CompileError
 from lowerdeck.openvino.device import PRECISION, device_of, payload_of
 from lowerdeck.openvino.layout import (
     CHANNELS_LAST,
-    lies_channels_last,
     with_channels_first,
     with_channels_last,
 )
 from lowerdeck.openvino.precision import rounded_to_float16
-from lowerdeck.torch_base import bytes_of, view_tensor
+from lowerdeck.torch_base import bytes_of, lies_channels_last, view_tensor
 
 TYPES: dict[torch.dtype, Type] = {
     torch.float32: Type.f32,

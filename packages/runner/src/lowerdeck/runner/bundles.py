@@ -14,7 +14,6 @@ from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import InputError, ProgramError
 from lowerdeck.runner.loading import Beside, Source, load
-from lowerdeck.runner.values.dtypes import DTYPES
 from lowerdeck.runner.values.layout import dim_order_of, has_layout, strides_of
 from lowerdeck.runner.values.sources import as_view
 from lowerdeck.serializer import (
@@ -32,9 +31,7 @@ from lowerdeck.serializer import (
     deserialize_bundle,
     serialize_pte,
 )
-from lowerdeck.torch_base import bytes_of
-
-_SCALAR_TYPES = {dtype: ScalarType(number) for number, dtype in DTYPES.items()}
+from lowerdeck.torch_base import DTYPES, SCALAR_TYPES, bytes_of
 
 
 def make_bundle(
@@ -216,7 +213,7 @@ def _bundled(value: Any, where: str) -> BundledValue:
         return Int(value)
     if isinstance(value, float):
         return Double(value)
-    if not isinstance(value, torch.Tensor) or value.dtype not in _SCALAR_TYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype not in SCALAR_TYPES:
         raise InputError(
             f"{where} is a {getattr(value, 'dtype', type(value).__name__)}; such files hold "
             "tensors, whole numbers, truth values and floats"
@@ -227,7 +224,10 @@ def _bundled(value: Any, where: str) -> BundledValue:
         value, order = value.contiguous(), tuple(range(value.dim()))
     dense = value.permute(order).contiguous()
     return BundledTensor(
-        _SCALAR_TYPES[value.dtype], list(value.shape), list(order), bytes(bytes_of(dense))
+        ScalarType(SCALAR_TYPES[value.dtype]),
+        list(value.shape),
+        list(order),
+        bytes(bytes_of(dense)),
     )
 
 

@@ -60,6 +60,7 @@ from lowerdeck.torch_base.callees import (
 )
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
+from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
@@ -87,8 +88,7 @@ from lowerdeck.torch_base.sources import (
     source_frame,
     source_frames,
 )
-from lowerdeck.torch_base.tensor_bytes import bytes_of
-from lowerdeck.torch_base.tensor_view import view_tensor
+from lowerdeck.torch_base.tensor_bytes import bytes_of, view_tensor
 
 __all__ = [
     # What a node does
@@ -118,6 +118,11 @@ __all__ = [
     "storage_identity",
     "tensor_in_file",
     "view_tensor",
+    # The numbers that programs keep for dtypes and memory formats
+    "DTYPES",
+    "MEMORY_FORMATS",
+    "SCALAR_TYPES",
+    "lies_channels_last",
     # Operators, their schemas and kinds, and what they are taken apart into
     "HigherOrderOperator",
     "LazyGraphModule",

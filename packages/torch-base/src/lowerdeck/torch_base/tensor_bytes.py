@@ -1,8 +1,11 @@
-"""The elements of a tensor as bytes, without numpy and without a copy."""
+"""A tensor as its bytes, and bytes as a tensor: without numpy and without a copy."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +30,36 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     array.owner = dense  # the view holds the array, the array this
     # Whoever is handed weights may hash them (ExecuTorch does), and none may change them.
     return memoryview(array).cast("B").toreadonly()
+
+
+def view_tensor(
+    data: memoryview | bytes, dtype: torch.dtype, shape: Sequence[int]
+) -> torch.Tensor:
+    """Return a tensor that lies on ``data``.
+
+    Args:
+        data: Exactly the bytes of the tensor, in row-major order. They may be read-only, as a
+            mapped file is: then the tensor must not be written to.
+        dtype: Type of an element.
+        shape: Sizes of the dimensions.
+
+    Returns:
+        The tensor; it keeps ``data`` alive.
+
+    Raises:
+        ValueError: ``data`` has more or fewer bytes than the shape and the dtype need.
+    """
+    needed = math.prod(shape) * dtype.itemsize
+    if len(data) != needed:
+        raise ValueError(
+            f"a {dtype} tensor of shape {list(shape)} has {needed} bytes, found {len(data)}"
+        )
+    if needed == 0:
+        return torch.empty(*shape, dtype=dtype)
+    with warnings.catch_warnings():
+        # torch warns of read-only memory, once; a map of a file is read-only on purpose.
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        return torch.frombuffer(data, dtype=dtype).reshape(tuple(shape))
 
 
 def _memory_type(count: int) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lowerdeck import torch_base
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.instructions import (
     BoolListArg,
@@ -17,35 +18,8 @@ from lowerdeck.emitter.ir.instructions import (
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.serializer import ScalarType
 
-SCALAR_TYPES: dict[torch.dtype, ScalarType] = {
-    torch.bool: ScalarType.BOOL,
-    torch.uint8: ScalarType.BYTE,
-    torch.uint16: ScalarType.UINT16,
-    torch.uint32: ScalarType.UINT32,
-    torch.uint64: ScalarType.UINT64,
-    torch.int8: ScalarType.CHAR,
-    torch.int16: ScalarType.SHORT,
-    torch.int32: ScalarType.INT,
-    torch.int64: ScalarType.LONG,
-    torch.bfloat16: ScalarType.BFLOAT16,
-    torch.float16: ScalarType.HALF,
-    torch.float32: ScalarType.FLOAT,
-    torch.float64: ScalarType.DOUBLE,
-    torch.float8_e4m3fn: ScalarType.FLOAT8E4M3FN,
-    torch.float8_e4m3fnuz: ScalarType.FLOAT8E4M3FNUZ,
-    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
-    torch.float8_e5m2fnuz: ScalarType.FLOAT8E5M2FNUZ,
-    torch.complex32: ScalarType.COMPLEX_HALF,
-    torch.complex64: ScalarType.COMPLEX_FLOAT,
-    torch.complex128: ScalarType.COMPLEX_DOUBLE,
-}
-
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
+SCALAR_TYPES = {dtype: ScalarType(number) for dtype, number in torch_base.SCALAR_TYPES.items()}
+_MEMORY_FORMAT_NUMBERS = {form: number for number, form in torch_base.MEMORY_FORMATS.items()}
 
 
 def box(argument: Any, kind: str) -> Any:
@@ -94,9 +68,14 @@ def literal(argument: Any) -> bool | int | float | str | None:
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument
     if isinstance(argument, torch.dtype):
+        if argument not in SCALAR_TYPES:
+            raise UnsupportedError(
+                f"a program has no number for {argument}, which an operator is called with: keep "
+                "its bytes as torch.uint8 in the model, or give the node to a delegate"
+            )
         return int(SCALAR_TYPES[argument])
     if isinstance(argument, torch.memory_format):
-        return _MEMORY_FORMATS[argument]
+        return _MEMORY_FORMAT_NUMBERS[argument]
     if isinstance(argument, torch.layout):
         return 0
     if isinstance(argument, torch.device):

@@ -17,15 +17,16 @@ from lowerdeck.emitter.ir.values import (
     contiguous_order,
 )
 from lowerdeck.torch_base import (
+    SCALAR_TYPES,
     expression_of,
     is_traceable_wrapper_subclass,
+    lies_channels_last,
     plain_number,
     size_range,
     varies,
 )
 
 _MAX_RANK = 16
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class ValueFactory:
@@ -131,11 +132,7 @@ class ValueFactory:
 def layout_of(tensor: torch.Tensor) -> DimOrder:
     """Return the layout that a tensor has: channels-last only where nothing else fits."""
     rank = tensor.dim()
-    if rank not in _FORMATS or tensor.is_contiguous():
-        return contiguous_order(rank)
-    if tensor.is_contiguous(memory_format=_FORMATS[rank]):
-        return channels_last_order(rank)
-    return contiguous_order(rank)
+    return channels_last_order(rank) if lies_channels_last(tensor) else contiguous_order(rank)
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
@@ -148,6 +145,11 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedError(
             f"{name!r} is a {tensor.layout} tensor of {tensor.dtype}; the runtime knows only "
             "strided, unquantized tensors: call to_dense() or dequantize() in the model"
+        )
+    if tensor.dtype not in SCALAR_TYPES:
+        raise UnsupportedError(
+            f"{name!r} is a tensor of {tensor.dtype}, of which a program cannot hold elements: "
+            "keep its bytes as torch.uint8 in the model, or give its users to a delegate"
         )
     if tensor.dim() > _MAX_RANK:
         raise UnsupportedError(

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.values.dtypes import DTYPES
 from lowerdeck.runner.values.layout import strides_of
 from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor, say
+from lowerdeck.torch_base import DTYPES
 
 HELP = (
     "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "

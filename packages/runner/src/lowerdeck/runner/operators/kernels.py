@@ -18,7 +18,6 @@ from lowerdeck.runner._torch_private import (
 from lowerdeck.runner.operators.guards import guarded
 from lowerdeck.runner.operators.prim_ops import SCALAR_OPERATORS
 from lowerdeck.runner.operators.view_ops import VIEW_OPERATORS
-from lowerdeck.runner.values.dtypes import DTYPES, MEMORY_FORMATS
 from lowerdeck.serializer import (
     Bool,
     BoolList,
@@ -35,6 +34,7 @@ from lowerdeck.serializer import (
     kernel_names,
     runtime_kernels,
 )
+from lowerdeck.torch_base import DTYPES, MEMORY_FORMATS
 
 VIEW = "executorch_prim::et_view.default"
 """The one operator that makes its result share memory instead of writing to it."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.values.dtypes import DTYPES
 from lowerdeck.runner.values.tensors import TensorSpec
 from lowerdeck.serializer import FileRange, Program, Storage, TensorLayout
+from lowerdeck.torch_base import DTYPES
 
 
 def as_view(storage: Storage) -> memoryview:

@@ -12,10 +12,10 @@ import torch
 
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.values.arena import Arena, require_memory
-from lowerdeck.runner.values.dtypes import DTYPES
 from lowerdeck.runner.values.layout import is_contiguous_order, strides_of
 from lowerdeck.serializer import Tensor as TensorValue
 from lowerdeck.serializer import TensorDataLocation, TensorShapeDynamism
+from lowerdeck.torch_base import DTYPES
 
 _MAX_RANK = 16  # a limit of the runtime
 
@@ -99,7 +99,8 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
     """
     if value.scalar_type not in DTYPES:
         raise ProgramError(
-            f"value {index} has the element type {value.scalar_type!r}, which torch lacks"
+            f"value {index} has the element type {value.scalar_type!r}; this runner has tensors "
+            "of whole, real and complex numbers and truth values: keep other bytes as torch.uint8"
         )
     if value.storage_offset:
         raise ProgramError(f"value {index} has a storage offset, which no runtime supports")

@@ -46,6 +46,10 @@ _DTYPES = {
     ScalarType.COMPLEX_HALF: "complex32",
     ScalarType.COMPLEX_FLOAT: "complex64",
     ScalarType.COMPLEX_DOUBLE: "complex128",
+    ScalarType.FLOAT8E5M2: "float8_e5m2",
+    ScalarType.FLOAT8E4M3FN: "float8_e4m3fn",
+    ScalarType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    ScalarType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
 }
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from lowerdeck.torch_base import lies_channels_last
+
 T = TypeVar("T")
 
 
@@ -37,16 +39,10 @@ class Layout(Enum):
 def layout_of(tensor: torch.Tensor) -> Layout:
     """Return the layout in which a program holds an input or an output of a partition.
 
-    The emitter goes by the same rule: channels last only where nothing else fits.
-
     Args:
         tensor: The example value of the input or output.
     """
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(tensor.dim())
-    if wanted is None or tensor.is_contiguous():
-        return Layout.PLAIN
-    return Layout.CHANNELS_LAST if tensor.is_contiguous(memory_format=wanted) else Layout.PLAIN
+    return Layout.CHANNELS_LAST if lies_channels_last(tensor) else Layout.PLAIN
 
 
 def conversion(rank: int, target: Layout) -> tuple[int, ...]:

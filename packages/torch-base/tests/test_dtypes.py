@@ -1,0 +1,81 @@
+"""The numbers of dtypes and memory formats, beside those that torch's own C++ has."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from lowerdeck.torch_base import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
+
+_EVERY = {one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+# TorchScript has no enumerations: a dtype is its number there, and so is a memory format.
+_SCRIPTS = """
+def number(x: Tensor):
+    return x.dtype
+
+def formats():
+    return [
+        torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d
+    ]
+"""
+
+
+@pytest.fixture(scope="module")
+def torchs() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.CompilationUnit(_SCRIPTS)
+
+
+@pytest.mark.parametrize("dtype", sorted(_EVERY, key=str), ids=str)
+def test_a_dtype_has_torchs_number_or_none(torchs: Any, dtype: torch.dtype) -> None:
+    with warnings.catch_warnings():
+        # Complex halves are experimental, quantized tensors deprecated.
+        warnings.simplefilter("ignore", UserWarning)
+        if dtype in {torch.quint8, torch.qint8, torch.qint32}:
+            tensor = torch._empty_affine_quantized([1], scale=1.0, zero_point=0, dtype=dtype)
+        else:
+            tensor = torch.empty(1, dtype=dtype)
+    number = torchs.number(tensor)
+    assert DTYPES.get(number, dtype) == dtype
+    assert SCALAR_TYPES.get(dtype, number) == number
+    assert (dtype in SCALAR_TYPES) == (number in DTYPES)
+
+
+def test_all_are_there_that_a_program_can_hold() -> None:
+    # Elements that share bytes or need a scale; and two younger than the format's last number, 29.
+    shared = re.compile(r"torch\.(u?int[1-7]|quint\w+|qint\w+|bits\w+|float4\w+|float8_e8m0fnu)")
+    assert {one for one in _EVERY if not shared.fullmatch(str(one))} == set(SCALAR_TYPES)
+
+
+def test_memory_formats_have_torchs_numbers(torchs: Any) -> None:
+    assert torchs.formats() == list(MEMORY_FORMATS)
+    assert list(MEMORY_FORMATS.values()) == [
+        torch.contiguous_format,
+        torch.preserve_format,
+        torch.channels_last,
+        torch.channels_last_3d,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "form", "lies_so"),
+    [
+        ((2, 3, 4, 5), torch.channels_last, True),
+        ((2, 3, 4, 5, 6), torch.channels_last_3d, True),
+        ((2, 3, 4, 5), torch.contiguous_format, False),
+        # One channel, or one pixel: both, and so plain.
+        ((2, 1, 4, 5), torch.channels_last, False),
+        ((2, 3, 1, 1), torch.channels_last, False),
+    ],
+)
+def test_channels_lie_last_only_where_nothing_else_fits(
+    sizes: tuple[int, ...], form: torch.memory_format, lies_so: bool
+) -> None:
+    tensor = torch.ones(sizes).contiguous(memory_format=form)
+    assert lies_channels_last(tensor) is lies_so
+    assert not lies_channels_last(tensor[0, 0])
