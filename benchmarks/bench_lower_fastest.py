@@ -1,7 +1,7 @@
 """The plan that ``lower_fastest`` keeps for real models, beside each backend by itself.
 
 One core, the official runtime. What it kept is timed anew, in turn with the others. All models
-take over two hours: ``run.py lower_fastest --models "torchvision/*"`` takes some.
+take half an hour: ``run.py lower_fastest --models "torchvision/*"`` takes some.
 """
 
 from __future__ import annotations
