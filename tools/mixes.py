@@ -27,15 +27,39 @@ Known = Mapping[str, Mapping[str, Pins]]
 
 
 def known_versions() -> dict[str, dict[str, Pins]]:
-    """Return what each package's sources need, and what the newest other release of it needs."""
+    """Return what each package's sources need, and what those of its releases need that are kept.
+
+    Kept are the newest other release, which most who upgrade come from, and the last one of each
+    earlier minor version: where a user's own pin holds a package back, it is there. Which of them
+    stand beside today's packages is for the pins to say; patches between them are told apart from
+    these by nothing but what was mended.
+    """
     found = {}
     for package in PACKAGES:
         table = project(package)
-        found[package] = {str(table["version"]): pins(table["dependencies"])}
-        others = {v: c for v, c in releases().get(package, {}).items() if v not in found[package]}
-        if others and is_known(commit := others[version := newest(others)]):
-            found[package][version] = pins(project_at(commit, package)["dependencies"])
+        present = str(table["version"])
+        found[package] = {present: pins(table["dependencies"])}
+        recorded = releases().get(package, {})
+        for version in kept_releases(present, recorded):
+            if is_known(commit := recorded[version]):
+                found[package][version] = pins(project_at(commit, package)["dependencies"])
     return found
+
+
+def kept_releases(present: str, recorded: Iterable[str]) -> list[str]:
+    """Choose the releases of a package that others are tried beside, newest first.
+
+    Args:
+        present: The version of its sources.
+        recorded: All of its releases.
+    """
+    others = sorted(set(recorded) - {present}, key=version_numbers, reverse=True)
+    kept = others[:1]
+    for version in others:
+        minor = version_numbers(version)[:2]
+        if minor < min(version_numbers(one)[:2] for one in (present, *kept)):
+            kept.append(version)
+    return kept
 
 
 def pins(requirements: Iterable[str]) -> Pins:

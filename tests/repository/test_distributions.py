@@ -171,3 +171,16 @@ def test_no_link_of_a_readme_breaks_where_only_the_readme_is(package):
 )
 def test_links_are_found_however_they_are_written(page, targets):
     assert _targets(page) == targets
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_a_version_of_a_changelog_has_each_heading_once(package):
+    text = (workspace.ROOT / "packages" / package / "CHANGELOG.md").read_text()
+    twice = []
+    for version in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        headings = re.findall(r"^### (\w+)$", version, re.MULTILINE)
+        if len(set(headings)) < len(headings):
+            twice.append((package, version[1:].partition("]")[0]))
+    # A page that changes alone would need a release: this one waits for the package's next.
+    waits = {("demo-backends", "0.2.0")}
+    assert set(twice) == {one for one in waits if one[0] == package}

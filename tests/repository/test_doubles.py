@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,32 @@ def test_what_was_asked_in_many_places_is_asked_in_one(name):
         or (isinstance(node, ast.Constant) and node.value == name and path != _door(path))
     }
     assert readers == _ALONE[name], "ask the module that is named here instead"
+
+
+_NAMES_EXECUTORCH = {
+    # What this package does beside it.
+    "lowered_module/_executorch.py",
+    "exir_compat/_executorch.py",
+    # Its runtime, which is loaded; whether that is installed, and which version.
+    "serializer/official_runtime.py",
+    "serializer/commands/doctor.py",
+    "runner/commands/official.py",
+    "language_models/official.py",
+}
+"""Modules that may name one of ExecuTorch's, or ask whether something is of it."""
+
+
+def test_what_is_known_of_executorch_is_known_in_one_module_of_each_package():
+    name = re.compile(r"executorch(\.\w+)*\.?")
+    named = {
+        path
+        for path, tree in _modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        # One word, or one dotted name: a message has more.
+        if name.fullmatch(node.value)
+    }
+    assert named == _NAMES_EXECUTORCH, "ask the package's _executorch.py"
 
 
 def test_dtypes_and_their_numbers_are_paired_in_one_place():

@@ -45,6 +45,33 @@ def test_fewer_packages_than_that_are_tried_in_every_mix():
     assert mixes.covering_mixes(every) == [every[2], every[0], every[1]]
 
 
+@pytest.mark.parametrize(
+    ("present", "recorded", "kept"),
+    [
+        ("0.1.0", [], []),
+        ("0.1.0", ["0.1.0"], []),
+        ("0.1.2", ["0.1.0", "0.1.1"], ["0.1.1"]),
+        # The release before, and the last one of each minor version before that.
+        ("0.2.2", ["0.1.0", "0.1.3", "0.2.0", "0.2.1"], ["0.2.1", "0.1.3"]),
+        ("0.2.2", ["0.1.0", "0.2.0", "0.2.1", "0.2.2"], ["0.2.1", "0.1.0"]),
+        ("0.3.0", ["0.1.9", "0.1.10", "0.2.0"], ["0.2.0", "0.1.10"]),
+        ("1.0.0", ["0.8.1", "0.9.0"], ["0.9.0", "0.8.1"]),
+    ],
+)
+def test_the_release_before_and_the_last_of_each_earlier_minor_are_kept(present, recorded, kept):
+    assert mixes.kept_releases(present, recorded) == kept
+
+
+def test_every_minor_version_that_the_pins_allow_beside_others_is_in_a_mix():
+    """The old and the new minor versions together, in each mix that the pins allow."""
+    known = mixes.known_versions()
+    allowed = {one for mix in mixes.largest_mixes(known) for one in mix.items()}
+    for package, recorded in workspace.releases().items():
+        minors = {version.rpartition(".")[0] for version in recorded}
+        # None is left out today; one whose pins nothing fits any more may be, with a reason here.
+        assert {v.rpartition(".")[0] for p, v in allowed if p == package} == minors, package
+
+
 def test_one_mix_is_these_sources_alone():
     known = mixes.known_versions()
     present = {package: next(iter(versions)) for package, versions in known.items()}

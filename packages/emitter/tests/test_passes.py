@@ -16,7 +16,7 @@ from torch.export import Dim, export
 
 import lowerdeck.emitter
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
-from lowerdeck.emitter.backend.linearize import linearize
+from lowerdeck.emitter.backend.linearizing import linearize
 from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.frontend.read_graph import read_method
 from lowerdeck.emitter.ir.assertions import is_assertion
@@ -35,7 +35,7 @@ from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import needs_no_kernel, select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
-from lowerdeck.emitter.passes.write_in_place import write_in_place
+from lowerdeck.emitter.passes.writing_in_place import write_in_place
 from lowerdeck.serializer import runtime_kernels
 
 

@@ -17,6 +17,7 @@ from lowerdeck.exir_compat import (
     to_edge,
     to_edge_transform_and_lower,
 )
+from lowerdeck.exir_compat._executorch import is_exirs
 from lowerdeck.lowered_module.testing import RunPartitioner
 
 aten = torch.ops.aten
@@ -95,6 +96,35 @@ def test_passes_change_a_copy(
             y = counting.linear(*inputs).relu()
             counting.total.add_(y.sum(0))
             torch.testing.assert_close(program(*inputs), y + counting.total)
+
+
+def test_a_pass_can_be_a_method_of_a_built_in_object(exported: ExportedProgram) -> None:
+    seen: list[Any] = []
+    to_edge(exported).transform([seen.append])
+    assert [type(one).__name__ for one in seen] == ["GraphModule"]
+
+
+def exirs_planner() -> None:
+    """Stand for a planner that is defined in ExecuTorch."""
+
+
+exirs_planner.__module__ = "executorch.exir.memory_planning"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_theirs"),
+    [
+        (exirs_planner, True),
+        (type("Pass", (), {"__module__": "executorch.exir.passes.some"}), True),
+        (type("Pass", (), {"__module__": "executorch.exir.passes.some"})(), True),
+        (type("Pass", (), {"__module__": "executorchard.passes"}), False),
+        (swap, False),
+        ([].append, False),
+        (None, False),
+    ],
+)
+def test_what_is_defined_in_executorch_is_exirs(given: Any, is_theirs: bool) -> None:
+    assert is_exirs(given) is is_theirs
 
 
 def test_passes_run_before_partitioners_and_before_emission(exported: ExportedProgram) -> None:

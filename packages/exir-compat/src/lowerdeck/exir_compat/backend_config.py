@@ -10,6 +10,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, MemoryPlanner, one_memory
+from lowerdeck.exir_compat._executorch import is_exirs
 from lowerdeck.exir_compat.errors import SettingError, SettingWarning
 
 # The stem of the file that exir puts constants into where the caller gives no name.
@@ -233,7 +234,7 @@ def _planner(algorithm: Any) -> MemoryPlanner | None:
             f"found a {kind.__name__} as memory_planning_algo, expected a "
             "lowerdeck.emitter.MemoryPlanner or None"
         )
-    if getattr(algorithm, "__module__", "").partition(".")[0] == "executorch":
+    if is_exirs(algorithm):
         warnings.warn(
             "memory_planning_algo is one of exir's, which plan exir's own graphs: the default "
             "planner is taken; give a lowerdeck.emitter.MemoryPlanner",

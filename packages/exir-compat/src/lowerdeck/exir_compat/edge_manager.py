@@ -8,11 +8,12 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
+from lowerdeck.exir_compat._executorch import new_record
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
 from lowerdeck.exir_compat.errors import ExirCompatError, SettingError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
-from lowerdeck.exir_compat.exir_classes import TakenForExirs, new_record
+from lowerdeck.exir_compat.exir_classes import TakenForExirs
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
 from typing import Any
 
+from lowerdeck.exir_compat._executorch import compile_spec_class, file_classes
 from lowerdeck.serializer import Buffer, CompileSpec, Double, Program
 
-_SCHEMA = "executorch.exir.schema"
-_SPECS = "executorch.exir.backend.compile_spec_schema"
 _Made = Callable[[Any], Any]
 
 
@@ -24,7 +22,7 @@ def in_exirs_classes(program: Program) -> Any:
     Args:
         program: The program; it is not changed, and bytes are shared where they are bytes.
     """
-    schema = sys.modules.get(_SCHEMA)
+    schema = file_classes()
     if schema is None:
         return program
     made = _Conversion(schema)
@@ -46,7 +44,7 @@ def buffers_in_exirs_classes(buffers: list[Buffer]) -> list[Any]:
     Args:
         buffers: The values; entry 0 is reserved.
     """
-    schema = sys.modules.get(_SCHEMA)
+    schema = file_classes()
     return buffers if schema is None else list(_Conversion(schema).of(buffers))
 
 
@@ -72,7 +70,7 @@ class _Conversion:
             enum = getattr(self._schema, kind.__name__)
             return lambda value: enum(int(value))
         if kind is CompileSpec:
-            spec = sys.modules[_SPECS].CompileSpec
+            spec = compile_spec_class()
             return lambda value: spec(value.key, as_bytes(value.value))
         if kind is Double:
             return lambda value: self._schema.Double(double_val=value.double_val)

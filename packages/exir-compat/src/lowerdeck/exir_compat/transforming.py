@@ -19,6 +19,7 @@ from torch.export.graph_signature import (
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_manager import PassManager
 
+from lowerdeck.exir_compat._executorch import is_exirs
 from lowerdeck.exir_compat.errors import TransformError
 from lowerdeck.lowered_module import changed_as_in_exir, in_torch_operators
 from lowerdeck.torch_base import copy_graph_module, with_graph_module
@@ -60,7 +61,7 @@ def of_exirs(each: Any) -> bool:
     if isinstance(each, PassManager) and any(map(of_exirs, each.passes)):
         return True
     kinds = (each,) if inspect.isroutine(each) else type(each).__mro__
-    return any(kind.__module__.partition(".")[0] == "executorch" for kind in kinds)
+    return any(map(is_exirs, kinds))
 
 
 def _after(program: ExportedProgram, each: Any) -> ExportedProgram:

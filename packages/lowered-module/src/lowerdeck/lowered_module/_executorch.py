@@ -71,18 +71,25 @@ def wants_edge(partitioner: object) -> bool:
     return base is not None and isinstance(partitioner, base)
 
 
+def is_peers_backend(backend: object) -> bool:
+    """Return whether a backend is of ExecuTorch's kind: also ours, where it stands in its list.
+
+    Args:
+        backend: The class of a backend.
+    """
+    base = backend_base()
+    return base is not None and isinstance(backend, type) and issubclass(backend, base)
+
+
 def wants_edge_backend(backend: object) -> bool:
     """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
 
     Args:
         backend: The class of a backend.
     """
-    base = backend_base()
     # One of ours that stands in ExecuTorch's list says of itself that it is of this package.
     ours = getattr(backend, "__module__", "").partition(".")[0] == "lowerdeck"
-    return (
-        base is not None and isinstance(backend, type) and issubclass(backend, base) and not ours
-    )
+    return is_peers_backend(backend) and not ours
 
 
 def edge_dialect_is_loaded() -> bool:

@@ -10,7 +10,7 @@ from lowerdeck.emitter.backend.debug_map import (
     unused_handles,
 )
 from lowerdeck.emitter.backend.external_weights import ChosenFiles, ExternalWeights, is_stem
-from lowerdeck.emitter.backend.linearize import linearize
+from lowerdeck.emitter.backend.linearizing import linearize
 
 __all__ = [
     "ChosenFiles",

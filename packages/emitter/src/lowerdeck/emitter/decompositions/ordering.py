@@ -34,7 +34,7 @@ def sort(
 
 
 def sort_stable(
-    self: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a sort in which equal elements keep their order if that is asked for.
 
@@ -88,7 +88,7 @@ def median(self: torch.Tensor) -> torch.Tensor:
 
 
 def median_along(
-    self: torch.Tensor, dim: int = -1, keepdim: bool = False
+    self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lower one of the middle elements, and its index.
 
@@ -118,7 +118,7 @@ def nan_median(self: torch.Tensor) -> torch.Tensor:
 
 
 def nan_median_along(
-    self: torch.Tensor, dim: int = -1, keepdim: bool = False
+    self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the median of the elements that are numbers, and its index.
 

@@ -50,12 +50,12 @@ def normal_of_size(
     return torch.randn(size, dtype=dtype) * std + mean
 
 
-def bernoulli(self: torch.Tensor, p: float = 0.5, **_: Any) -> Any:
+def bernoulli(self: torch.Tensor, p: float, **_: Any) -> Any:
     """Return ones with the probability ``p``, zeros otherwise, in the shape of ``self``."""
     return (torch.rand(self.shape, device=self.device) < p).to(self.dtype)
 
 
-def dropout(self: torch.Tensor, p: float, train: bool | None = None) -> Any:
+def dropout(self: torch.Tensor, p: float, train: bool | None) -> Any:
     """Return elements of which some are dropped, and the mask: the kernel does not scale them."""
     if train is False:
         return self.clone(), torch.ones(self.shape, dtype=torch.bool, device=self.device)

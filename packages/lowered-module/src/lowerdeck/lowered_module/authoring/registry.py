@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lowerdeck.lowered_module._executorch import backend_base
+from lowerdeck.lowered_module._executorch import backend_base, is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
 from lowerdeck.lowered_module.authoring.edge_dialect import is_offered
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
@@ -87,7 +87,7 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
         found = _different(entry.load() for entry in installed_entries(BACKENDS, name))
     if len(found) > 1:
         found = _without_superseded(found, name)
-    if len(found) > 1 and all(_is_peers(backend) for backend in found):
+    if len(found) > 1 and all(map(is_peers_backend, found)):
         # exir never asks: of several methods the newest class compiles, of one the oldest.
         warnings.warn(
             f"backend {name} is {' and '.join(map(_describe, found))}: the newest is taken, as in "
@@ -167,11 +167,6 @@ def _different(candidates: Iterable[Any]) -> list[Any]:
     for candidate in candidates:
         newest[candidate.__module__, candidate.__qualname__] = candidate
     return list(newest.values())
-
-
-def _is_peers(backend: Any) -> bool:
-    base = backend_base()
-    return base is not None and isinstance(backend, type) and issubclass(backend, base)
 
 
 def _without_superseded(found: list[Any], name: str) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import backend_base
+from lowerdeck.lowered_module._executorch import is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
 from lowerdeck.lowered_module.authoring.edge_dialect import to_torchs_operators
 from lowerdeck.lowered_module.authoring.registry import find_backend
@@ -129,8 +129,7 @@ def _run_here(cut: Cut, backend: Any) -> Any:
 def _copy_for(backend: Any, program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return a copy in torch's operators, and whether it was in ExecuTorch's for our backend."""
     copied = backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
-    base = backend_base()
-    if base is not None and issubclass(backend, base):
+    if is_peers_backend(backend):
         return copied, False
     return copied, bool(to_torchs_operators(copied.graph_module))
 

@@ -1,0 +1,67 @@
+"""What this package knows of ExecuTorch's own modules: no other one of it names them.
+
+Whoever asks ``isinstance`` for a class of exir's has imported the module that defines it, so that
+looking whether it is loaded is enough; and it is looked each time that it is asked. Imported is
+one module only, by ``new_record``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from lowerdeck.exir_compat.errors import SettingError
+
+_PROGRAMS = "executorch.exir.program._program"
+_SCHEMA = "executorch.exir.schema"
+_SPECS = "executorch.exir.backend.compile_spec_schema"
+_RECORDS = "executorch.devtools.etrecord"
+
+
+def manager_class(name: str) -> Any:
+    """Return the class of managers that exir has under a name, None where it is not loaded.
+
+    Args:
+        name: Of the class, such as ``EdgeProgramManager``.
+    """
+    return getattr(sys.modules.get(_PROGRAMS), name, None)
+
+
+def file_classes() -> Any:
+    """Return the module of the classes that exir's files are made of, None if not loaded."""
+    return sys.modules.get(_SCHEMA)
+
+
+def compile_spec_class() -> Any:
+    """Return exir's class of compile specs, which its module of file classes imports."""
+    return sys.modules[_SPECS].CompileSpec
+
+
+def is_exirs(kind: object) -> bool:
+    """Return whether a class, a function or an object's class is defined in ExecuTorch.
+
+    Args:
+        kind: The class, the function or the object.
+    """
+    # Methods of built-in objects say None of their module.
+    module = getattr(kind, "__module__", None) or ""
+    return module.partition(".")[0] == "executorch"
+
+
+def new_record() -> Any:
+    """Return an empty record of ExecuTorch's devtools, for its Inspector.
+
+    The one place of this package that imports ExecuTorch, whose class and file format it is; only
+    who asks for ``generate_etrecord=True`` comes here.
+
+    Raises:
+        SettingError: The devtools are not installed.
+    """
+    try:
+        return importlib.import_module(_RECORDS).ETRecord()
+    except ImportError as error:
+        raise SettingError(
+            "generate_etrecord is True, and such a record is an object of executorch.devtools, "
+            f"which cannot be imported: {error}; install executorch and pandas, or leave it out"
+        ) from error
