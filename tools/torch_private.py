@@ -8,6 +8,7 @@ touched outside each package's ``_torch_private.py``.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,12 +72,20 @@ def private_uses(path: Path, own: set[str], of_torch: set[str]) -> Iterator[tupl
     """
     tree = ast.parse(path.read_text())
     # The names of operators are the vocabulary of programs, not torch's Python.
-    operators = {
+    not_torchs = {
         target.id
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and _dotted(node.value).startswith("torch.ops")
         for target in node.targets
         if isinstance(target, ast.Name)
+    }
+    # Python's own modules document names with an underscore, as os._exit.
+    not_torchs |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name in sys.stdlib_module_names
     }
     for node in ast.walk(tree):
         match node:
@@ -92,7 +101,7 @@ def private_uses(path: Path, own: set[str], of_torch: set[str]) -> Iterator[tupl
             case ast.Attribute(attr=attr) if _is_private(attr):
                 name = _dotted(node)
                 base = name.split(".")[0]
-                if name in {f"self.{attr}", f"cls.{attr}"} or base in operators:
+                if name in {f"self.{attr}", f"cls.{attr}"} or base in not_torchs:
                     continue
                 if name.startswith("torch.ops."):
                     continue

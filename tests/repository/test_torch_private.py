@@ -99,6 +99,8 @@ def test_the_page_tells_what_is_touched():
         ("ATEN = torch.ops.aten\nop = ATEN._to_copy", None),
         ("op = torch.ops.aten._to_copy.default", None),
         ("torch._check(x > 0)", None),
+        ("import os\nos._exit(1)", None),
+        ("os._exit(1)", "os._exit"),
         ("self._ours = other._ours", None),
         ("pair._replace(a=1)", None),
     ],
