@@ -36,6 +36,7 @@ class Forms:
 
     by_key: dict[object, int] = field(default_factory=dict)
     found: list[Body] = field(default_factory=list)
+    recorded: list[dict[RecordedCall, None]] = field(default_factory=list)
     called_as: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, body: Body) -> int:
@@ -45,10 +46,16 @@ class Forms:
         number = self.by_key.setdefault(key, len(self.found))
         if number == len(self.found):
             self.found.append(body)
-        else:
-            same = self.found[number]
-            same.recorded = tuple(dict.fromkeys((*same.recorded, *body.recorded)))
+            self.recorded.append({})
+        for call in body.recorded:
+            self.recorded[number][call] = None
         return number
+
+    def tell_recorded(self) -> None:
+        """Tell each form what all of its calls were recorded with."""
+        # Once, when all are added: to tell it at each call would be quadratic.
+        for body, calls in zip(self.found, self.recorded, strict=True):
+            body.recorded = tuple(calls)
 
 
 def share(root: Frame, maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]:
@@ -68,6 +75,8 @@ def share(root: Frame, maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]
             maker.set_target(frame, call_target(frame.accessor, number if is_form else None))
             if is_form and frame.parent is not None:
                 forms.called_as.add((paths.canonical(frame.parent.path), frame.accessor))
+    for forms in found.values():
+        forms.tell_recorded()
     return found
 
 
