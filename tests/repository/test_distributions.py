@@ -35,7 +35,12 @@ ONLY_FOR_TYPES = {"_typeshed"}
 # What tests ask for by find_spec, and go another way without it.
 WHERE_TESTED = {"lowered-module": {"lowerdeck-runner"}}
 # What is taken where it is there: 600 MB of distributions are nothing to ask of those who export.
-WHERE_INSTALLED = {"language-models": {"executorch"}, "runner": {"executorch"}}
+WHERE_INSTALLED = {
+    # torch comes with executorch, into whose process it must be loaded first; so may openvino.
+    "serializer": {"executorch", "openvino", "torch"},
+    "language-models": {"executorch"},
+    "runner": {"executorch"},
+}
 
 
 def _name(requirement: str) -> str:
