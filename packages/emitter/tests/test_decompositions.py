@@ -13,7 +13,10 @@ import torch
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter import emit
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
-from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
+from lowerdeck.emitter.decompositions.dynamic_quantization import (
+    DYNAMIC_QUANTIZATION,
+    check_range,
+)
 from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
@@ -21,6 +24,7 @@ from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.integers import product
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
+from lowerdeck.emitter.decompositions.quantization import _quantize, _quantize_channels
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.decompositions.random_numbers import dropout
 from lowerdeck.emitter.decompositions.running import RUNNING
@@ -410,6 +414,34 @@ def test_a_token_of_zeros_has_the_smallest_scale() -> None:
     scales, zeros = rule(x, torch.int8)
     torch.testing.assert_close(scales, torch.tensor([[1e-5], [4.0]]) / 127, rtol=1e-6, atol=0)
     assert not zeros.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_limits_that_a_dtype_cannot_hold_are_refused(dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    check_range(ends.min, ends.max, dtype)
+    for low, high in ((ends.min - 1, ends.max), (ends.min, ends.max + 1)):
+        told = f"found integers of {low} to {high}, expected {ends.min} to {ends.max} at most"
+        with pytest.raises(ValueError, match=told):
+            check_range(low, high, dtype)
+        # Limits that the program computes are not known here, and floats hold any.
+        check_range(torch.tensor(low), torch.tensor(high), dtype)
+        check_range(low, torch.tensor(high), dtype)
+        check_range(low, high, torch.float8_e4m3fn)
+
+
+def test_every_quantization_asks_whether_its_dtype_holds_the_limits() -> None:
+    x, scales, zeros = torch.ones(2, 4), torch.ones(2, 1), torch.zeros(2, 1)
+    by_name = {name: rule for name, _, rule in DYNAMIC_QUANTIZATION}
+    for call in (
+        lambda *limits: _quantize(x, 0.5, 0, *limits),
+        lambda *limits: _quantize_channels(x, scales[:, 0], zeros[:, 0], 0, *limits),
+        lambda *limits: by_name["quantize_per_token"](x, scales, zeros, *limits),
+        lambda *limits: by_name["quantize_per_channel_group"](x, scales, zeros, *limits, 4),
+    ):
+        assert call(0, 127, torch.int8).dtype == torch.int8
+        with pytest.raises(ValueError, match="found integers of 0 to 255, expected -128 to 127"):
+            call(0, 255, torch.int8)
 
 
 def test_truths_are_sorted_as_numbers() -> None:

@@ -280,6 +280,29 @@ def test_a_view_of_a_size_that_varies_is_made_at_run_time_without_a_copy() -> No
     assert "aten::view_copy.out" not in kernels
 
 
+@pytest.mark.parametrize(
+    ("names", "is_copied"),
+    [
+        # The runtime finds one size that varies, beside any number of ones, and no two.
+        ({0: "rows"}, False),
+        ({0: "rows", 1: "columns"}, True),
+    ],
+)
+def test_a_shape_with_one_size_that_varies_needs_no_copy(
+    names: dict[int, str], is_copied: bool
+) -> None:
+    varying = {dim: Dim(name, max=8) for dim, name in names.items()}
+    method = method_of(
+        lambda x: (x + 1).unsqueeze(0).unsqueeze(0) * 2,
+        torch.ones(4, 2),
+        dynamic_shapes=((varying,),),
+    )
+    run_passes(method, EmitConfig())
+    kernels = [call.kernel.full_name for call in calls(method) if call.kernel is not None]
+    assert ("aten::unsqueeze_copy.out" in kernels) is is_copied
+    assert ("executorch_prim::et_view.default" in kernels) is not is_copied
+
+
 def test_all_missing_kernels_are_named_at_once() -> None:
     method = method_of(lambda x: torch.lgamma(x) + torch.digamma(x), torch.ones(2))
     with pytest.raises(MissingKernelError) as caught:

@@ -75,6 +75,26 @@ def test_attention_copies_no_keys_and_no_values(rows: Any) -> None:
     }
 
 
+@pytest.mark.parametrize("length", [LONG, LONG + 1])
+def test_heads_of_any_length_are_read_where_they_lie(length: int) -> None:
+    k, v = torch.randn(1, 2, length, WIDE), torch.randn(1, 2, length, WIDE)
+    assert set(copies(attention, (Q, k, v))) == {
+        ("permute_copy", 4 * ROWS * WIDE),
+        ("permute_copy", 4 * ROWS * length),
+    }
+
+
+def test_what_is_cut_across_repetitions_is_copied() -> None:
+    """Three heads twice as two threes: the batch of a product holds no head with its copy."""
+
+    def across(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        repeated_twice = v[:, :, None].expand(1, 3, 2, LONG, WIDE)
+        return q @ repeated_twice.reshape(2, 3, LONG, WIDE)
+
+    inputs = (torch.randn(2, 3, ROWS, LONG), K, torch.randn(1, 3, LONG, WIDE))
+    assert ("expand_copy", 6 * LONG * WIDE) in copies(across, inputs)
+
+
 @pytest.mark.parametrize(
     "function",
     [
