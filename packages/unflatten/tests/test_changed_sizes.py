@@ -11,12 +11,13 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
 
 from lowerdeck.unflatten import (
     InputConstraintError,
@@ -228,6 +229,139 @@ def test_what_the_code_knows_is_refused(name: str, how: str, sizes: str) -> None
         assert outcome(lambda m=module: m(x), eager(x)) == "refused", change  # type: ignore[misc]
 
 
+sym_max: Any = torch.sym_max
+
+GIVEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "2*t": lambda x: torch.cat([x, x], 1),
+    "t-1": lambda x: x[:, 1:],
+    "b*t": lambda x: x.reshape(1, -1, 8),
+    "3*t + 1": lambda x: torch.cat([x, x, x, x[:, :1]], 1),
+    "(t+1)//2": half,
+    "b+t": lambda x: torch.cat([x[:1], x[:, :1].transpose(0, 1)], 1),
+    "max(b, t)": lambda x: x.new_ones(1, sym_max(x.shape[0], x.shape[1]), 8) * x.mean(),
+}
+"""What is given to a module, by its sizes."""
+
+
+class Gives(nn.Module):
+    """Gives a model something of other sizes than it is given itself."""
+
+    def __init__(self, given: Callable[[torch.Tensor], torch.Tensor], code: Code) -> None:
+        super().__init__()
+        self.inner = Model(code)
+        self.given = given
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(self.given(x))
+
+
+@pytest.mark.parametrize("how", ["preserving", "flat"])
+@pytest.mark.parametrize("given", GIVEN)
+def test_sizes_that_were_computed_are_known_too(given: str, how: str) -> None:
+    """All of them went on with the recorded size, where no argument had a symbol's own."""
+    inputs = [torch.randn(4, 6, 8), torch.randn(3, 9, 8)]
+    sizes = ({0: Dim.AUTO, 1: Dim.AUTO},)
+    export: Any = export_preserving if how == "preserving" else torch.export.export
+    for code in ("mean of both", "twice", "zeros"):
+        model = Gives(GIVEN[given], KNOWS[code]).eval()
+        program = export(model, (inputs[0],), dynamic_shapes=sizes)
+        alike = module_of(program, how)
+        alike.set_submodule("inner.body", nn.Sequential(alike.get_submodule("inner.body")))
+        for change in (wrap, hook):
+            module, eager = module_of(program, how), copy.deepcopy(model)
+            change(module, "inner.body")
+            change(eager, "inner.body")
+            for x in inputs:
+                torch.testing.assert_close(alike(x), model(x))
+                assert outcome(partial(module, x), eager(x)) == "refused", (code, change)
+
+
+class Pair(NamedTuple):
+    """What a module returns."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+STRUCTURES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "tuple": lambda one, other: (one, other),
+    "dict": lambda one, other: {"one": one, "other": other},
+    "nested": lambda one, other: [(one,), other],
+    "named": Pair,
+}
+
+
+def first(made: Any) -> torch.Tensor:
+    """Return the first leaf of any of these structures."""
+    leaf: torch.Tensor = pytree.tree_leaves(made)[0]
+    return leaf
+
+
+class Returns(nn.Module):
+    """Returns two tensors, of which the first may be its argument."""
+
+    def __init__(self, structure: str, itself: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.structure = STRUCTURES[structure]
+        self.itself = itself
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.inner(x)
+        return self.structure(x if self.itself else y * 2, y.sum((1, 2)))
+
+
+class Drops(nn.Module):
+    """Reads the second, and of the first no more than a size, or nothing."""
+
+    def __init__(self, structure: str, itself: bool, reads: bool) -> None:
+        super().__init__()
+        self.body = Returns(structure, itself)
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = self.body(x)
+        other = pytree.tree_leaves(made)[1]
+        return other / first(made).shape[1] if self.reads else other, x + 1
+
+
+class Changes(nn.Module):
+    """Changes the first of what it wraps returns."""
+
+    def __init__(self, inner: nn.Module, changed: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.changed = changed
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = self.inner(x)
+        leaves, spec = pytree.tree_flatten(made)
+        return pytree.tree_unflatten([self.changed(leaves[0]), *leaves[1:]], spec)
+
+
+@pytest.mark.parametrize("sizes", ["fixed", "t"])
+@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_sizes_of_results_that_nobody_reads(structure: str, itself: bool, sizes: str) -> None:
+    """Their sizes alone were not looked at, and what is an argument had to stay it."""
+    x = torch.randn(4, 6, 8)
+    shapes = DYNAMIC[sizes]
+    for reads in (False, True):
+        model = Drops(structure, itself, reads).eval()
+        program = export_preserving(
+            model, (x,), strict=structure == "tuple", dynamic_shapes=shapes and (shapes,)
+        )
+        for changed in (half, lambda y: y + 1, lambda y: y.to(torch.bfloat16)):
+            expected = "refused" if reads and changed is half else "equal"
+            module, eager = unflatten(program), copy.deepcopy(model)
+            torch.testing.assert_close(module(x), eager(x))
+            module.set_submodule("body", Changes(module.get_submodule("body"), changed))
+            eager.set_submodule("body", Changes(eager.body, changed))
+            assert outcome(partial(module, x), eager(x)) == expected
+            module = copied(module)
+            assert outcome(partial(module, x), eager(x)) == expected
+
+
 @pytest.mark.parametrize("sizes", ["fixed", "t"])
 @pytest.mark.parametrize("how", EXPORTS)
 @pytest.mark.parametrize("where", MODELS)
@@ -354,6 +488,42 @@ def test_numbers_of_the_model_s_own_pass() -> None:
     wrap(module, "body")
     wrap(eager, "body")
     torch.testing.assert_close(module(x), eager(x))
+
+
+def tokens(y: torch.Tensor) -> int:
+    """Return a size where the line that goes on with it shows none."""
+    return y.shape[1]
+
+
+class Counts(OwnNumbers):
+    """Gives a number to two steps that the line writes once."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        n = tokens(y)
+        return y.sum((0, 1)) * 6 / n
+
+
+class Repeats(OwnNumbers):
+    """Gives the number that it writes to one step, three times."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        for _ in range(3):
+            y = y * 6 + 1
+        return y
+
+
+@pytest.mark.parametrize(("made", "expected"), [(Counts, "refused"), (Repeats, "equal")])
+def test_a_number_that_a_line_writes_less_often_than_it_uses_it(
+    made: type[OwnNumbers], expected: str
+) -> None:
+    x = torch.randn(4, 6, 8)
+    model = made()
+    module, eager = program_of(model, x, "preserving", "fixed"), copy.deepcopy(model)
+    wrap(module, "body")
+    wrap(eager, "body")
+    assert outcome(partial(module, x), eager(x)) == expected
 
 
 def copied(module: UnflattenedModule) -> UnflattenedModule:

@@ -108,7 +108,7 @@ def _given_tensors(count: int) -> Callable[[], object]:
 
 
 def _returned_tensors(count: int) -> Callable[[], object]:
-    hook = same_results._aliasing(is_recorded=True, twice="child")
+    hook = same_results._aliasing("child", twice="child")
     given, result = ([torch.zeros(1) for _ in range(8 * count)] for _ in range(2))
     return lambda: hook(nn.Tanh(), (given,), {}, result)
 
@@ -167,9 +167,30 @@ def _plain_sizes(count: int) -> Callable[[], object]:
     return _sizes(count, preserving=False)
 
 
+class Watched(nn.Module):
+    """The code around its children reads sizes of what they return."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.many = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.many:
+            y = each(x[:, 1:])
+            x = x + y.sum(1, keepdim=True) / y.shape[1]
+        return x
+
+
+def _watched(count: int) -> Callable[[], object]:
+    sizes = ({0: torch.export.Dim("b"), 1: torch.export.Dim("t", min=4)},)
+    program = export_preserving(Watched(count), (torch.randn(3, 5, 4),), dynamic_shapes=sizes)
+    made = unflatten(program)
+    return lambda: made.set_submodule("many.0", nn.Linear(4, 4))
+
+
 MADE = (
     *(_first_call, _table, _plain_table, _refused, _without_calls),
-    *(_given_tensors, _returned_tensors, _own_sizes, _plain_sizes, _prefixes),
+    *(_given_tensors, _returned_tensors, _own_sizes, _plain_sizes, _prefixes, _watched),
 )
 
 

@@ -7,7 +7,7 @@ is the second of two arguments, or of two results, that are one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from lowerdeck.unflatten.calls.carrying import (
     ITSELF,
     RETURNED,
     TWICE,
+    UNREAD_RESULT,
     UNREAD_TWICE,
     is_itself,
 )
@@ -54,7 +55,7 @@ def results_aliased(
                 before = _aliasing_arguments(twice)
                 handle = module.register_forward_pre_hook(before, with_kwargs=True)
                 stack.callback(handle.remove)
-            after = _aliasing(is_recorded=bool(told), twice=twice)
+            after = _aliasing(" ".join(told), twice=twice)
             handle = module.register_forward_hook(after, with_kwargs=True)
             stack.callback(handle.remove)
         yield
@@ -124,13 +125,13 @@ def _alias(leaf: Any, told: dict[str, Any]) -> Any:
         return _ALIAS(leaf)
 
 
-def _aliasing(*, is_recorded: bool, twice: str) -> Callable[..., Any]:
+def _aliasing(recorded: str, *, twice: str) -> Callable[..., Any]:
     """Return the hook; it holds no module, which strict export would name by the hook."""
 
     def after(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
-        if not is_recorded and not _is_tensor(result):
+        if not recorded and not _is_tensor(result):
             return None
         given = _different(list(filter(_is_tensor, pytree.tree_leaves((args, kwargs)))))
         seen = _different([])
@@ -139,7 +140,7 @@ def _aliasing(*, is_recorded: bool, twice: str) -> Callable[..., Any]:
             if not _is_tensor(leaf):
                 return leaf
             if _is_among(leaf, given):
-                return _alias(leaf, {ITSELF: True})
+                return _alias(leaf, {ITSELF: recorded})
             if twice and _is_among(leaf, seen):
                 return _alias(leaf, {ITSELF: True, TWICE: twice})
             seen[_key(leaf, seen)] = leaf
@@ -174,15 +175,16 @@ def drop_other_aliases(program: ExportedProgram) -> None:
     renamed: dict[str, str] = {}
     # From the back: what only reads another alias goes first.
     for held, node in reversed(aliases):
-        twice = (node.meta.get("custom") or {}).get(TWICE)
-        node.meta["custom"] = {ITSELF: True}
+        custom = node.meta["custom"]
+        twice, returned = custom.get(TWICE), custom[ITSELF]
+        node.meta["custom"] = {ITSELF: True, **_unread(node)}
         writers = memory.writers(node) if held is program.graph_module else [node] * writes
         if not writers and any(map(_reads, node.users)):
             continue
         source: Any = node.args[0]
         if twice is not None:
             if not writers:
-                _note_unread(source, twice)
+                _note_unread(source, UNREAD_TWICE, twice)
             _drop(held.graph, node, renamed)
             continue
         is_read = any(user > node for user in source.users)
@@ -192,6 +194,8 @@ def drop_other_aliases(program: ExportedProgram) -> None:
         if is_read or any(user > node for other in alike for user in other.users):
             source.meta["custom"] = {**(source.meta.get("custom") or {}), ARGUMENT_READ: is_read}
         source.meta["custom"] = {**(source.meta.get("custom") or {}), RETURNED: True}
+        if not writers and returned:
+            _note_unread(source, UNREAD_RESULT, returned)
         _drop(held.graph, node, renamed)
     for held in graphs if renamed else ():
         held.recompile()
@@ -202,14 +206,22 @@ def drop_other_aliases(program: ExportedProgram) -> None:
             leaf.name = renamed[leaf.name]
 
 
-def _note_unread(source: Node, twice: str) -> None:
+def _note_unread(source: Node, key: str, names: str) -> None:
     custom = source.meta.get("custom") or {}
-    paths = {**custom.get(UNREAD_TWICE, {}), **dict.fromkeys(twice.split(" "), True)}
-    source.meta["custom"] = {**custom, UNREAD_TWICE: paths}
+    paths = {**custom.get(key, {}), **dict.fromkeys(names.split(" "), True)}
+    source.meta["custom"] = {**custom, key: paths}
+
+
+def _unread(node: Node) -> dict[str, Mapping[str, bool]]:
+    """Return what was noted of modules that are given or return ``node``."""
+    custom = node.meta.get("custom") or {}
+    return {key: custom[key] for key in (UNREAD_TWICE, UNREAD_RESULT) if key in custom}
 
 
 def _drop(graph: Graph, node: Node, renamed: dict[str, str]) -> None:
     source: Any = node.args[0]
+    for key, paths in _unread(node).items():
+        _note_unread(source, key, " ".join(paths))
     node.replace_all_uses_with(source)
     graph.erase_node(node)
     renamed[node.name] = source.name

@@ -38,7 +38,7 @@ readers of the argument were told from those of the result, so that ``ARGUMENT_R
 
 ITSELF = "lowerdeck_itself"
 """Where ``custom`` of an alias says that it is the tensor itself, which a module was given and
-returned."""
+returned. While export runs it has the names of that module."""
 
 TWICE = "lowerdeck_twice"
 """Where ``custom`` of such an alias has the names of the module that was given or returned its
@@ -47,6 +47,10 @@ tensor before, in the same call."""
 UNREAD_TWICE = "lowerdeck_unread_twice"
 """Where ``custom`` of a node's meta has the modules that are given or return it more than once, of
 which only the first is read."""
+
+UNREAD_RESULT = "lowerdeck_unread_result"
+"""Where ``custom`` of a node's meta has the modules that are given it and return it, of which
+nobody reads what they return."""
 
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
@@ -166,6 +170,11 @@ def is_itself(node: Node) -> bool:
 def is_unread_twice(node: Node, path: str) -> bool:
     """Return whether a module that is given or returns a tensor twice has readers of one only."""
     return path in (node.meta.get("custom") or {}).get(UNREAD_TWICE, ())
+
+
+def is_unread_result(node: Node, path: str) -> bool:
+    """Return whether a module that returns its argument has readers of the argument alone."""
+    return path in (node.meta.get("custom") or {}).get(UNREAD_RESULT, ())
 
 
 def is_read_as_argument(node: Node) -> bool:

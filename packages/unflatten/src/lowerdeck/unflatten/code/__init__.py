@@ -8,13 +8,8 @@ from lowerdeck.unflatten.code.call_targets import (
     split_call_target,
 )
 from lowerdeck.unflatten.code.code import Source, write_source
-from lowerdeck.unflatten.code.known_sizes import (
-    SIZES,
-    ResultCheck,
-    result_checks,
-    sizes_of,
-    symbols_asked,
-)
+from lowerdeck.unflatten.code.known_sizes import result_checks, symbols_asked
+from lowerdeck.unflatten.code.result_check import SIZES, ResultCheck, sizes_of
 
 __all__ = [
     "OWN_NAMES",

@@ -29,7 +29,7 @@ from lowerdeck.unflatten.calls.carrying import CARRIED, CARRIES, NEEDS, PRIVATE,
 from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lines
 from lowerdeck.unflatten.calls.chosen_forms import carrying_form, form_of
 from lowerdeck.unflatten.calls.python_names import is_name
-from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
 from lowerdeck.unflatten.calls.size_checks import SIZE_CHECKS
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
@@ -41,8 +41,9 @@ from lowerdeck.unflatten.code.failures import (
     naming,
     told,
 )
-from lowerdeck.unflatten.code.known_sizes import ResultCheck
+from lowerdeck.unflatten.code.result_check import ResultCheck
 
+_TAKES_PARTS = (operator.getitem, flatten_like)
 _SERIAL = re.compile(r"(_\d+)+$")
 _WORD = re.compile(r"[^0-9a-zA-Z_]+")
 _FILE_NUMBERS = count()
@@ -228,12 +229,14 @@ class _Writer:
         self.local: dict[Node, str] = {}
         self.bases: dict[Node, str] = {}
         self.used: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self.taken: set[str] = set(_PYTHON_NAMES)
         self.leaves: list[str] = []
+        self.unread: set[Node] = set()
         self.indent = "    "
 
     def write(self) -> Source:
-        nodes = list(self.graph.nodes)
+        nodes = self._read_nodes()
         placeholders = [node for node in nodes if node.op == "placeholder"]
         self._open(placeholders)
         dead = self._last_uses(nodes)
@@ -246,6 +249,17 @@ class _Writer:
         return Source(
             tuple(self.lines), tuple(self.comments), self.names, self.checks, self.prefix
         )
+
+    def _read_nodes(self) -> list[Node]:
+        """Return the nodes without what takes parts of results that nobody reads or checks."""
+        nodes: list[Node] = []
+        for node in reversed(self.graph.nodes):
+            is_part = node.op == "call_function" and node.target in _TAKES_PARTS
+            if is_part and node not in self.results and self.unread.issuperset(node.users):
+                self.unread.add(node)
+            else:
+                nodes.append(node)
+        return nodes[::-1]
 
     def _open(self, placeholders: Sequence[Node]) -> None:
         if self.signature is None:
@@ -298,8 +312,12 @@ class _Writer:
         """Return for each node the values that nobody reads after it."""
         seen: set[Node] = set()
         dead: dict[Node, list[Node]] = {}
+        named = {node.name: node for node in nodes} if self.results else {}
         for node in reversed(nodes):
-            for source in () if is_itself(node) else map(_origin, node.all_input_nodes):
+            check = self.results.get(node)
+            compared = [named[name] for name in check.names()] if check is not None else []
+            inputs = (*node.all_input_nodes, *compared)
+            for source in () if is_itself(node) else map(_origin, inputs):
                 if source not in seen:
                     seen.add(source)
                     if node.op != "output" and source.op not in {"placeholder", "get_attr"}:
@@ -323,18 +341,31 @@ class _Writer:
             return
         text = self._call(node)
         check = self.results.get(node)
-        if node.users or check is not None:
+        if check is not None:
+            self._checked(node, check, text, dead)
+            return
+        if not self.unread.issuperset(node.users):
             text = f"{self._name(node, heir_of=dead)} = {text}"
+        if left := self._freed(node, dead):
+            text += f"; {left}"
+        self.line(text, _source_comment(node))
+
+    def _checked(self, node: Node, check: ResultCheck, text: str, dead: Sequence[Node]) -> None:
+        # Its name is no other's, and nothing is freed, before it was compared with what is dead.
+        self.line(f"{self._name(node)} = {text}", _source_comment(node))
+        names = {each.name: name for each, name in self.local.items()}
+        values = ["self", self.local[node], *(text.format(**names) for text in check.texts)]
+        text = f"{self.object_name(check.check, 'check_result')}({', '.join(values)})"
+        if left := self._freed(node, dead):
+            text += f"; {left}"
+        self.line(text)
+
+    def _freed(self, node: Node, dead: Sequence[Node]) -> str:
+        """Return the statement that frees what nobody reads after a node; "" if nothing is."""
         left = [
             self.local[source] for source in dead if self.local[source] != self.local.get(node)
         ]
-        if left:
-            text += f"; {' = '.join(left)} = None"
-        self.line(text, _source_comment(node))
-        if check is not None:
-            names = {each.name: name for each, name in self.local.items()}
-            values = ["self", self.local[node], *(text.format(**names) for text in check.texts)]
-            self.line(f"{self.object_name(check.check, 'check_result')}({', '.join(values)})")
+        return f"{' = '.join(left)} = None" if left else ""
 
     def _mode(self, node: Node) -> bool:
         """Open or close a block for a node that changes a mode; return whether it was one."""
@@ -468,9 +499,10 @@ class _Writer:
             if _PYTHON_NAMES.get(str(words)) is value and words not in self.parameters:
                 return str(words)
             base = "_" + _WORD.sub("_", str(words)).strip("_")[:40]
-            found, number = base, 1
+            found, number = base, self.numbers.get(base, 1)
             while self._is_taken(found):
                 found, number = f"{base}_{number}", number + 1
+            self.numbers[base] = number
             self.by_object[key] = found
             self.names[found] = value
         return found

@@ -11,35 +11,32 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
+from operator import getitem
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import (
-    SYMBOLS,
     OpOverload,
     arguments_of,
-    expression_of,
     is_getitem,
-    plain_number,
     schema_of,
     source_frames,
 )
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.calls.carrying import PRIVATE
-from lowerdeck.unflatten.calls.former_calls import described
+from lowerdeck.unflatten.calls.signature import flatten_like
 from lowerdeck.unflatten.code.call_targets import split_call_target
 from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
-from lowerdeck.unflatten.errors import InputConstraintError
-
-SIZES = "sizes"
-"""Meta of a node of a graph that was stored: what ``sizes_of`` returns of its value."""
+from lowerdeck.unflatten.code.result_check import ResultCheck, Sizes, sizes_of
+from lowerdeck.unflatten.code.size_texts import SizeTexts
 
 _DIMENSIONS = re.compile(r"(start_|end_)?dim(s|ension|\d)?|axis|source|destination|(un)?bias")
 _NO_SIZES = {"exponent", "alpha", "beta", "p", "eps", "groups", "correction", "ord", "diagonal"}
@@ -54,109 +51,6 @@ _MAKES = re.compile(
 )
 _PLAIN = {"_operator", "math", "torch"}
 _CONVERTS = {"to", "_to_copy", "scalar_tensor"}
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is recorded of a tensor.
-
-    Attributes:
-        shape: Its sizes; an expression where one varies.
-        dtype: Its type.
-    """
-
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
-
-
-def sizes_of(node: Node) -> Any:
-    """Return the ``Sizes`` of a tensor, the expression of a symbol; None of anything else."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        shape = tuple([expression_of(plain_number(size)) for size in value.shape])
-        return Sizes(shape, value.dtype)
-    if isinstance(value, SYMBOLS):
-        return expression_of(value)
-    return node.meta.get(SIZES)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ResultCheck:
-    """Checks what one call returned.
-
-    Attributes:
-        name: The name of what is called.
-        recorded: What it returned when it was recorded.
-        dims: Each dimension whose size the code after the call knows, with where it does.
-        dtype_read: Where that code knows the type; "" where it does not.
-        texts: For each of these dimensions the expression of its size, as the code has it.
-    """
-
-    name: str
-    recorded: Sizes
-    dims: tuple[tuple[int, str], ...]
-    dtype_read: str
-    texts: tuple[str, ...] = ()
-
-    def check(self, module: torch.nn.Module, value: Any, *sizes: Any) -> None:
-        """Check a result.
-
-        Args:
-            module: The caller.
-            value: The result.
-            sizes: For each dimension the size that the code after the call goes on with.
-
-        Raises:
-            InputConstraintError: It has another size, or type, than that code was recorded with.
-        """
-        if not isinstance(value, torch.Tensor) or isinstance(value, Proxy):
-            return
-        body = module.__dict__[PRIVATE]
-        if body.unchecked:
-            return
-        is_alike = value.dim() == len(self.recorded.shape)
-        for (dim, where), size in zip(self.dims, sizes, strict=True):
-            if not is_alike or value.shape[dim] != size:
-                shown = [str(each) for each in self.recorded.shape]
-                shown[dim] = str(size)
-                raise InputConstraintError(
-                    self._told(
-                        value,
-                        f"a tensor of shape ({', '.join(shown)})",
-                        f"knows the size of dimension {dim}",
-                        where,
-                        body.type_name,
-                    )
-                )
-        dtype = self.recorded.dtype
-        if self.dtype_read and value.dtype is not dtype and not _may_be(dtype, value, body.moved):
-            raise InputConstraintError(
-                self._told(
-                    value,
-                    f"a tensor of {dtype}",
-                    "knows its type",
-                    self.dtype_read,
-                    body.type_name,
-                )
-            )
-
-    def _told(
-        self, value: torch.Tensor, recorded: str, knows: str, where: str, caller: str | None
-    ) -> str:
-        of = f" of a {caller}" if caller else ""
-        return (
-            f"{self.name!r}{of} was changed, and returned {described(value)}; the program was "
-            f"recorded with {recorded}, and the code that calls it {knows}: {where}. Eager's may "
-            "ask the result for that, and the program cannot. Return what was recorded, or make "
-            "the change in the model and export that."
-        )
-
-
-def _may_be(
-    dtype: torch.dtype, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]
-) -> bool:
-    return moved.get(dtype) is value.dtype or torch.is_autocast_enabled(value.device.type)
-
 
 SizesAsked = Callable[[Node], Sequence[frozenset[sympy.Symbol]]]
 """Tells of a call, for each of the flat values that it is given, the symbols in the sizes that the
@@ -190,7 +84,7 @@ def _results(call: Node) -> Iterator[Node]:
         if isinstance(sizes_of(node), Sizes):
             yield node
         else:
-            queue += [user for user in node.users if is_getitem(user)]
+            queue += [user for user in node.users if user.target in (getitem, flatten_like)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +95,13 @@ class _Use:
         value: It.
         node: The step.
         source: What a symbol is read from; None of anything else.
+        name: Which argument of the step it is in.
     """
 
     value: Any
     node: Node
     source: Any = None
+    name: str = ""
 
 
 def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
@@ -234,7 +130,7 @@ def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
             continue
         for leaf in _leaves(value):
             if not isinstance(leaf, Node):
-                yield _Use(leaf, node)
+                yield _Use(leaf, node, name=name)
             elif not computes_number:
                 size = sizes_of(leaf)
                 if isinstance(size, sympy.Basic):
@@ -265,6 +161,9 @@ class _Code:
         self._order = list(graph.nodes)
         self._index = {node: index for index, node in enumerate(self._order)}
         self._numbers: dict[float, list[_Use]] = {}
+        self._steps: dict[float, dict[str, set[tuple[Any, str]]]] = {}
+        self._lines: dict[Node, str] = {}
+        self._found: dict[tuple[float, bool], list[_Use]] = {}
         self._last_number = -1
         self._symbols: list[_Use] = []
         self._types: dict[torch.dtype, list[_Use]] = {}
@@ -280,12 +179,15 @@ class _Code:
                     if key not in {0, 1}:
                         self._last_number = self._index[node]
 
+    @cached_property
+    def _texts(self) -> SizeTexts:
+        return SizeTexts(self._order)
+
     def check_of(self, call: Node, result: Node) -> ResultCheck | None:
         """Return how a result is to be checked; None if nothing after the call knows it."""
         recorded: Sizes = sizes_of(result)
         dims: list[tuple[int, str]] = []
         shown: list[str] = []
-        texts: Mapping[sympy.Symbol, str] | None = None
         for dim, size in enumerate(recorded.shape):
             if not isinstance(size, sympy.Basic):
                 use, text = self._use_of_number(call, result, dim), str(size)
@@ -293,8 +195,7 @@ class _Code:
                 use = self._use_of_symbols(call, size.free_symbols)
                 if use is None:
                     continue
-                texts = self._texts_of_symbols(call) if texts is None else texts
-                text = _text(size, texts) or ""
+                text = self._texts.of(size, self._index[call]) or ""
             if use is not None and text:
                 dims.append((dim, _where(use.node)))
                 shown.append(text)
@@ -305,9 +206,9 @@ class _Code:
         where = _where(read.node) if read is not None else ""
         return ResultCheck(path, recorded, tuple(dims), where, tuple(shown))
 
-    def _after(self, call: Node, uses: Iterable[_Use]) -> Iterator[_Use]:
-        first = self._index[call]
-        return (use for use in uses if self._index[use.node] > first)
+    def _after(self, call: Node, uses: Sequence[_Use]) -> Iterator[_Use]:
+        first = bisect_right(uses, self._index[call], key=lambda use: self._index[use.node])
+        return (uses[place] for place in range(first, len(uses)))
 
     def _use_of_symbols(self, call: Node, symbols: set[sympy.Symbol]) -> _Use | None:
         """Return where a size with one of these is used that is not asked of what was returned."""
@@ -348,15 +249,52 @@ class _Code:
         for value, is_size in {**often, **{_key(product): True for product in products}}.items():
             if value in {0, 1}:
                 continue  # of no other use there
-            for use in self._after(call, self._numbers.get(value, ())):
-                is_small = is_size and type(use.value) is int and value <= _SMALL
-                if is_small or not _is_written(value, use.node):
-                    return use
+            may_be_dimension = is_size and value <= _SMALL
+            for use in self._after(call, self._unwritten(value, whole=may_be_dimension)):
+                return use
         return None
+
+    def _unwritten(self, value: float, *, whole: bool) -> Sequence[_Use]:
+        """Return where a number is used that the model's line does not write.
+
+        Args:
+            value: The number.
+            whole: Whether whole numbers count though a line writes them.
+        """
+        key = (value, whole)
+        if key not in self._found:
+            self._found[key] = [
+                use
+                for use in self._numbers.get(value, ())
+                if (whole and type(use.value) is int) or not self._is_written(value, use.node)
+            ]
+        return self._found[key]
+
+    def _is_written(self, value: float, node: Node) -> bool:
+        """Return whether the model's line of a step has a number, and asks for no size.
+
+        A line that gives it to more steps than it writes it has it from elsewhere too, of a
+        function that asks for a size, say. What a loop repeats is one step.
+        """
+        line = self._line(node)
+        if _ASKS_SIZE.search(line):
+            return False
+        if value not in self._steps:
+            steps = self._steps[value] = {}
+            for use in self._numbers[value]:
+                place = (use.node.target, use.name)
+                steps.setdefault(self._line(use.node), set()).add(place)
+        written = sum(_key(float(text)) == value for text in _NUMBER.findall(line))
+        return len(self._steps[value][line]) <= written
+
+    def _line(self, node: Node) -> str:
+        if node not in self._lines:
+            self._lines[node] = _line(node)
+        return self._lines[node]
 
     def _uses_of_type(self, call: Node, dtype: torch.dtype) -> Iterator[_Use]:
         for use in self._after(call, self._types.get(dtype, ())):
-            name, line = str(packet_name(use.node.target)), _line(use.node)
+            name, line = str(packet_name(use.node.target)), self._line(use.node)
             if _MAKES.fullmatch(name):
                 if str(dtype).removeprefix("torch.") not in line:
                     yield use
@@ -369,28 +307,6 @@ class _Code:
                 for part in (value, value / 2):
                     found = self._after(call, self._numbers.get(_key(part), ()))
                     yield from (use for use in found if type(use.value) is float)
-
-    def _texts_of_symbols(self, call: Node) -> dict[sympy.Symbol, str]:
-        """Return what has the number of each symbol when ``call`` returns.
-
-        ``{node}`` stands for a node.
-        """
-        first = self._index[call]
-        before = self._order[:first]
-        found: dict[sympy.Symbol, str] = {}
-        for node in before:
-            size = sizes_of(node)
-            if isinstance(size, sympy.Symbol) and any(
-                self._index[user] >= first for user in node.users
-            ):
-                found.setdefault(size, f"{{{node.name}}}")
-        for node in before:
-            size = sizes_of(node)
-            if node.op == "placeholder" and isinstance(size, Sizes):
-                for dim, each in enumerate(size.shape):
-                    if isinstance(each, sympy.Symbol):
-                        found.setdefault(each, f"{{{node.name}}}.shape[{dim}]")
-        return found
 
 
 def _key(value: float) -> float:
@@ -486,14 +402,6 @@ def symbols_asked(graph: Graph, sizes_asked: SizesAsked) -> tuple[frozenset[symp
     return tuple(found)
 
 
-def _is_written(value: float, node: Node) -> bool:
-    """Return whether the model's line of a step has a number, and asks for no size."""
-    line = _line(node)
-    if _ASKS_SIZE.search(line):
-        return False
-    return any(_key(float(text)) == value for text in _NUMBER.findall(line))
-
-
 def _often_of(size: int) -> Iterator[float]:
     """Yield the numbers that are often computed of a size."""
     yield from (size - 1, size + 1, size // 2, 2 * size, 2 * size - 1, 2 * size + 1)
@@ -516,21 +424,3 @@ def _where(node: Node) -> str:
     frames = source_frames(node)
     own = [one for one in frames if not one.file.startswith(TORCH_FOLDER)]
     return told((own or frames)[-1]) if frames else str(node.format_node())
-
-
-def _text(size: Any, texts: Mapping[sympy.Symbol, str]) -> str | None:
-    """Return the Python text of an expression; None if that is not known."""
-    if isinstance(size, (int, sympy.Integer)):
-        return str(int(size))
-    if isinstance(size, sympy.Symbol):
-        return texts.get(size)
-    parts = [_text(part, texts) for part in size.args]
-    known = [part for part in parts if part is not None]
-    sign = {"Add": " + ", "Mul": " * ", "FloorDiv": " // ", "Mod": " % ", "PythonMod": " % "}.get(
-        type(size).__name__
-    )
-    if isinstance(size, sympy.Pow) and isinstance(size.exp, sympy.Integer) and size.exp > 0:
-        sign = " ** "
-    if sign is None or len(known) < len(parts):
-        return None
-    return f"({sign.join(known)})"

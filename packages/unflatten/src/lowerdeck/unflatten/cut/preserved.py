@@ -28,6 +28,7 @@ from lowerdeck.unflatten.calls.carrying import (
     CARRIES,
     NEEDS,
     NOT_RECORDED,
+    is_unread_result,
     is_unread_twice,
     must_be_apart,
     must_be_twins,
@@ -376,7 +377,9 @@ def _unpack(
     written = {leaf: here[argument] for leaf, argument in call.written.items()}
     later = {**_read_later(cut, here), **written}
     apart = {leaf: [here[other] for other in others] for leaf, others in call.apart.items()}
-    single = {leaf for leaf in call.nodes(call.outputs) if is_unread_twice(leaf, call.path)}
+    returned = call.nodes(call.outputs)
+    single = {leaf for leaf in returned if is_unread_twice(leaf, call.path)}
+    later = {leaf: value for leaf, value in later.items() if not is_unread_result(leaf, call.path)}
     reader = _Reader(node.graph, node, results, later, call.held, apart, single)
     result = node
     if more:
@@ -440,9 +443,13 @@ class _Reader:
         return self.anchor
 
     def drop_unused(self) -> None:
-        """Erase the nodes that were added but that nobody reads."""
+        """Erase the nodes that were added but that nobody reads.
+
+        Tensors stay, in the graph alone: code may go on with the size of one that it does not
+        read, which is looked at when the module is changed.
+        """
         for node in reversed(self.added):
-            if not node.users:
+            if not node.users and not _is_tensor(node):
                 self.graph.erase_node(node)
 
     def bind(self, leaf: Leaf, value: Node, where: str = "") -> None:
@@ -451,6 +458,8 @@ class _Reader:
         An argument must be what the call was given, and state what the module holds.
         """
         old = self.results.pop(leaf, None) if isinstance(leaf, Node) else None
+        if isinstance(leaf, Node) and _is_tensor(leaf):
+            value.meta.setdefault("val", leaf.meta["val"])
         if old is not None:
             value.meta.update(old.meta)
             old.replace_all_uses_with(value)
