@@ -29,9 +29,9 @@ from lowerdeck.torch_base import (
 )
 from lowerdeck.unflatten.calls.recorded_calls import path_of_leaf
 from lowerdeck.unflatten.calls.size_checks import exact_quotient, must_be_sizes
+from lowerdeck.unflatten.calls.size_solving import SizeSolver, is_taken, ordered
 from lowerdeck.unflatten.cut.flat_calls import with_other_values
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
-from lowerdeck.unflatten.cut.size_solving import SizeSolver, is_taken, ordered
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, first_node, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
