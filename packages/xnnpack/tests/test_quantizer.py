@@ -101,7 +101,7 @@ def test_the_command_quantises_without_torchao_what_needs_none(
     capsys.readouterr()
     (tmp_path / "model.pte").unlink()
     assert main([*words, "fp16", *output, "--check"]) == 2
-    assert "as in --tolerance 0.1" in capsys.readouterr().err
+    assert "--tolerance" in capsys.readouterr().err
     assert not (tmp_path / "model.pte").exists()
     for mode in ("int8", "int8-dynamic", "8da4w"):
         assert main([*words, mode, *output]) == 4
