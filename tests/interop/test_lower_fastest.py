@@ -145,7 +145,7 @@ def test_one_process_loads_the_runtime_for_all_files_and_outlives_those_that_end
             torch.testing.assert_close(found, model(*inputs), atol=1e-4, rtol=1e-4)
             assert seconds > 0
             for file in (bad, gone):
-                with pytest.raises(LoweringError, match=r"the official runtime failed: .*0x"):
+                with pytest.raises(LoweringError, match="the official runtime failed: Ru"):
                     runtime.first_outputs(file, inputs)
             with pytest.raises(LoweringError, match="the official runtime failed: "):
                 runtime.first_outputs(good, [])
