@@ -1,6 +1,6 @@
 """The bridge to the official runtime: ``python -m`` this, where ``executorch`` is installed.
 
-The only module that loads it, and only when run as a program.
+The only module of this package that has it loaded, and only when run as a program.
 """
 
 from __future__ import annotations
