@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from lowerdeck.unflatten import (
@@ -90,16 +91,23 @@ class Changed(nn.Module):
         return pytree.tree_map(changed, result)
 
 
-def sweep(eager: nn.Module, args: tuple[Any, ...]) -> tuple[Counter[str], list[str]]:
+def sweep(
+    eager: nn.Module, args: tuple[Any, ...], program: ExportedProgram | None = None
+) -> tuple[Counter[str], list[str]]:
     """Replace each module by eager's, call each alone, and change what each returns.
 
     Each is called alone with what eager gives it in each of its calls. That a change is seen in
     the model's result shows that a call of the module is in the program.
 
+    Args:
+        eager: The model.
+        args: What it is called with.
+        program: The model with signatures recorded, perhaps with other sizes; None exports it.
+
     Returns:
         How often what came out, and why modules were refused.
     """
-    made = unflatten(export_preserving(eager, args))
+    made = unflatten(program if program is not None else export_preserving(eager, args))
     wanted, calls = eager(*args), all_calls(eager, args)
     # A module that returns what it is given has no call in the program, and takes no hook.
     unhooked = {row.path for row in made.swappable() if "no call of it" in row.reason}

@@ -42,6 +42,7 @@ __all__ = [
     "packet_name",
     "parameters_of",
     "runs_more_than_forward",
+    "size_conditions",
     "shares_children_and_state",
     "unsaved_buffers_of",
     "without_effect_tokens",
@@ -74,6 +75,14 @@ mode.
 
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
+
+
+def size_conditions(program: ExportedProgram) -> list[str]:
+    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
+
+    They are read from a file with the program.
+    """
+    return list(program._guards_code)
 
 
 def is_wrapped_by_transform(value: object) -> bool:

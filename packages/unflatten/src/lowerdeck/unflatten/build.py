@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 
-from lowerdeck.torch_base import collector_held, mended
-from lowerdeck.unflatten._torch_private import without_effect_tokens
+from lowerdeck.torch_base import collector_held, expression_of, mended, plain_number
+from lowerdeck.unflatten._torch_private import size_conditions, without_effect_tokens
 from lowerdeck.unflatten.calls.carrying import ALL_ASKED, notes_of
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
+from lowerdeck.unflatten.calls.size_guards import SizeGuards, size_guards
 from lowerdeck.unflatten.code import OWN_NAMES
 from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_graph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
@@ -125,11 +127,12 @@ def _built(
     # Most programs for inference are cut as they are; a copy is for what must be changed first.
     direct = None if preserve_all else direct_graph(trace)
     working = direct or ProgramCopier(trace, preserve_all=preserve_all).build()
-    maker = BodyMaker(working, *cut(working))
+    guards = _guards(program, working)
+    maker = BodyMaker(working, *cut(working), guards)
     forms = share(trace.tree.root, maker, trace.paths)
     graph, attributes = maker.root_graph()
-    signature = _signature(program, working, flat_args_adapter, trace.mutations)
-    body = Body(graph, signature, attributes, trace.tree.root.type_name)
+    signature = _signature(program, working, flat_args_adapter, trace.mutations, guards)
+    body = Body(graph, signature, attributes, trace.tree.root.type_name, guards=guards)
     root = UnflattenedModule(body)
     supposed = {trace.paths.canonical(one): names for one, names in trace.paths.supposed.items()}
     root.__dict__.update(
@@ -177,13 +180,9 @@ def _signature(
     working: WorkingGraph,
     adapter: FlatArgsAdapter | None,
     mutations: Mutations,
+    guards: SizeGuards,
 ) -> CallSignature:
-    signature = program.module_call_graph[0].signature
-    if signature is None:
-        raise UnsupportedProgramError(
-            "The program does not say how its arguments are structured: found no signature for "
-            "the outermost module. Export it with torch.export.export."
-        )
+    signature = _recorded_signature(program)
     known = getattr(signature, "forward_arg_names", None)
     names, others = named_arguments(signature.in_spec, known)
     leaves = adapter.get_flat_arg_paths() if adapter is not None else []
@@ -192,7 +191,7 @@ def _signature(
         examples = [node.meta.get("val") for node in working.inputs]
         leaves = leaf_paths(signature.in_spec, labels, examples)
     constraints: InputConstraints = input_constraints(
-        working.inputs, leaves, program.range_constraints
+        working.inputs, leaves, program.range_constraints, guards
     )
     return CallSignature(
         signature.in_spec,
@@ -203,6 +202,39 @@ def _signature(
         constraints=constraints,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
     )
+
+
+def _recorded_signature(program: ExportedProgram) -> ModuleCallSignature:
+    signature: ModuleCallSignature | None = program.module_call_graph[0].signature
+    if signature is None:
+        raise UnsupportedProgramError(
+            "The program does not say how its arguments are structured: found no signature for "
+            "the outermost module. Export it with torch.export.export."
+        )
+    return signature
+
+
+def _guards(program: ExportedProgram, working: WorkingGraph) -> SizeGuards:
+    """Return what sizes that vary must meet: one side of each branch is in the program."""
+    conditions = size_conditions(program)
+    if not conditions:
+        return size_guards(program.range_constraints, (), {})
+    examples = [node.meta.get("val") for node in working.inputs]
+    shapes: list[Any] = [
+        tuple(expression_of(plain_number(size)) for size in value.shape)
+        if isinstance(value, torch.Tensor)
+        else expression_of(plain_number(value))
+        for value in examples
+    ]
+    # Strict export, and calls of any number of arguments, have names of their own for these.
+    sources = {f"L['flat_args'][{number}]": shape for number, shape in enumerate(shapes)}
+    signature = _recorded_signature(program)
+    names, _ = named_arguments(signature.in_spec, getattr(signature, "forward_arg_names", None))
+    labels = argument_labels(signature.in_spec, names)
+    for pattern in (r"L['\g<0>']", r"L['\1'][\2]"):
+        known = [re.sub(r"^(.+)_(\d+)$|^.*$", pattern, label) for label in labels]
+        sources.update(zip(leaf_paths(signature.in_spec, known, examples), shapes, strict=True))
+    return size_guards(program.range_constraints, conditions, sources)
 
 
 def _updates(working: WorkingGraph, mutations: Mutations) -> Iterator[tuple[str | None, int]]:

@@ -21,17 +21,19 @@ from lowerdeck.unflatten.calls.carrying import PRIVATE, are_one
 from lowerdeck.unflatten.calls.former_calls import described
 from lowerdeck.unflatten.calls.recorded_calls import (
     RecordedCall,
+    exceeds,
     fits,
     lacks_twin,
     path_of_leaf,
 )
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedConstant, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.calls.size_guards import Place
 from lowerdeck.unflatten.errors import InputConstraintError
 
-Pattern = tuple[tuple[bool, ...] | int | str | None, ...]
-"""What is compared of each leaf: the fixed sizes of a tensor, the number of the leaf that must be
-the same tensor, a constant, or nothing."""
+Pattern = tuple[tuple[tuple[bool, ...], tuple[Place, ...]] | int | str | None, ...]
+"""What is compared of each leaf: the fixed sizes of a tensor, and which are held to limits; the
+number of the leaf that must be the same tensor; a constant; or nothing."""
 
 _CONSTANT = "constant"
 _REMEMBERED = 1000
@@ -91,13 +93,20 @@ def pattern_of(calls: Sequence[RecordedCall]) -> Pattern:
     if not calls:
         return ()
     return tuple(
-        (tuple(size is not None for size in leaf.shape) if leaf.twin is None else leaf.twin)
+        _pattern_of_tensor(leaf)
         if isinstance(leaf, RecordedTensor)
         else _CONSTANT
         if isinstance(leaf, RecordedConstant)
         else None
         for leaf in calls[0]
     )
+
+
+def _pattern_of_tensor(leaf: RecordedTensor) -> tuple[tuple[bool, ...], tuple[Place, ...]] | int:
+    if leaf.twin is not None:
+        return leaf.twin
+    fixed = tuple([size is not None for size in leaf.shape])
+    return fixed, leaf.limits.places if leaf.limits is not None else ()
 
 
 def check_lines(pattern: Pattern, leaves: Sequence[str], prefix: str) -> Iterator[str]:
@@ -109,6 +118,7 @@ def check_lines(pattern: Pattern, leaves: Sequence[str], prefix: str) -> Iterato
         prefix: What the global names begin with; no variable does.
     """
     terms: list[str] = []
+    limits: list[str] = []
     for index, (kind, leaf) in enumerate(zip(pattern, leaves, strict=True)):
         if kind == _CONSTANT:
             terms.append(f"{leaf}.__class__ is not {prefix}_type_{index}")
@@ -116,20 +126,28 @@ def check_lines(pattern: Pattern, leaves: Sequence[str], prefix: str) -> Iterato
         elif isinstance(kind, int):
             terms.append(f"{leaf} is not {leaves[kind]}")
         elif isinstance(kind, tuple):
+            fixed, places = kind
             shape = f"{prefix}_shape_{index}"
             terms.append(f"{leaf}.__class__ is not {prefix}_tensor")
-            if all(kind):
+            if all(fixed):
                 terms.append(f"{leaf}.shape != {shape}")
             else:
-                terms.append(f"{leaf}.dim() != {len(kind)}")
+                terms.append(f"{leaf}.dim() != {len(fixed)}")
                 terms += (
                     f"{leaf}.shape[{dim}] != {shape}[{dim}]"
-                    for dim, is_fixed in enumerate(kind)
+                    for dim, is_fixed in enumerate(fixed)
                     if is_fixed
                 )
             terms.append(f"{leaf}.dtype is not {prefix}_dtype_{index}")
+            if places:
+                sizes = (
+                    leaves[at] if dim is None else f"{leaves[at]}.shape[{dim}]"
+                    for at, dim in places
+                )
+                limits.append(f"not {prefix}_hold_{index}({', '.join(sizes)})")
     if terms:
-        yield f"if {' or '.join(terms)}:"
+        # Last what asks for sizes, of what was found to be tensors of these ranks.
+        yield f"if {' or '.join((*terms, *limits))}:"
         yield f"    {prefix}_check({', '.join(['self', *leaves])})"
 
 
@@ -161,6 +179,8 @@ class Expected:
             if isinstance(leaf, RecordedTensor):
                 found[f"{prefix}_shape_{index}"] = leaf.shape
                 found[f"{prefix}_dtype_{index}"] = leaf.dtype
+                if leaf.limits is not None:
+                    found[f"{prefix}_hold_{index}"] = leaf.limits.hold
             elif isinstance(leaf, RecordedConstant):
                 found[f"{prefix}_type_{index}"] = leaf.kind
                 # 0.0 equals -0.0, from which a division tells it: nothing equals NaN.
@@ -249,6 +269,8 @@ class Expected:
                 or lacks_twin(want, leaf, given)
                 or (fitting and _is_other_type(want, leaf))
             ]
+            if not wrong:
+                return self._exceeded(call, given, type_name)
             if not most_like or len(wrong) < len(most_like):
                 most_like = wrong
         index, want = most_like[0]
@@ -263,6 +285,21 @@ class Expected:
             f"Argument {self._path(index)!r}{of} was recorded as {recorded}{more}; found "
             f"{described(given[index])}. The program holds what the module computes for what was "
             f"recorded alone: {_advice(want, given[index])}."
+        )
+
+    def _exceeded(self, call: RecordedCall, given: Sequence[Any], type_name: str | None) -> str:
+        """Return what is wrong with sizes that vary."""
+        limits = next(
+            leaf.limits
+            for leaf in call
+            if isinstance(leaf, RecordedTensor) and leaf.limits and exceeds(leaf, given)
+        )
+        names = [self._path(index) for index in range(len(call))]
+        of = f" of a {type_name}" if type_name else ""
+        return (
+            f"The arguments{of} were recorded with {limits.told(given, names)}. The program holds "
+            "what the module computes for such sizes alone: pass other ones, put an eager module "
+            "in its place, or export again with these."
         )
 
     def _path(self, index: int) -> str:

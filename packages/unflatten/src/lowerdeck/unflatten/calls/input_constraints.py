@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -13,12 +13,11 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded
+from lowerdeck.unflatten.calls.size_guards import Bounds, SizeGuards, bounds_of
 from lowerdeck.unflatten.errors import InputConstraintError
 
 CHECKS = "check_input_constraints"
 """The attribute of the outermost module that tells whether its calls are checked."""
-
-Bounds = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,14 @@ class InputConstraints:
         bounds: Smallest and largest value of each symbol.
         fixed: What of each leaf is the same in all calls.
         paths: How the caller writes each leaf.
+        guards: What sizes that vary must meet beside their bounds.
     """
 
     leaves: tuple[LeafConstraint | None, ...]
     bounds: Mapping[sympy.Symbol, Bounds]
     fixed: tuple[Recorded, ...] = ()
     paths: tuple[str, ...] = ()
+    guards: SizeGuards = field(default_factory=SizeGuards)
 
     def check(self, module: torch.nn.Module, *values: Any) -> None:
         """Check the leaves of one call.
@@ -101,6 +102,18 @@ class InputConstraints:
                     f"{path} must be {expression} = {expected} here; found {size}."
                 )
 
+        for guard in self.guards.all:
+            asked = [symbols[symbol] for symbol in guard.symbols if symbol in symbols]
+            sizes = [size for size, _ in asked]
+            if len(asked) == len(guard.symbols) and not guard.holds(sizes):
+                must = guard.text.format(*(where for _, where in asked))
+                found = ", ".join(f"{where} = {size}" for size, where in asked)
+                raise InputConstraintError(
+                    f"{must} must hold, as it did for what the program was exported with; found "
+                    f"{found}. The program has no other side of that branch: pass such sizes, or "
+                    "export again with these."
+                )
+
     def check_fixed(self, module: torch.nn.Module, *values: Any) -> None:
         """Check what a compiler may look at: constants, ranks and fixed sizes.
 
@@ -124,7 +137,10 @@ class InputConstraints:
 
 
 def input_constraints(
-    placeholders: Sequence[Node], paths: Sequence[str], ranges: Mapping[sympy.Symbol, Any]
+    placeholders: Sequence[Node],
+    paths: Sequence[str],
+    ranges: Mapping[sympy.Symbol, Any],
+    guards: SizeGuards,
 ) -> InputConstraints:
     """Return the constraints of a program's inputs.
 
@@ -132,15 +148,13 @@ def input_constraints(
         placeholders: The placeholder of each leaf, with the example value in its meta.
         paths: How the caller writes each leaf.
         ranges: The range of each symbol.
+        guards: What its sizes that vary must meet.
     """
     leaves = tuple(_leaf(node, path) for node, path in zip(placeholders, paths, strict=True))
-    bounds: dict[sympy.Symbol, Bounds] = {
-        symbol: (_finite(found.lower), _finite(found.upper)) for symbol, found in ranges.items()
-    }
     fixed = tuple(
         recorded(node.meta["val"]) if "val" in node.meta else None for node in placeholders
     )
-    return InputConstraints(leaves, bounds, fixed, tuple(paths))
+    return InputConstraints(leaves, bounds_of(ranges), fixed, tuple(paths), guards)
 
 
 def _leaf(node: Node, path: str) -> LeafConstraint | None:
@@ -158,12 +172,6 @@ def _leaf(node: Node, path: str) -> LeafConstraint | None:
 
 def _size(size: Any) -> Any:
     return expression_of(plain_number(size))
-
-
-def _finite(bound: Any) -> int | None:
-    # torch's own infinity is neither, and fails when it is turned into a number.
-    is_number = isinstance(bound, int) or getattr(bound, "is_Integer", False)
-    return int(bound) if is_number else None
 
 
 def _same(found: Any, expected: Any) -> bool:
@@ -253,9 +261,7 @@ def _check_size(
             "exported so."
         )
     low, high = bounds.get(expected, (None, None))
-    # Export assumes 2 or more to keep sizes of 1 apart while it traces; that is no wish of the
-    # user.
-    if low is not None and low > 2 and size < low:
+    if low is not None and size < low:
         raise InputConstraintError(f"{where} must be at least {low}; found {size}.")
     if high is not None and size > high:
         raise InputConstraintError(f"{where} must be at most {high}; found {size}.")

@@ -29,9 +29,13 @@ RecordedCall = tuple[Recorded, ...]
 
 def fits(call: RecordedCall, leaves: Sequence[Any]) -> bool:
     """Return whether ``leaves`` may be passed to what was recorded of a call."""
-    return len(call) == len(leaves) and all(
-        (want is None or want.fits(leaf)) and not lacks_twin(want, leaf, leaves)
-        for want, leaf in zip(call, leaves, strict=True)
+    return (
+        len(call) == len(leaves)
+        and all(
+            (want is None or want.fits(leaf)) and not lacks_twin(want, leaf, leaves)
+            for want, leaf in zip(call, leaves, strict=True)
+        )
+        and not any(exceeds(want, leaves) for want in call)
     )
 
 
@@ -40,6 +44,15 @@ def lacks_twin(want: Recorded, leaf: object, leaves: Sequence[Any]) -> bool:
     if not isinstance(want, RecordedTensor) or want.twin is None:
         return False
     return not are_one(leaf, leaves[want.twin])
+
+
+def exceeds(want: Recorded, leaves: Sequence[Any]) -> bool:
+    """Return whether the sizes of ``leaves``, which fit else, are ones that were not recorded."""
+    return (
+        isinstance(want, RecordedTensor)
+        and want.limits is not None
+        and not want.limits.hold_for(leaves)
+    )
 
 
 def told_by_arguments(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
+from lowerdeck.unflatten.calls.size_guards import SizeLimits
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedTensor:
@@ -20,11 +22,14 @@ class RecordedTensor:
         dtype: Its type.
         twin: The number of the earlier leaf that was the same tensor, of which the program reads
             one alone; None where there was none.
+        limits: What its sizes and those of the leaves before it must meet beside that; None where
+            nothing.
     """
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype
     twin: int | None = None
+    limits: SizeLimits | None = None
 
     def fits(self, value: Any) -> bool:
         """Return whether ``value`` may be passed in its place."""

@@ -8,6 +8,16 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 _FUNCTIONS = frozenset({"FloorDiv", "CleanDiv", "Mod", "PythonMod", "Max", "Min"})
+_SIGNS = {
+    "Add": " + ",
+    "Mul": " * ",
+    "Pow": " ** ",
+    "FloorDiv": " // ",
+    "CleanDiv": " // ",
+    "Mod": " % ",
+    "PythonMod": " % ",
+}
+_CHOICES = {"Max": ">", "Min": "<"}
 _PASSES = 4
 _MOST_RELATIONS = 16
 
@@ -165,3 +175,25 @@ def ordered(expression: Any) -> list[Any]:
 def is_taken(part: Any) -> bool:
     """Return whether a part of a sum is a negative multiple."""
     return bool(part.could_extract_minus_sign())
+
+
+def text_of(whole: Any, solver: SizeSolver, texts: Sequence[str]) -> str | None:
+    """Return the text of what a solver found, where ``texts`` are those of what it knows."""
+    if whole.is_Integer:
+        return f"({int(whole)})" if whole < 0 else str(int(whole))
+    if whole in solver.places:
+        return texts[solver.places[whole]]
+    step = solver.steps.get(whole)
+    parts = [text_of(part, solver, texts) for part in (whole.args if step is None else step)]
+    known = [part for part in parts if part is not None]
+    name = type(whole).__name__ if step is None else "CleanDiv"
+    if not known or len(known) < len(parts):
+        return None
+    if step is not None and known[1] == "1":
+        return known[0]
+    if name in _CHOICES:
+        made = known[0]
+        for part in known[1:]:
+            made = f"({made} if {made} {_CHOICES[name]} {part} else {part})"
+        return made
+    return f"({_SIGNS[name].join(known)})" if name in _SIGNS else None

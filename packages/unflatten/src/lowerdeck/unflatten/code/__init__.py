@@ -9,12 +9,12 @@ from lowerdeck.unflatten.code.call_targets import (
 )
 from lowerdeck.unflatten.code.code import Source, write_source
 from lowerdeck.unflatten.code.known_sizes import result_checks, symbols_asked
-from lowerdeck.unflatten.code.result_check import SIZES, ResultCheck, sizes_of
+from lowerdeck.unflatten.code.result_check import SIZES, Check, sizes_of
 
 __all__ = [
     "OWN_NAMES",
     "SIZES",
-    "ResultCheck",
+    "Check",
     "Source",
     "call_target",
     "form_name",

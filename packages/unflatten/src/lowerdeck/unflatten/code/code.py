@@ -41,7 +41,7 @@ from lowerdeck.unflatten.code.failures import (
     naming,
     told,
 )
-from lowerdeck.unflatten.code.result_check import ResultCheck
+from lowerdeck.unflatten.code.result_check import Check
 
 _TAKES_PARTS = (operator.getitem, flatten_like)
 _SERIAL = re.compile(r"(_\d+)+$")
@@ -191,7 +191,7 @@ def write_source(
     signature: CallSignature | None = None,
     attributes: Mapping[str, object] | None = None,
     pattern: Pattern = (),
-    results: Mapping[Node, ResultCheck] | None = None,
+    results: Mapping[Node, Check] | None = None,
 ) -> Source:
     """Return the source of a function that computes what ``graph`` does.
 
@@ -212,7 +212,7 @@ class _Writer:
         signature: CallSignature | None,
         attributes: Mapping[str, object],
         pattern: Pattern,
-        results: Mapping[Node, ResultCheck],
+        results: Mapping[Node, Check],
     ) -> None:
         self.graph = graph
         self.results = results
@@ -350,7 +350,7 @@ class _Writer:
             text += f"; {left}"
         self.line(text, _source_comment(node))
 
-    def _checked(self, node: Node, check: ResultCheck, text: str, dead: Sequence[Node]) -> None:
+    def _checked(self, node: Node, check: Check, text: str, dead: Sequence[Node]) -> None:
         # Its name is no other's, and nothing is freed, before it was compared with what is dead.
         self.line(f"{self._name(node)} = {text}", _source_comment(node))
         names = {each.name: name for each, name in self.local.items()}

@@ -32,10 +32,12 @@ from lowerdeck.torch_base import (
     source_frames,
 )
 from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.calls.returned import RETURNS, StructureCheck, parts_read
 from lowerdeck.unflatten.calls.signature import flatten_like
+from lowerdeck.unflatten.calls.size_guards import SizeGuards
 from lowerdeck.unflatten.code.call_targets import split_call_target
 from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
-from lowerdeck.unflatten.code.result_check import ResultCheck, Sizes, sizes_of
+from lowerdeck.unflatten.code.result_check import Check, ResultCheck, Sizes, sizes_of
 from lowerdeck.unflatten.code.size_texts import SizeTexts
 
 _DIMENSIONS = re.compile(r"(start_|end_)?dim(s|ension|\d)?|axis|source|destination|(un)?bias")
@@ -57,23 +59,29 @@ SizesAsked = Callable[[Node], Sequence[frozenset[sympy.Symbol]]]
 callee asks of it."""
 
 
-def result_checks(graph: Graph, sizes_asked: SizesAsked) -> dict[Node, ResultCheck]:
+def result_checks(graph: Graph, sizes_asked: SizesAsked, guards: SizeGuards) -> dict[Node, Check]:
     """Return how results of calls are to be checked, for those that code after them knows.
 
     Args:
         graph: The graph of one form of a module.
         sizes_asked: Tells what the modules that it calls ask.
+        guards: What sizes that vary must meet.
     """
-    found: dict[Node, ResultCheck] = {}
+    found: dict[Node, Check] = {}
     calls = graph.find_nodes(op="call_module")
     if not calls:
         return found
-    code = _Code(graph, sizes_asked)
+    code = _Code(graph, sizes_asked, guards)
     for call in calls:
         for result in _results(call):
             check = code.check_of(call, result)
             if check is not None:
                 found[result] = check
+        for node in (call, *call.users):
+            whole = node.meta.get(RETURNS)
+            if whole is not None:
+                path, _ = split_call_target(str(call.target))
+                found[node] = StructureCheck(path, whole, parts_read(node, whole, found))
     return found
 
 
@@ -155,9 +163,11 @@ class _Code:
     Args:
         graph: The code.
         sizes_asked: Tells what the modules that it calls ask.
+        guards: What sizes that vary must meet.
     """
 
-    def __init__(self, graph: Graph, sizes_asked: SizesAsked) -> None:
+    def __init__(self, graph: Graph, sizes_asked: SizesAsked, guards: SizeGuards) -> None:
+        self._guards = guards
         self._order = list(graph.nodes)
         self._index = {node: index for index, node in enumerate(self._order)}
         self._numbers: dict[float, list[_Use]] = {}
@@ -200,11 +210,17 @@ class _Code:
                 dims.append((dim, _where(use.node)))
                 shown.append(text)
         read = next(self._uses_of_type(call, recorded.dtype), None)
-        if not dims and read is None:
+        varying = [
+            ((0, dim), size)
+            for dim, size in enumerate(recorded.shape)
+            if isinstance(size, sympy.Basic)
+        ]
+        limits = self._guards.limits(varying)
+        if not dims and read is None and limits is None:
             return None
         path, _ = split_call_target(str(call.target))
         where = _where(read.node) if read is not None else ""
-        return ResultCheck(path, recorded, tuple(dims), where, tuple(shown))
+        return ResultCheck(path, recorded, tuple(dims), where, tuple(shown), limits)
 
     def _after(self, call: Node, uses: Sequence[_Use]) -> Iterator[_Use]:
         first = bisect_right(uses, self._index[call], key=lambda use: self._index[use.node])
@@ -215,6 +231,8 @@ class _Code:
         made: set[Node] | None = None
         for use in self._after(call, self._symbols):
             if use.value.free_symbols & symbols:
+                if self._index[use.source] < self._index[call]:
+                    return use
                 made = _made_of(call, self._order[self._index[call] :]) if made is None else made
                 if use.source not in made:
                     return use

@@ -13,6 +13,8 @@ from torch.fx import Node, Proxy
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.former_calls import described
+from lowerdeck.unflatten.calls.returned import StructureCheck
+from lowerdeck.unflatten.calls.size_guards import SizeLimits
 from lowerdeck.unflatten.errors import InputConstraintError
 
 SIZES = "sizes"
@@ -53,6 +55,7 @@ class ResultCheck:
         dims: Each dimension whose size the code after the call knows, with where it does.
         dtype_read: Where that code knows the type; "" where it does not.
         texts: For each of these dimensions the expression of its size, as the code has it.
+        limits: What its sizes that vary must meet; None where nothing.
     """
 
     name: str
@@ -60,6 +63,7 @@ class ResultCheck:
     dims: tuple[tuple[int, str], ...]
     dtype_read: str
     texts: tuple[str, ...] = ()
+    limits: SizeLimits | None = None
 
     def names(self) -> Iterator[str]:
         """Yield the names of the nodes of which the sizes are computed."""
@@ -77,11 +81,15 @@ class ResultCheck:
         Raises:
             InputConstraintError: It has another size, or type, than that code was recorded with.
         """
-        if not isinstance(value, torch.Tensor) or isinstance(value, Proxy):
-            return
         body = module.__dict__[PRIVATE]
-        if body.unchecked:
+        if body.unchecked or isinstance(value, Proxy):
             return
+        if not isinstance(value, torch.Tensor):
+            raise InputConstraintError(
+                f"{self.name!r}{_of(body.type_name)} was changed, and returned {described(value)} "
+                f"where the program was recorded with a tensor of shape {self.recorded.shape}. "
+                "Return a tensor, or make the change in the model and export that."
+            )
         is_alike = value.dim() == len(self.recorded.shape)
         for (dim, where), size in zip(self.dims, sizes, strict=True):
             if not is_alike or value.shape[dim] != size:
@@ -96,6 +104,14 @@ class ResultCheck:
                         body.type_name,
                     )
                 )
+        if self.limits is not None and is_alike and not self.limits.hold_for((value,)):
+            told = self.limits.told((value,), ("its result",))
+            raise InputConstraintError(
+                f"{self.name!r}{_of(body.type_name)} was changed, and returned "
+                f"{described(value)}; the program was recorded with {told}. It has no other side "
+                "of a branch on such sizes: return what was recorded, or make the change in the "
+                "model and export that."
+            )
         dtype = self.recorded.dtype
         if self.dtype_read and value.dtype is not dtype and not _may_be(dtype, value, body.moved):
             raise InputConstraintError(
@@ -111,13 +127,20 @@ class ResultCheck:
     def _told(
         self, value: torch.Tensor, recorded: str, knows: str, where: str, caller: str | None
     ) -> str:
-        of = f" of a {caller}" if caller else ""
         return (
-            f"{self.name!r}{of} was changed, and returned {described(value)}; the program was "
-            f"recorded with {recorded}, and the code that calls it {knows}: {where}. Eager's may "
-            "ask the result for that, and the program cannot. Return what was recorded, or make "
-            "the change in the model and export that."
+            f"{self.name!r}{_of(caller)} was changed, and returned {described(value)}; the "
+            f"program was recorded with {recorded}, and the code that calls it {knows}: {where}. "
+            "Eager's may ask the result for that, and the program cannot. Return what was "
+            "recorded, or make the change in the model and export that."
         )
+
+
+Check = ResultCheck | StructureCheck
+"""What is looked at of what a call returned."""
+
+
+def _of(caller: str | None) -> str:
+    return f" of a {caller}" if caller else ""
 
 
 def _may_be(

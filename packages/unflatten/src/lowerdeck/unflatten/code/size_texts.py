@@ -8,19 +8,8 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from torch.fx import Node
 
-from lowerdeck.unflatten.calls.size_solving import SizeSolver
+from lowerdeck.unflatten.calls.size_solving import SizeSolver, text_of
 from lowerdeck.unflatten.code.result_check import Sizes, sizes_of
-
-_SIGNS = {
-    "Add": " + ",
-    "Mul": " * ",
-    "Pow": " ** ",
-    "FloorDiv": " // ",
-    "CleanDiv": " // ",
-    "Mod": " % ",
-    "PythonMod": " % ",
-}
-_CHOICES = {"Max": ">", "Min": "<"}
 
 
 class SizeTexts:
@@ -63,7 +52,7 @@ class SizeTexts:
             self._solvers[key] = SizeSolver(key)
         solver = self._solvers[key]
         found = solver.find(size)
-        return None if found is None else _written(found, solver, list(known.values()))
+        return None if found is None else text_of(found, solver, list(known.values()))
 
 
 def _sizes_in(node: Node) -> Iterator[tuple[Any, str]]:
@@ -74,25 +63,3 @@ def _sizes_in(node: Node) -> Iterator[tuple[Any, str]]:
     for dim, size in enumerate(sizes.shape if isinstance(sizes, Sizes) else ()):
         if isinstance(size, sympy.Basic):
             yield size, f"{{{node.name}}}.shape[{dim}]"
-
-
-def _written(whole: Any, solver: SizeSolver, texts: Sequence[str]) -> str | None:
-    """Return the text of what a solver found, where ``texts`` are those of what it knows."""
-    if whole.is_Integer:
-        return f"({int(whole)})" if whole < 0 else str(int(whole))
-    if whole in solver.places:
-        return texts[solver.places[whole]]
-    step = solver.steps.get(whole)
-    parts = [_written(part, solver, texts) for part in (whole.args if step is None else step)]
-    known = [part for part in parts if part is not None]
-    name = type(whole).__name__ if step is None else "CleanDiv"
-    if not known or len(known) < len(parts):
-        return None
-    if step is not None and known[1] == "1":
-        return known[0]
-    if name in _CHOICES:
-        made = known[0]
-        for part in known[1:]:
-            made = f"({made} if {made} {_CHOICES[name]} {part} else {part})"
-        return made
-    return f"({_SIGNS[name].join(known)})" if name in _SIGNS else None

@@ -35,6 +35,8 @@ from lowerdeck.unflatten.calls.carrying import (
     must_hand_through,
     notes_of,
 )
+from lowerdeck.unflatten.calls.recorded_leaves import RecordedConstant
+from lowerdeck.unflatten.calls.returned import RETURNS, recorded_result
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
 from lowerdeck.unflatten.trace.call_tree import Frame
 
@@ -387,9 +389,16 @@ def _unpack(
         others = reader.node(operator.getitem, (node, 1))
         for index, value in enumerate(more):
             reader.bind(value, reader.node(operator.getitem, (others, index)))
+    whole = recorded_result(call.signature.out_spec, map(_recorded_constant, call.outputs))
+    if whole.kind is not None or whole.constant is not None:
+        result.meta[RETURNS] = whole
     reader.read(call.signature.out_spec, result, iter(call.outputs))
     reader.drop_unused()
     return reader.replaced
+
+
+def _recorded_constant(leaf: Leaf) -> RecordedConstant | None:
+    return None if isinstance(leaf, (Node, Absent)) else RecordedConstant(leaf, type(leaf))
 
 
 class _Reader:

@@ -13,6 +13,7 @@ from lowerdeck.unflatten.calls.carrying import is_unread_twice
 from lowerdeck.unflatten.calls.checked_calls import Pattern, computes_any_size, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedTensor, recorded
+from lowerdeck.unflatten.calls.size_guards import SizeGuards, SizeLimits, varying_sizes
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.cut import (
     Absent,
@@ -50,14 +51,20 @@ class BodyMaker:
         working: The working graph.
         plan: How it is cut.
         regions: The region of each call.
+        guards: What sizes that vary must meet.
     """
 
     def __init__(
-        self, working: WorkingGraph, plan: OutlinePlan, regions: Mapping[Frame, Region]
+        self,
+        working: WorkingGraph,
+        plan: OutlinePlan,
+        regions: Mapping[Frame, Region],
+        guards: SizeGuards,
     ) -> None:
         self.working = working
         self.plan = plan
         self.regions = regions
+        self._guards = guards
         self._applier = SignatureApplier()
         self._built: dict[Frame, RegionGraph] = {}
         self._written: dict[object, _Written] = {}
@@ -83,6 +90,7 @@ class BodyMaker:
         made.recorded, made.is_part = (self._recorded(frame),), bool(frame.part)
         made.is_checked = not computes_any_size(frame.type_name, frame.nodes)
         made.is_guarded = frame.path in self.working.forbidden
+        made.guards = self._guards
         return made
 
     def _recorded(self, frame: Frame) -> RecordedCall:
@@ -92,6 +100,8 @@ class BodyMaker:
             leaf.meta.get("val", _ABSENT) if isinstance(leaf, Node) else leaf for leaf in taken
         ]
         found = tuple([recorded(example) for example in examples])
+        if limits := self._guards.limits(varying_sizes(examples)):
+            found = _with_limits(found, limits)
         nodes = [leaf for leaf in taken if isinstance(leaf, Node)] if call is not None else []
         if len(set(nodes)) < len(nodes):
             found = _with_twins(found, taken, frame)
@@ -126,6 +136,7 @@ class BodyMaker:
         made = Body(graph_later, type_name=frame.type_name, source=first.source)
         made.recorded, made.is_checked, made.is_part = calls, is_checked, bool(frame.part)
         made.is_guarded = frame.path in self.working.forbidden
+        made.guards = self._guards
         return made
 
     def _names_graphs(self, frame: Frame) -> bool:
@@ -164,6 +175,17 @@ class BodyMaker:
             outer.calls[region],
             outer.results[region],
         )
+
+
+def _with_limits(found: RecordedCall, limits: SizeLimits) -> RecordedCall:
+    """Return what was recorded of a call, with what its sizes must meet at its last tensor."""
+    made = list(found)
+    for index in reversed(range(len(made))):
+        want = made[index]
+        if isinstance(want, RecordedTensor):
+            made[index] = replace(want, limits=limits)
+            break
+    return tuple(made)
 
 
 def _with_twins(found: RecordedCall, taken: Sequence[object], frame: Frame) -> RecordedCall:

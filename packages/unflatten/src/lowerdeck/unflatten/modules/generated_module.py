@@ -26,9 +26,10 @@ from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.calls.size_guards import SizeGuards
 from lowerdeck.unflatten.code import (
     OWN_NAMES,
-    ResultCheck,
+    Check,
     Source,
     form_name,
     lookup,
@@ -76,6 +77,7 @@ class Body:
         view: The graph as torch's own kind of module, once somebody asked for it.
         watches: Whether the code looks at what calls of children return.
         results: How it does, as the graph was last.
+        guards: What sizes of the program that vary must meet.
     """
 
     made: Graph | DeferredGraph
@@ -96,7 +98,8 @@ class Body:
     keys_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     view: GraphView | None = None
     watches: bool = False
-    results: Mapping[Node, ResultCheck] = field(default_factory=dict)
+    results: Mapping[Node, Check] = field(default_factory=dict)
+    guards: SizeGuards = field(default_factory=SizeGuards)
 
     @property
     def is_told(self) -> bool:
@@ -129,7 +132,7 @@ class Body:
         """
         self.watches = True
         graph = self.made.build() if isinstance(self.made, DeferredGraph) else self.made
-        self.results = result_checks(graph, partial(_sizes_asked, module))
+        self.results = result_checks(graph, partial(_sizes_asked, module), self.guards)
         if self.results:
             self.made, self.source = graph, None
         return bool(self.results)
@@ -182,12 +185,12 @@ class Body:
         held = {name: record_module(module) for name, module in self.attributes.items()}
         checks = (self.is_checked, self.unchecked, self.moved, self.is_part, self.is_guarded)
         forms = (self.recorded, self.keys, self.keys_of, (*checks, self.watches))
-        return (graph, self.signature, held, others, names, forms)
+        return (graph, self.signature, held, others, names, forms, self.guards)
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
     """Return the body that ``Body.record`` recorded."""
-    graph, signature, attributes, others, names, forms = record
+    graph, signature, attributes, others, names, forms, *later = record
     if not isinstance(graph, GraphRecord):
         raise TypeError(f"expected the record of a graph; found {type(graph).__name__}")
     held = {
@@ -199,6 +202,7 @@ def body_of(record: tuple[Any, ...]) -> Body:
     made.recorded, made.keys, made.keys_of, checks = forms
     made.is_checked, made.unchecked, made.moved, made.is_part, made.is_guarded, *more = checks
     made.watches = any(more)
+    made.guards = later[0] if later else SizeGuards()
     made.others = [body_of(other) for other in others]
     return made
 

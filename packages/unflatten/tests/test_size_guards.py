@@ -1,0 +1,224 @@
+"""Sizes that vary, and for which eager takes another side of a branch than the one recorded."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, export
+
+from lowerdeck.torch_base import expression_of
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
+from lowerdeck.unflatten.calls.size_guards import size_guards
+
+X = torch.randn(5, 12, 8)
+VARIES = {0: Dim.AUTO, 1: Dim.AUTO}
+
+
+class Branch(nn.Module):
+    """Takes the mean instead of the sum where a condition of its argument's sizes holds."""
+
+    def __init__(self, condition: Callable[[int, int], bool]) -> None:
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean() if self.condition(x.shape[0], x.shape[1]) else x.sum()
+
+
+class Around(nn.Module):
+    """A linear layer, and after it a branch, in a module or in its own code."""
+
+    def __init__(self, condition: Callable[[int, int], bool], *, own: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.inner = Branch(condition)
+        self.own = own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        if not self.own:
+            return self.inner(x)
+        return x.mean() if self.inner.condition(x.shape[0], x.shape[1]) else x.sum()
+
+
+CONDITIONS: dict[str, Callable[[int, int], bool]] = {
+    "b < t": lambda b, t: b < t,
+    "t > 8": lambda b, t: t > 8,
+    "t <= 20": lambda b, t: t <= 20,
+    "t even": lambda b, t: t % 2 == 0,
+    "b*t > 50": lambda b, t: b * t > 50,
+    "t // 5 == 2": lambda b, t: t // 5 == 2,
+    "max": lambda b, t: max(b, t) > 11,
+    "power": lambda b, t: b**2 > t,
+    "not equal": lambda b, t: b * b != t,
+    "scaled": lambda b, t: int(t * 0.5) == 6,
+}
+SIZES = [(5, 12), (13, 5), (2, 3), (5, 7), (12, 12), (3, 40), (20, 13), (3, 9)]
+
+
+def exported(model: nn.Module, how: str) -> ExportedProgram:
+    shapes = (VARIES,)
+    if how == "plain":
+        return export(model, (X,), dynamic_shapes=shapes)
+    program = export_preserving(model, (X,), dynamic_shapes=shapes, strict=how == "strict")
+    if how != "loaded":
+        return program
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, how) for name in CONDITIONS for how in ("plain", "preserving")),
+        *((name, how) for name in ("b < t", "scaled") for how in ("strict", "loaded")),
+    ],
+)
+def test_a_size_of_another_branch_is_refused_by_the_whole_and_by_the_module(
+    name: str, how: str
+) -> None:
+    eager = Around(CONDITIONS[name])
+    made = unflatten(exported(eager, how), preserve="all")
+    for b, t in SIZES:
+        x = torch.randn(b, t, 8)
+        for own, module in ((made, eager), (made.inner, eager.inner)):
+            if CONDITIONS[name](b, t):
+                torch.testing.assert_close(own(x), module(x))
+            else:
+                with pytest.raises(InputConstraintError, match=r"(x|arg_0)\.shape"):
+                    own(x)
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_changed_module_that_returns_a_size_of_another_branch_is_told(name: str) -> None:
+    eager = Around(CONDITIONS[name], own=True)
+    for b, t in SIZES:
+
+        def cut(module: Any, args: Any, result: torch.Tensor, b: int = b, t: int = t) -> Any:
+            return result[:1, :1].expand(b, t, 8)
+
+        made, other = unflatten(exported(eager, "preserving")), copy.deepcopy(eager)
+        made.linear.register_forward_hook(cut)
+        other.linear.register_forward_hook(cut)
+        if CONDITIONS[name](b, t):
+            torch.testing.assert_close(made(X), other(X))
+        else:
+            with pytest.raises(InputConstraintError, match=rf"'linear'.*found .* = ({b}|{t})"):
+                made(X)
+
+
+class Doubled(nn.Module):
+    """Hands a module a tensor with twice as many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Branch(lambda b, t: b > 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.cat([x, x]))
+
+
+def test_a_size_that_follows_from_the_one_compared_is_refused() -> None:
+    made = unflatten(exported(Doubled(), "preserving"))
+    assert torch.equal(made.inner(X.expand(5, 12, 8).repeat(2, 1, 1)), X.repeat(2, 1, 1).mean())
+    with pytest.raises(InputConstraintError, match=r"x\.shape\[0\]"):
+        made.inner(torch.randn(4, 12, 8))
+
+
+def test_the_message_says_what_held_and_what_was_found() -> None:
+    made = unflatten(exported(Around(CONDITIONS["b < t"]), "preserving"))
+    told = r"x\.shape\[0\] < x\.shape\[1\].*found x\.shape\[0\] = 7, x\.shape\[1\] = 3"
+    for module in (made, made.inner):
+        with pytest.raises(InputConstraintError, match=told):
+            module(torch.randn(7, 3, 8))
+    made.check_input_constraints = False
+    made(torch.randn(7, 3, 8))
+    made.inner(torch.randn(7, 3, 8))
+
+
+def test_copies_and_pickles_are_held_to_the_same_sizes() -> None:
+    made = unflatten(exported(Around(CONDITIONS["b < t"]), "preserving"))
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        torch.testing.assert_close(again(X), made(X))
+        with pytest.raises(InputConstraintError, match=r"x\.shape"):
+            again.inner(torch.randn(7, 3, 8))
+
+
+def test_a_module_with_limits_is_compiled_and_exported_with_sizes_that_vary() -> None:
+    eager = Around(CONDITIONS["b < t"])
+    made = unflatten(exported(eager, "preserving"))
+    x = torch.randn(3, 9, 8)
+    compiled = torch.compile(made.inner, backend="eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(x), eager.inner(x))
+    program = export(made, (X,), dynamic_shapes=(VARIES,))
+    torch.testing.assert_close(program.module()(x), eager(x))
+
+
+class Several(nn.Module):
+    """Compares sizes of inputs of all kinds."""
+
+    def forward(self, d: dict[str, list[torch.Tensor]], *more: torch.Tensor, k: Any) -> Any:
+        first = d["p"][0]
+        if first.shape[0] < more[1].shape[0] < k["a"].shape[0]:
+            return first.sum()
+        return first.mean()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_conditions_on_structured_inputs_are_known(strict: bool) -> None:
+    def inputs(a: int, b: int, c: int) -> Any:
+        return ({"p": [torch.ones(a)]}, torch.ones(2), torch.ones(b)), {"k": {"a": torch.ones(c)}}
+
+    args, kwargs = inputs(3, 4, 6)
+    row = {0: Dim.AUTO}
+    shapes = {"d": {"p": [row]}, "more": ({}, row), "k": {"a": row}}
+    program = export(Several(), args, kwargs, dynamic_shapes=shapes, strict=strict)
+    made = unflatten(program)
+    for sizes in ((3, 4, 6), (2, 7, 8)):
+        args, kwargs = inputs(*sizes)
+        torch.testing.assert_close(made(*args, **kwargs), Several()(*args, **kwargs))
+    for sizes in ((5, 4, 6), (3, 7, 6)):
+        args, kwargs = inputs(*sizes)
+        with pytest.raises(InputConstraintError, match="must hold"):
+            made(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "__import__('os').abort()",
+        "L['x'].size()[0].__class__",
+        "(lambda: 1)()",
+        "[1 for _ in range(10**9)]",
+        "L['x'].size()[0] ** 10**9 > 1",
+        "((L['x'].size()[0] ** 8) ** 8) ** 8 > 1",
+        "L['x'].size()[99] > 1",
+        "L['nobody'].size()[0] > 1",
+        "max.__self__",
+        "L['x'].size()[0] >",
+        "\0",
+        "(" * 1500 + ")" * 1500,
+        "L['x'].size()[0] < " + "9" * 1990,
+        "-" * 1000 + "L['x'].size()[0] > 1",
+        "x" * 5000,
+        "True",
+        "",
+    ],
+)
+def test_a_condition_of_a_file_is_never_run(condition: str) -> None:
+    program = exported(Around(CONDITIONS["t > 8"]), "plain")
+    shape = program.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
+    sources = {"L['x']": tuple(expression_of(size) for size in shape)}
+    known = size_guards(program.range_constraints, (), sources)
+    found = size_guards(program.range_constraints, [condition], sources)
+    assert found.all[: len(known.all)] == known.all
+    assert all(guard.holds([5]) in {True, False} for guard in found.all)
